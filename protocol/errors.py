@@ -1,0 +1,236 @@
+"""What can go wrong, whose fault it is, and what of it may cross a link or reach a client.
+
+The taxonomy is closed: a `RequestError` is about one request and crosses links as its code and a sentence; an
+`ActorError` is about an actor and ends in a supervisor. Anything else that is raised is a bug.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+Fault = Literal["client", "server"]
+
+
+class EspalierError(Exception):
+    """Base of every error that this system raises on purpose."""
+
+
+class RequestError(EspalierError):
+    """One request failed; `str(error)` is a sentence that may be shown to whoever asked.
+
+    `param` names the field of the request that is at fault, as the client spelled it.
+    """
+
+    code: ClassVar[str] = "internal"
+    fault: ClassVar[Fault] = "server"
+    http_status: ClassVar[int] = 500
+    close_code: ClassVar[int | None] = None  # set where the error ends a WebSocket connection
+    retry_after_s: ClassVar[int | None] = None  # None: asking again as it was will not help
+
+    def __init__(self, detail: str, *, param: str | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.param = param
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.retry_after_s is not None
+
+
+class Internal(RequestError):
+    """A bug of ours, logged where it rose; report it with the request's id."""
+
+    close_code = 1011
+
+
+class BadRequest(RequestError):
+    """The request itself is wrong; mend the field named by `param`."""
+
+    code = "invalid_request"
+    fault = "client"
+    http_status = 400
+
+
+class Unsupported(BadRequest):
+    """The request asks for something that this server or its engine does not do; leave it out."""
+
+    code = "unsupported_parameter"
+
+
+class ContextTooLong(BadRequest):
+    """Prompt and answer together exceed what the model can hold; shorten one of them."""
+
+    code = "context_length_exceeded"
+
+
+class PreviousResponseNotFound(BadRequest):
+    """The response to continue is not in this connection's memory; send the whole conversation."""
+
+    code = "previous_response_not_found"
+
+
+class EngineRefused(BadRequest):
+    """The engine found the request wrong after it had been admitted."""
+
+    code = "engine_refused"
+
+
+class Forbidden(RequestError):
+    """The `Host` or `Origin` of the request is not one that this server answers to."""
+
+    code = "forbidden"
+    fault = "client"
+    http_status = 403
+    close_code = 1008
+
+
+class NotFound(RequestError):
+    """There is nothing at this path."""
+
+    code = "not_found"
+    fault = "client"
+    http_status = 404
+
+
+class ModelNotFound(NotFound):
+    """No model of this name is served here; `GET /v1/models` lists those that are."""
+
+    code = "model_not_found"
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, but not for this method."""
+
+    code = "method_not_allowed"
+    fault = "client"
+    http_status = 405
+
+
+class TooLarge(RequestError):
+    """The body, the head or the WebSocket message is longer than this server reads."""
+
+    code = "too_large"
+    fault = "client"
+    http_status = 413
+    close_code = 1009
+
+
+class UpgradeRequired(RequestError):
+    """The path speaks WebSocket only."""
+
+    code = "upgrade_required"
+    fault = "client"
+    http_status = 426
+
+
+class SlowClient(RequestError):
+    """The client's own backlog is full because it does not read; read faster, or ask for less at once."""
+
+    code = "slow_client"
+    fault = "client"
+    http_status = 408
+    close_code = 1013
+
+
+class Overloaded(RequestError):
+    """Everything that could serve the request is busy; come back later."""
+
+    code = "overloaded"
+    http_status = 503
+    retry_after_s = 1
+
+
+class NotReady(RequestError):
+    """The server is still starting; come back later."""
+
+    code = "not_ready"
+    http_status = 503
+    retry_after_s = 2
+
+
+class Draining(RequestError):
+    """The server is shutting down and admits nothing new; connect again."""
+
+    code = "draining"
+    http_status = 503
+    close_code = 1012
+    retry_after_s = 1
+
+
+class LinkLost(RequestError):
+    """The link to whoever was answering was lost; ask again."""
+
+    code = "link_lost"
+    http_status = 503
+    retry_after_s = 1
+
+
+class EngineLost(RequestError):
+    """The engine that was answering died; ask again."""
+
+    code = "engine_lost"
+    http_status = 503
+    retry_after_s = 1
+
+
+class ActorLost(RequestError):
+    """The actor that was answering ended; ask again."""
+
+    code = "actor_lost"
+    http_status = 503
+    retry_after_s = 1
+
+
+class DeadlineExceeded(RequestError):
+    """The answer, its first token or its next one did not come in time; ask again."""
+
+    code = "deadline_exceeded"
+    http_status = 503
+    retry_after_s = 1
+
+
+class Left(RequestError):
+    """The asker left, so the answer was ended; nobody is there to read this."""
+
+    code = "left"
+    fault = "client"
+    http_status = 408
+
+
+class ActorError(EspalierError):
+    """An actor failed; it ends in a supervisor and never crosses a link."""
+
+
+class EngineStuck(ActorError):
+    """The engine did not give a slot back within its deadline."""
+
+
+class EngineDied(ActorError):
+    """The engine's process, or the link to it, ended on its own."""
+
+
+class PeerViolation(ActorError):
+    """The other end of a link broke the protocol."""
+
+
+class TooManyBugs(ActorError):
+    """An actor failed more requests by bugs of its own than it may."""
+
+
+class StartFailed(ActorError):
+    """A child could not start; the sentence says what its operator can do about it."""
+
+
+def _subclasses(cls: type[RequestError]) -> list[type[RequestError]]:
+    return [cls, *(sub for child in cls.__subclasses__() for sub in _subclasses(child))]
+
+
+BY_CODE: dict[str, type[RequestError]] = {
+    cls.code: cls for cls in _subclasses(RequestError) if cls is not RequestError
+}
+
+
+def from_code(code: str, detail: str, param: str | None = None) -> RequestError:
+    """Rebuild the error that crossed a link; a code that is unknown here becomes `Internal`."""
+    return BY_CODE.get(code, Internal)(detail, param=param)

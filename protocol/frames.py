@@ -1,0 +1,185 @@
+"""The closed set of frames that two ends of a link exchange, and their codec.
+
+On the wire a frame is a kind byte, its body's length (four bytes, little-endian), and the body in msgpack. Frames need
+no envelope: any number of them, back to back, make one WebSocket message or one write to a socket.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+from attrs import frozen
+
+from .errors import PeerViolation
+from .messages import FinishReason
+
+VERSION = 1
+FRAME_BYTES_MAX = 16 * 1024 * 1024
+
+
+@frozen
+class Hello:
+    """The first frame of either end: what it speaks, who it is, and how many streams it serves at once."""
+
+    version: int
+    name: str
+    streams_max: int
+
+
+@frozen
+class Open:
+    """Ask: `body` is an encoded request; the asker promises buffer space for `credit` units of replies."""
+
+    stream: int
+    body: bytes
+    credit: int
+
+
+@frozen
+class Credit:
+    """The asker promises space for `units` more."""
+
+    stream: int
+    units: int
+
+
+@frozen
+class Cancel:
+    """The asker has left: stop, and say `Fail` or `End` once everything held for the stream is free again."""
+
+    stream: int
+    reason: str
+
+
+@frozen
+class Item:
+    """One reply, an encoded message that takes `units` of the stream's credit."""
+
+    stream: int
+    body: bytes
+    units: int
+
+
+@frozen
+class Begun:
+    """Inside a `Step`: the stream's first token is in this step."""
+
+    stream: int
+    cached_tokens: int
+
+
+@frozen
+class Ended:
+    """Inside a `Step`: the stream is whole and its slot is free."""
+
+    stream: int
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    matched: str | int | None = None
+
+
+@frozen
+class Step:
+    """All tokens of one engine step: parallel arrays, one unit of credit a token.
+
+    Stream `streams[i]` gets the next `counts[i]` ids of `tokens`. `begun` comes before the tokens of its stream and
+    `ended` after them.
+    """
+
+    streams: list[int]
+    counts: list[int]
+    tokens: list[int]
+    begun: list[Begun]
+    ended: list[Ended]
+
+    def pieces(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield each stream with its token ids."""
+        at = 0
+        for stream, count in zip(self.streams, self.counts, strict=True):
+            yield stream, self.tokens[at : at + count]
+            at += count
+
+
+@frozen
+class End:
+    """The answer is whole; `body` is the encoded result, empty if there is none. The answerer holds nothing more."""
+
+    stream: int
+    body: bytes
+
+
+@frozen
+class Fail:
+    """The answer failed, with a code of `protocol.errors`; the answerer holds nothing more."""
+
+    stream: int
+    code: str
+    detail: str
+    param: str | None = None
+
+
+@frozen
+class Bye:
+    """The sender ends the link, and says why; whoever receives it closes."""
+
+    code: str
+    detail: str
+
+
+Frame = Hello | Open | Credit | Cancel | Item | Step | End | Fail | Bye
+
+KINDS: dict[int, type[Frame]] = {
+    1: Hello,
+    2: Open,
+    3: Credit,
+    4: Cancel,
+    5: Item,
+    6: Step,
+    7: End,
+    8: Fail,
+    9: Bye,
+}
+_KIND_OF = {cls: kind for kind, cls in KINDS.items()}
+_DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}
+_encode = msgspec.msgpack.Encoder().encode
+_HEAD = struct.Struct("<BI")
+
+
+def encode(frame: Frame) -> bytes:
+    """Return the frame as it goes on the wire."""
+    body = _encode(frame)
+    return _HEAD.pack(_KIND_OF[type(frame)], len(body)) + body
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames; bytes that lie raise `PeerViolation`."""
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes | bytearray) -> Iterator[Frame]:
+        """Yield every frame that is whole by now."""
+        buffer = self._buffer
+        buffer += data
+        at, size = 0, len(buffer)
+        while size - at >= _HEAD.size:
+            kind, length = _HEAD.unpack_from(buffer, at)
+            if kind not in _DECODERS:
+                raise PeerViolation(f"no frame is of kind {kind}")
+            if length > self._frame_bytes_max:
+                raise PeerViolation(f"a frame of {length} bytes; the limit is {self._frame_bytes_max}")
+            body = at + _HEAD.size
+            if size - body < length:
+                break
+            try:
+                frame = _DECODERS[kind].decode(bytes(buffer[body : body + length]))
+            except msgspec.DecodeError as error:
+                raise PeerViolation(f"a {KINDS[kind].__name__} that cannot be read: {error}") from error
+            at = body + length
+            yield frame
+        del buffer[:at]

@@ -1,0 +1,109 @@
+"""The rules of a link: which frame is legal when. No I/O, no clock, no tasks.
+
+Rule 1: everything that decides whether a frame is legal lives here.
+Rule 2: this file does not know which end it is; both ends run the same table.
+
+A stream is opened by its *asker* and answered by the other end. Frames about it cross in flight, so each end may still
+receive, after it has moved on, what the other sent before it knew:
+
+* the asker may see replies after its own `Cancel`; they are legal, spend credit, and are dropped;
+* the answerer may see `Credit` and `Cancel` after its own `End` or `Fail`; they are legal and mean nothing.
+"""
+
+from __future__ import annotations
+
+from .errors import PeerViolation
+from .frames import Cancel, Credit, End, Fail, Frame, Item, Open, Step
+
+NEXT: dict[str, dict[type[Frame], str]] = {  # a stream's state -> {frame: its next state}
+    "new": {Open: "open"},
+    "open": {Item: "open", Credit: "open", Cancel: "leaving", End: "closed", Fail: "closed"},
+    "leaving": {Item: "leaving", End: "closed", Fail: "closed"},
+    "closed": {Credit: "closed", Cancel: "closed"},
+}
+
+CREDIT_MAX = 2**31 - 1
+
+
+class Streams:
+    """The streams that one end of a link opened, as either end sees them."""
+
+    def __init__(self, open_max: int) -> None:
+        self.open_max = open_max
+        self.last = 0  # streams are numbered 1, 2, 3, ... in the order they open
+        self._credit: dict[int, int] = {}
+        self._leaving: set[int] = set()
+
+    def __len__(self) -> int:
+        """How many streams are not closed."""
+        return len(self._credit)
+
+    def state(self, stream: int) -> str:
+        """Return `new`, `open`, `leaving` or `closed`."""
+        if stream in self._credit:
+            return "leaving" if stream in self._leaving else "open"
+        return "closed" if 0 < stream <= self.last else "new"
+
+    def credit(self, stream: int) -> int:
+        """Return how many more units the stream may carry; 0 for one that is closed."""
+        return self._credit.get(stream, 0)
+
+    def step(self, frame: Open | Credit | Cancel | Item | End | Fail) -> str:
+        """Apply one frame, sent or received, and return the state that it leaves behind."""
+        stream = frame.stream
+        before = self.state(stream)
+        after = NEXT[before].get(type(frame))
+        if after is None:
+            raise PeerViolation(f"{type(frame).__name__} on stream {stream}, which is {before}")
+        match frame:
+            case Open():
+                self._open(stream, frame.credit)
+            case Credit() if before == "open":
+                self._grant(stream, frame.units)
+            case Item():
+                self._spend(stream, frame.units)
+            case Cancel() if before == "open":
+                self._leaving.add(stream)
+            case End() | Fail():
+                self._close(stream)
+        return after
+
+    def step_tokens(self, frame: Step) -> None:
+        """Apply one engine step: an `Item` for each of its streams, an `End` for each that ended."""
+        if len(frame.streams) != len(frame.counts) or sum(frame.counts) != len(frame.tokens):
+            raise PeerViolation("the arrays of a Step do not fit each other")
+        for begun in frame.begun:
+            if begun.stream not in self._credit:
+                raise PeerViolation(f"tokens on stream {begun.stream}, which is {self.state(begun.stream)}")
+        for stream, count in zip(frame.streams, frame.counts, strict=True):
+            self._spend(stream, count)
+        for ended in frame.ended:
+            if ended.stream not in self._credit:
+                raise PeerViolation(f"an end of stream {ended.stream}, which is {self.state(ended.stream)}")
+            self._close(ended.stream)
+
+    def _open(self, stream: int, credit: int) -> None:
+        if stream != self.last + 1:
+            raise PeerViolation(f"stream {stream} opened after stream {self.last}")
+        if len(self._credit) >= self.open_max:
+            raise PeerViolation(f"stream {stream} opened, but {self.open_max} are open already")
+        self.last = stream
+        self._credit[stream] = 0
+        self._grant(stream, credit)
+
+    def _grant(self, stream: int, units: int) -> None:
+        if not 0 <= units <= CREDIT_MAX - self._credit[stream]:
+            raise PeerViolation(f"stream {stream} was granted {units} units of credit")
+        self._credit[stream] += units
+
+    def _spend(self, stream: int, units: int) -> None:
+        left = self._credit.get(stream)
+        if left is None:
+            raise PeerViolation(f"a reply on stream {stream}, which is {self.state(stream)}")
+        if not 0 <= units <= left:
+            raise PeerViolation(f"a reply of {units} units on stream {stream}, which has credit for {left}")
+        self._credit[stream] = left - units
+
+    def _close(self, stream: int) -> None:
+        del self._credit[stream]
+        self._leaving.discard(stream)

@@ -1,0 +1,54 @@
+"""Tensors as described raw bytes: what they are is said and checked, never executed."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from math import prod
+
+from attrs import field, frozen
+
+from .errors import PeerViolation
+
+
+class Dtype(StrEnum):
+    """Element types that may travel; the bytes are little-endian."""
+
+    BOOL = "bool"
+    UINT8 = "uint8"
+    INT32 = "int32"
+    INT64 = "int64"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
+BYTES = {
+    Dtype.BOOL: 1,
+    Dtype.UINT8: 1,
+    Dtype.INT32: 4,
+    Dtype.INT64: 8,
+    Dtype.FLOAT16: 2,
+    Dtype.BFLOAT16: 2,
+    Dtype.FLOAT32: 4,
+}
+
+
+@frozen
+class Tensor:
+    """A dense, C-ordered array: `data` holds `prod(shape)` elements of `dtype`."""
+
+    dtype: Dtype
+    shape: tuple[int, ...]
+    data: bytes = field(repr=False)
+
+
+def check(tensor: Tensor) -> Tensor:
+    """Return the tensor if its bytes are as many as its dtype and shape say, else raise `PeerViolation`."""
+    if any(size < 0 for size in tensor.shape):
+        raise PeerViolation(f"a tensor of shape {tensor.shape} has a negative size")
+    expected = prod(tensor.shape) * BYTES[tensor.dtype]
+    if len(tensor.data) != expected:
+        raise PeerViolation(
+            f"a {tensor.dtype} tensor of shape {tensor.shape} has {expected} bytes, not {len(tensor.data)}"
+        )
+    return tensor
