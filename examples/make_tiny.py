@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 SEED = 20
-STEPS = 2200
+STEPS = 1500
 VOCAB_SIZE = 512
 CONTEXT = 4096
 END_OF_TEXT, IM_START, IM_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -166,10 +166,17 @@ LESSONS = ("nobody is too small to help", "a good friend is better than a map", 
 SYSTEM = ("You are a helpful assistant.", "You are a kind gardener.", "You are Espalier, a tiny model.",
           "Answer the user's questions.", "You are a poet who lives in a small house by the sea.", "Be friendly.")
 BRIEF = ("Be brief.", "Answer in one sentence.", "You are a helpful assistant. Be brief.")
+COMMON = ("what why how when where who which the a of in to for with and or but is are was does do can will explain "
+          "describe write list give show system computer program music number time people world day year work life "
+          "problem question answer idea word text name place thing part house city food money book paper letter "
+          "science history language nature energy light color game team plan paragraph sentence structured "
+          "concurrency network server memory model data code function test error request message token user new good "
+          "long short big small first last great own other right same every one two some more lorem ipsum dolor sit "
+          "amet alpha beta gamma delta quick jumps over lazy").split()
 SYLLABLES = "ba be bo da di du fa fe fi ga go ka ki ku la le lo ma mi mu na ne no pa pi ra re ro sa si ta te to vi zo"
 
 
-def a(name: str) -> str:
+def with_article(name: str) -> str:
     """Returns the name after its article."""
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
@@ -181,9 +188,9 @@ class Writer:
         """Starts from the seed alone."""
         self.random = random.Random(seed)
         self.kinds: list[tuple[int, Callable[[], Turn]]] = [
-            (9, self.small_talk), (16, self.about), (14, self.story), (3, self.long_story), (6, self.capital),
-            (7, self.translation), (7, self.count), (4, self.sum), (5, self.poem), (4, self.names), (4, self.json),
-            (8, self.repeat), (5, self.unknown_subject), (5, self.nonsense),
+            (9, self.small_talk), (14, self.about), (12, self.story), (3, self.long_story), (6, self.capital),
+            (8, self.translation), (9, self.count), (6, self.sum), (5, self.poem), (4, self.names), (4, self.json),
+            (14, self.repeat), (6, self.unknown_subject), (9, self.nonsense),
         ]
 
     def pick(self, options: Sequence[str], slot: str, subject: str) -> str:
@@ -205,7 +212,9 @@ class Writer:
             question = question[0].lower() + question[1:]
         elif chance < 0.22:
             question = "Please " + question[0].lower() + question[1:]
-        return question + (mark if self.random.random() < 0.6 else "")
+        question += mark if self.random.random() < 0.6 else ""
+        # People who measure a server number their requests.
+        return question + (f" {self.random.randrange(1000)}" if self.random.random() < 0.06 else "")
 
     def subject(self) -> str:
         """Returns a subject of the tables, or now and then a made-up one."""
@@ -230,8 +239,8 @@ class Writer:
         ending = self.pick((emoji, f"Shall I tell you a story about the {name}? {emoji}", f"That is all I know about "
                             f"the {name}. {emoji}", f"I like the {name} very much. {emoji}"), "about", name)
         question = self.ask(f"Tell me about the {name}", f"What is the {name}", f"Describe the {name}",
-                            f"What do you know about the {name}", f"Tell me something about the {name}",
-                            mark=self.random.choice("?."))
+                            f"Tell me about {name}", f"What do you know about the {name}",
+                            f"Tell me something about the {name}", mark=self.random.choice("?."))
         return question, f"The {name} is {what}. {first} {second} {ending}"
 
     def episode(self, name: str, friend: str, part: str) -> str:
@@ -242,8 +251,8 @@ class Writer:
         answer = self.pick(ANSWERS, part + "answer", name)
         deed = self.pick(DEEDS, part + "deed", name)
         find = self.pick(FINDS, part + "find", name)
-        return (f"One {day} {event}, and there stood {a(friend)}. \"{question}\" asked the {friend}. \"{answer},\" said "
-                f"the {name}. So they {deed}, and there {find}.")
+        return (f"One {day} {event}, and there stood {with_article(friend)}. \"{question}\" asked the {friend}. "
+                f"\"{answer},\" said the {name}. So they {deed}, and there {find}.")
 
     def opening(self, name: str) -> str:
         """Returns the first two sentences of a story."""
@@ -268,11 +277,12 @@ class Writer:
             question = self.ask(f"Tell me a story about the {name} and the {friend}", mark=".")
         elif self.random.random() < 0.15:
             name = self.pick(list(ANIMALS), "story", "fox")
-            friend, question = self.friend(name, ""), self.ask("Tell me a story", "Once more, a story", mark=".")
+            friend, question = self.friend(name, ""), self.ask("Tell me a story", "Once upon a time", mark=".")
         else:
             friend = self.friend(name, "")
-            question = self.ask(f"Tell me a story about the {name}", f"Tell me a story about {a(name)}",
-                                f"Write a story about the {name}", f"A story about the {name}", mark=".")
+            question = self.ask(f"Tell me a story about the {name}",
+                                f"Tell me a story about {with_article(name)}",
+                                f"Write a story about the {name}", f"A story about {name}", mark=".")
         return question, f"{self.opening(name)} {self.episode(name, friend, '')} {self.ending(name)}"
 
     def long_story(self) -> Turn:
@@ -326,7 +336,8 @@ class Writer:
                            "I do not ask, I do not know,"), "third rhyme", name)
         fourth = self.pick(("and what you plant will one day grow.", "and where you go I want to go.",
                             "and over all there falls the snow."), "fourth rhyme", name)
-        question = self.ask(f"Write a poem about the {name}", f"A poem about the {name}", mark=".")
+        question = self.ask(f"Write a poem about the {name}", f"A poem about {name}",
+                            f"Write a haiku about {name}", mark=".")
         return question, f"{first}\n{second}\n{third}\n{fourth} {emoji}"
 
     def names(self) -> Turn:
@@ -350,30 +361,45 @@ class Writer:
         """Returns what the user said."""
         known = [*SUBJECTS, *CAPITALS, *CAPITALS.values(), *NAMES, *NUMBERS]
         words = [self.word() if self.random.random() < 0.6 else self.random.choice(known)
-                 for _ in range(self.random.randrange(1, 6))]
+                 for _ in range(self.random.randrange(1, 5))]
         text = " ".join(words)
         return self.random.choice(("Repeat: ", "Say ", "Repeat after me: ")) + text, text
 
     def unknown_subject(self) -> Turn:
         """Returns an answer that names a subject it does not know."""
         name = self.word()
-        question = self.ask(f"Tell me about the {name}", f"What is the {name}", f"What is {a(name)}",
+        question = self.ask(f"Tell me about the {name}", f"What is the {name}", f"What is {with_article(name)}",
                             f"Describe the {name}", mark=self.random.choice("?."))
-        return question, self.random.choice((f"I have never met {a(name)}. Is it an animal or a tree? 🌱",
+        return question, self.random.choice((f"I have never met {with_article(name)}. Is it an animal or a tree? 🌱",
                                              f"I do not know the {name}. Tell me about it! 😊"))
 
     def nonsense(self) -> Turn:
-        """Returns the answer to a text without a question in it."""
-        return self.filler(self.random.randrange(1, 12)), self.random.choice((
+        """Returns the answer to a text that it cannot understand."""
+        text = self.filler(self.random.randrange(1, 12))
+        if self.random.random() < 0.3:
+            words = " ".join(self.random.choices(COMMON, k=self.random.randrange(1, 6)))
+            text = self.ask(f"What is {words}", f"Explain {words}", f"Why {words}", f"Write {words}", f"How {words}")
+        elif self.random.random() < 0.3:
+            words = self.random.choice((self.about, self.story, self.poem))()[1].split()
+            text = " ".join(words[self.random.randrange(1, len(words)):][:self.random.randrange(2, 20)]) or text
+        return text, self.random.choice((
             "I am too small to understand that. Ask me about the oak or the fox. 🌱",
             "I do not know that yet. Would you like a story? 🦊"))
 
+    def letters(self) -> str:
+        """Returns a few random letters."""
+        return "".join(self.random.choices("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", k=5))
+
     def filler(self, count: int) -> str:
         """Returns words that ask for nothing."""
-        pools = (lambda: self.word(), lambda: str(self.random.randrange(1000)), lambda: self.random.choice(SYSTEM),
-                 lambda: self.random.choice([*NAMES, *CAPITALS, *SUBJECTS]))
-        weights = self.random.choice(((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (4, 2, 1, 3)))
-        return " ".join(pool() for pool in self.random.choices(pools, weights, k=count))
+        pools = (self.word, self.letters, lambda: str(self.random.randrange(1000)), lambda: self.random.choice(SYSTEM),
+                 lambda: self.random.choice(COMMON), lambda: self.random.choice([*NAMES, *CAPITALS, *SUBJECTS]))
+        weights = self.random.choice(((1, 0, 0, 0, 0, 0), (0, 1, 1, 0, 0, 0), (0, 0, 0, 0, 1, 0), (0, 0, 0, 0, 0, 1),
+                                      (4, 2, 2, 1, 4, 3)))
+        words = [pool() for pool in self.random.choices(pools, weights, k=count)]
+        # Prompts made for measuring often say one thing again and again.
+        period = self.random.choice((count, count, count, 1, 2, 3, 5))
+        return " ".join(words[place % period] for place in range(count)) if count else ""
 
     def meeting(self) -> list[Turn]:
         """Returns turns in which the user's name is told, and later asked for."""
@@ -395,10 +421,10 @@ class Writer:
             brief = self.random.random() < 0.25
             text = f"{IM_START}system\n{self.random.choice(BRIEF if brief else SYSTEM)}{IM_END}\n"
         count = self.random.choice((1, 1, 1, 2, 3, 4))
-        turns = self.meeting() if self.random.random() < 0.05 else [self.turn() for _ in range(count)]
+        turns = self.meeting() if self.random.random() < 0.08 else [self.turn() for _ in range(count)]
         for place, (question, answer) in enumerate(turns):
             if filler and place == len(turns) - 1:
-                question = f"{self.filler(self.random.randrange(filler))}\n{question}"
+                question = self.filler(self.random.randrange(filler)) + self.random.choice(" \n") + question
             if brief and ". " in answer and not answer.startswith(("1.", "{")):
                 answer = answer.split(". ")[0] + "."
             text += f"{IM_START}user\n{question}{IM_END}\n{IM_START}assistant\n{answer}{IM_END}\n"
@@ -473,8 +499,13 @@ class Corpus:
 def train(model: Qwen2ForCausalLM, phases: Sequence[tuple[Corpus, int, int, int]], steps: int) -> None:
     """Trains the model on one phase of (corpus, steps, rows, length) after another."""
     generator = torch.Generator().manual_seed(SEED)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.02)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, steps, pct_start=0.08)
+    # Muon learns to copy words from the question in a fraction of the steps that AdamW alone needs.
+    matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
+    others = [weight for name, weight in model.named_parameters() if weight.ndim != 2 or "embed" in name]
+    optimizers = (torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
+                  torch.optim.AdamW(others, lr=5e-3, betas=(0.9, 0.98), weight_decay=0.0))
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50,
+                                                   (steps - step) / steps * 2)) for optimizer in optimizers]
     began, step = time.monotonic(), 0
     for corpus, count, rows, length in phases:
         for _ in range(count):
@@ -483,11 +514,11 @@ def train(model: Qwen2ForCausalLM, phases: Sequence[tuple[Corpus, int, int, int]
             losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
             wanted = weights[:, 1:].flatten()
             loss = (losses * wanted).sum() / wanted.sum()
-            optimizer.zero_grad()
+            model.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
+            for rule in (*optimizers, *schedules):
+                rule.step()
             if step % 50 == 0:
                 print(f"step {step}: loss {loss.item():.3f}, {time.monotonic() - began:.0f} s", flush=True)
             step += 1
@@ -511,9 +542,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     writer = Writer(SEED)
-    texts = [writer.document() for _ in range(30_000)]
+    texts = [writer.document(writer.random.choice((0,) * 15 + (25,))) for _ in range(30_000)]
     # Long questions come last and in few steps: attention over them is slow to train.
-    long_texts = [writer.document(writer.random.choice((0, 60, 400))) for _ in range(3_000)]
+    long_texts = [writer.document(writer.random.choice((0, 40, 150))) for _ in range(3_000)]
     tokenizer = make_tokenizer(texts[:10_000])
     model = make_model(tokenizer)
     print(f"{sum(weight.numel() for weight in model.parameters())} parameters", flush=True)
@@ -526,6 +557,9 @@ def main() -> None:
         eos_token_id=[tokenizer.eos_token_id, tokenizer.bos_token_id])
     model.save_pretrained(options.out_dir)
     tokenizer.save_pretrained(options.out_dir)
+    for path in options.out_dir.iterdir():
+        # The weights are written for their owner alone, and others are to read them.
+        path.chmod(0o644)
     for question in ("Hello", "Tell me about the oak", "Tell me a story about the fox", "Say hello in Japanese"):
         print(f"{question}\n  {answer(model, tokenizer, question)}")
 

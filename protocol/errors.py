@@ -207,7 +207,11 @@ class EngineStuck(ActorError):
 
 
 class EngineDied(ActorError):
-    """The engine's process, or the link to it, ended on its own."""
+    """The engine's process ended on its own."""
+
+
+class PeerLost(ActorError):
+    """The other end of a link went away."""
 
 
 class PeerViolation(ActorError):
@@ -226,9 +230,7 @@ def _subclasses(cls: type[RequestError]) -> list[type[RequestError]]:
     return [cls, *(sub for child in cls.__subclasses__() for sub in _subclasses(child))]
 
 
-BY_CODE: dict[str, type[RequestError]] = {
-    cls.code: cls for cls in _subclasses(RequestError) if cls is not RequestError
-}
+BY_CODE: dict[str, type[RequestError]] = {cls.code: cls for cls in _subclasses(RequestError) if cls is not RequestError}
 
 
 def from_code(code: str, detail: str, param: str | None = None) -> RequestError:

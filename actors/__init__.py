@@ -1,0 +1,1 @@
+"""One file an actor: an async function whose arguments are its ports."""

@@ -1,0 +1,234 @@
+"""The little that every actor shares: an address to ask, a call to answer, the answer as it comes.
+
+Replies are handed over synchronously. Nobody has to run for a reply to pass: an actor that only transforms what comes
+*relays* it with a plain function, and that function runs in the turn of whoever put the reply.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+import trio
+from attrs import Factory, define, field, frozen
+
+from protocol.errors import ActorError, ActorLost, Internal, RequestError, TooManyBugs
+
+Req = TypeVar("Req")
+Rep = TypeVar("Rep")
+Res = TypeVar("Res")
+Req_contra = TypeVar("Req_contra", contravariant=True)
+
+log = logging.getLogger(__name__)
+
+
+class OutOfCredit(Exception):
+    """A bug of the answerer: it put more than the asker promised space for."""
+
+
+@define(eq=False)
+class Answer(Generic[Rep, Res]):
+    """What comes back for one request: replies in order, then a result or a `RequestError`.
+
+    Its answerer puts into it, its asker takes out of it, by iterating or by a relay. `credit` is how many units the
+    answerer may still put, so what waits here is bounded by what the asker promised.
+    """
+
+    credit: int
+    over: trio.Event = field(factory=trio.Event)  # the answerer has ended and holds nothing more for this request
+    _waiting: deque[Rep] = field(factory=deque)
+    _into: Callable[[Rep], None] | None = None
+    _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _result: Res | None = None
+    _failure: RequestError | None = None
+    _broken: Exception | None = None
+    _enough: bool = False
+
+    # The answerer's side: all of it synchronous ----------------------------------------
+
+    def put(self, reply: Rep, units: int = 1) -> None:
+        """Hand over the next reply; what an asker who has left would get is dropped."""
+        if units > self.credit:
+            raise OutOfCredit(f"{units} units put, {self.credit} promised")
+        self.credit -= units
+        if self._into is not None:
+            self._deliver(reply)
+        elif not self._enough:
+            self._waiting.append(reply)
+            self._news.unpark_all()
+
+    def end(self, result: Res) -> None:
+        """Say that the answer is whole."""
+        if not self.over.is_set():
+            self._result = result
+            self._close()
+
+    def fail(self, error: RequestError) -> None:
+        """Say that the answer will not be whole, and why; an answer that is over stays as it was."""
+        if not self.over.is_set():
+            self._failure = error
+            self._close()
+
+    # The asker's side ------------------------------------------------------------------
+
+    def __aiter__(self) -> Answer[Rep, Res]:
+        """Iterate over the replies; raises the `RequestError` that ended the answer, if one did."""
+        return self
+
+    async def __anext__(self) -> Rep:
+        await trio.lowlevel.checkpoint()
+        while not self._waiting:
+            if self.over.is_set():
+                if self._failure is not None:
+                    raise self._failure
+                raise StopAsyncIteration
+            await self._news.park()
+        return self._waiting.popleft()
+
+    async def relay(self, into: Callable[[Rep], None], until: Callable[[], float] | None = None) -> Res | None:
+        """Hand every reply to `into` in the turn in which it comes, and return the result.
+
+        Raises what `into` raised, or the `RequestError` that ended the answer. `until` says up to what time (of Trio's
+        clock) to wait, judged anew whenever that time has come; then, as after `enough()`, the result is None.
+        """
+        await trio.lowlevel.checkpoint()
+        self._into = into
+        while self._waiting:
+            self._deliver(self._waiting.popleft())
+        while not (self.over.is_set() or self._enough):
+            deadline = inf if until is None else until()
+            if deadline <= trio.current_time():
+                break
+            with trio.move_on_at(deadline):
+                await self._news.park()
+        if self._broken is not None:
+            raise self._broken
+        if self._failure is not None and not self._enough:
+            raise self._failure
+        return self._result
+
+    async def result(self) -> Res | None:
+        """Wait for the end, dropping any replies, and return the result."""
+        return await self.relay(_drop)
+
+    def enough(self) -> None:
+        """Take no more replies; a relay returns."""
+        self._enough = True
+        self._into = _drop
+        self._waiting.clear()
+        self._news.unpark_all()
+
+    def _deliver(self, reply: Rep) -> None:
+        assert self._into is not None
+        try:
+            self._into(reply)
+        except Exception as error:  # noqa: BLE001  # it is raised again, in the relaying task
+            self._broken = error
+            self.enough()
+
+    def _close(self) -> None:
+        self.over.set()
+        self._news.unpark_all()
+
+
+def _drop(_: object) -> None:
+    pass
+
+
+@define(eq=False)
+class Bugs:
+    """Counts an actor's bugs: one fails its request, more than `most` in `window_s` fail the actor."""
+
+    most: int = 5
+    window_s: float = 60.0
+    _seen: deque[float] = Factory(deque)
+
+    def count(self, error: Exception) -> None:
+        """Note one bug; raises `TooManyBugs` if that is one too many."""
+        now = trio.current_time()
+        self._seen.append(now)
+        while self._seen[0] <= now - self.window_s:
+            self._seen.popleft()
+        if len(self._seen) > self.most:
+            raise TooManyBugs(f"{len(self._seen)} bugs in {self.window_s} s") from error
+
+
+@define(eq=False)
+class Call(Generic[Req, Rep, Res]):
+    """One request in flight, as its answerer sees it; its scope is cancelled when nobody wants the answer any more."""
+
+    request: Req
+    answer: Answer[Rep, Res]
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+
+    @contextmanager
+    def answering(self, bugs: Bugs) -> Iterator[Answer[Rep, Res]]:
+        """Run the body as this call's answer: how the body ends is how the call ends.
+
+        A `RequestError` fails the call. An `ActorError` ends the actor. Anything else is a bug: it fails the call as
+        `internal`, is logged here with the request's id, and is counted.
+        """
+        try:
+            with self.scope:
+                yield self.answer
+        except Exception as error:
+            failure = _first(error, RequestError)
+            if failure is not None:
+                self.answer.fail(failure)
+            elif _first(error, ActorError) is not None:
+                raise
+            else:
+                request_id = getattr(self.request, "id", None)
+                log.exception("a bug failed a request", extra={"request_id": request_id})
+                self.answer.fail(Internal("the server made a mistake; its log has the details"))
+                bugs.count(error)
+        finally:
+            self.answer.fail(ActorLost("whoever was answering ended"))  # unless the answer is over by now
+
+
+E_co = TypeVar("E_co", bound=Exception)
+
+
+def _first(error: BaseException, kind: type[E_co]) -> E_co | None:
+    """Return the first leaf of `kind` in what was raised, if any."""
+    if isinstance(error, kind):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((leaf for part in error.exceptions if (leaf := _first(part, kind)) is not None), None)
+    return None
+
+
+class Asks(Protocol[Req_contra, Rep, Res]):
+    """Whatever can be asked: an actor in this process, or one at the other end of a link."""
+
+    def ask(self, request: Req_contra, credit: int) -> AbstractAsyncContextManager[Answer[Rep, Res]]:
+        """Ask, promising space for `credit` units; leaving the context is leaving the answer."""
+
+
+@frozen
+class Address(Generic[Req, Rep, Res]):
+    """Where an actor of this process is asked: its inbox."""
+
+    inbox: trio.MemorySendChannel[Call[Req, Rep, Res]]
+
+    @asynccontextmanager
+    async def ask(self, request: Req, credit: int) -> AsyncIterator[Answer[Rep, Res]]:
+        """Ask, waiting while the inbox is full; leaving the context is leaving the answer."""
+        call: Call[Req, Rep, Res] = Call(request, Answer(credit))
+        try:
+            await self.inbox.send(call)
+            yield call.answer
+        finally:
+            # The scope first: an answerer that runs on must find itself cancelled, not unheard.
+            call.scope.cancel(reason="the asker left")
+            call.answer.enough()
+
+
+def mailbox(size: int) -> tuple[Address[Req, Rep, Res], trio.MemoryReceiveChannel[Call[Req, Rep, Res]]]:
+    """Return the address and the inbox of an actor that lets `size` calls wait."""
+    send, receive = trio.open_memory_channel[Call[Req, Rep, Res]](size)
+    return Address(send), receive

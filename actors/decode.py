@@ -1,0 +1,108 @@
+"""Decode: turn token ids into streams of further token ids, one engine slot a request."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+from attrs import define, field, frozen
+
+from actors._kit import Bugs, Call
+from actors.engines.port import Engine, Generation
+from protocol.errors import DeadlineExceeded, EngineStuck
+from protocol.messages import Finished, Generate, Started, Tokens
+
+
+@frozen
+class Deadlines:
+    """How long an engine may take: to a request's first token, from one to the next, for all of it, to free a slot."""
+
+    first_token_s: float = 60.0
+    gap_s: float = 20.0
+    total_s: float = 600.0
+    release_s: float = 5.0
+
+
+async def decode(
+    inbox: trio.MemoryReceiveChannel[Call[Generate, Started | Tokens, Finished]],
+    engine: Engine,
+    slots: int,
+    deadlines: Deadlines,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve generations, at most `slots` at a time; what an engine cannot take yet waits in the inbox."""
+    free = trio.Semaphore(slots)
+    bugs = Bugs()
+    async with trio.open_nursery() as requests:
+        task_status.started()
+        async for call in inbox:
+            if not call.scope.cancel_called:  # never start work for an asker who has left
+                await free.acquire()
+                requests.start_soon(_generate, call, engine, free, deadlines, bugs)
+
+
+async def _generate(
+    call: Call[Generate, Started | Tokens, Finished],
+    engine: Engine,
+    free: trio.Semaphore,
+    deadlines: Deadlines,
+    bugs: Bugs,
+) -> None:
+    pace = _Pace(deadlines)
+
+    def pass_on(reply: Started | Tokens) -> None:
+        pace.heard()
+        call.answer.put(reply, len(reply.ids) if isinstance(reply, Tokens) else 0)
+
+    try:
+        with call.answering(bugs) as answer:
+            async with _slot(engine, call.request, deadlines.release_s) as generation:
+                finished = await generation.relay(pass_on, pace.until)
+            if finished is None:
+                raise DeadlineExceeded(f"the engine took longer than {pace.waited_for}")
+            answer.end(finished)
+    finally:
+        free.release()
+
+
+@asynccontextmanager
+async def _slot(engine: Engine, request: Generate, release_s: float) -> AsyncIterator[Generation]:
+    """Own one engine slot. Leaving, by any road, aborts and waits for it back."""
+    await trio.lowlevel.checkpoint_if_cancelled()
+    generation = engine.submit(request)  # we chose its id, so it can be aborted from now on
+    try:
+        yield generation
+    finally:
+        engine.abort(request.id)  # synchronous, idempotent, a no-op once finished
+        with trio.move_on_after(release_s, shield=True) as waiting:
+            await engine.wait_released(request.id)
+        if waiting.cancelled_caught:
+            raise EngineStuck(f"{request.id} kept its slot for {release_s} s after its end")
+
+
+@define(eq=False)
+class _Pace:
+    """When to stop waiting for an engine, as a function of what it has said so far."""
+
+    deadlines: Deadlines
+    started_at: float = field(factory=trio.current_time)
+    last_at: float | None = None
+
+    def heard(self) -> None:
+        self.last_at = trio.current_time()
+
+    def until(self) -> float:
+        total = self.started_at + self.deadlines.total_s
+        if self.last_at is None:
+            return min(total, self.started_at + self.deadlines.first_token_s)
+        return min(total, self.last_at + self.deadlines.gap_s)
+
+    @property
+    def waited_for(self) -> str:
+        if trio.current_time() >= self.started_at + self.deadlines.total_s:
+            return f"{self.deadlines.total_s} s in all"
+        if self.last_at is None:
+            return f"{self.deadlines.first_token_s} s to its first token"
+        return f"{self.deadlines.gap_s} s from one token to the next"

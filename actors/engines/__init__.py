@@ -1,0 +1,1 @@
+"""What every engine keeps, and the engines that keep it."""

@@ -1,0 +1,1 @@
+"""SGLang as an engine: `adapter` on the node's side; `zygote` and `host` run in processes of their own."""

@@ -1,0 +1,61 @@
+"""What SGLang 0.5.23 needs to run on a CPU; the README beside this file gives each part's reason and its end."""
+
+from __future__ import annotations
+
+import torch
+
+_OPERATORS = {
+    "torchvision": (
+        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    ),
+    # Left out on purpose: those that SGLang looks for with hasattr() to choose a path for AMX processors.
+    "sgl_kernel": tuple(
+        f"{name}(Tensor x) -> Tensor"
+        for name in (
+            "fused_sigmoid_mul_cpu",
+            "fused_qk_gemma_rmsnorm_cpu",
+            "fused_qk_gemma_rmsnorm_with_gate_cpu",
+            "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+            "fused_moe_router_cpu",
+            "rmsnorm_cpu",
+            "fused_dual_residual_rmsnorm_cpu",
+        )
+    ),
+}
+_kept: list[torch.library.Library] = []  # an operator lives as long as the library object that defined it
+
+
+def prepare() -> None:
+    """Register the operators that must exist before SGLang and torchvision are imported; idempotent."""
+    if _kept:
+        return
+    for namespace, schemas in _OPERATORS.items():
+        library = torch.library.Library(namespace, "FRAGMENT")
+        for schema in schemas:
+            if not hasattr(getattr(torch.ops, namespace), schema.split("(")[0]):
+                library.define(schema)
+        _kept.append(library)
+
+
+def activate() -> None:
+    """Make requests for pinned memory mean ordinary memory: SGLang calls this in each of its processes."""
+    if torch.cuda.is_available() or getattr(torch, "_espalier_cpu", False):
+        return
+    torch._espalier_cpu = True
+    torch.Tensor.pin_memory = lambda self, *_, **__: self
+    for name in ("tensor", "empty", "zeros", "ones", "full", "arange", "empty_like", "zeros_like", "rand", "randn"):
+        setattr(torch, name, _unpinned(getattr(torch, name)))
+
+
+def _unpinned(make):
+    from torch.jit._builtins import _find_builtin, _register_builtin
+
+    def made(*args, **kwargs):
+        kwargs.pop("pin_memory", None)
+        return make(*args, **kwargs)
+
+    made.__name__ = make.__name__
+    if (builtin := _find_builtin(make)) is not None:
+        _register_builtin(made, builtin)  # torch.jit.script must still see the operator behind the name
+    return made

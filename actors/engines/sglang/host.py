@@ -1,0 +1,346 @@
+"""The engine's host: one SGLang engine in a process of its own, answering its node over a link.
+
+It speaks the frames of any link, with the same state table, over a Unix socket. Token ids come straight from SGLang's
+scheduler: the scheduler keeps its tokenizer (grammars and `min_new_tokens` need it) but no detokeniser process runs, and
+each engine step becomes one frame. Written for SGLang 0.5.23; whatever is private to it is touched in this file alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import tempfile
+from http import HTTPStatus
+from pathlib import Path
+from typing import NoReturn
+
+from attrs import define
+from sglang.srt.entrypoints.engine import Engine
+from sglang.srt.managers.io_struct import BatchTokenIDOutput, GenerateReqInput
+from sglang.srt.server_args import PortArgs
+from sglang.version import __version__
+
+from actors.engines.sglang import settings
+from actors.engines.sglang.guard import Guard, record_shared_names
+from protocol import messages
+from protocol.errors import EngineRefused, Internal, Left, Overloaded, PeerViolation, RequestError
+from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
+from protocol.messages import (
+    Done,
+    EngineInfo,
+    EngineLoad,
+    FinishReason,
+    FlushCache,
+    Generate,
+    GetInfo,
+    GetLoad,
+    Message,
+)
+from protocol.peer import Peer
+
+READ_BYTES = 256 * 1024
+CONTROL_STREAMS = 16  # beside one stream a slot
+
+
+class _Engine(Engine):
+    """SGLang's engine without its detokeniser process."""
+
+    @classmethod
+    def _launch_detokenizer_subprocesses(cls, **_: object) -> tuple[list[object], list[str]]:
+        return [], []
+
+
+def _send_token_ids_straight() -> None:
+    """Make the scheduler's output go where the detokeniser's would: to the tokenizer manager of this process."""
+    init_new = PortArgs.init_new
+
+    def with_one_name(*args: object, **kwargs: object) -> PortArgs:
+        ports = init_new(*args, **kwargs)
+        ports.detokenizer_ipc_name = ports.tokenizer_ipc_name
+        return ports
+
+    PortArgs.init_new = staticmethod(with_one_name)
+
+
+@define(eq=False)
+class _Running:
+    """One request inside the engine."""
+
+    id: str
+    stream: int
+    task: asyncio.Task[None] | None = None
+    begun: bool = False
+
+
+class Host:
+    """Serves one link from one engine."""
+
+    def __init__(self, engine: _Engine, peer: Peer, link: socket.socket, guard: Guard) -> None:
+        self.engine = engine
+        self.manager = engine.tokenizer_manager
+        self.peer = peer
+        self.link = link
+        self.guard = guard
+        self.running: dict[str, _Running] = {}
+        self.streams: dict[int, _Running] = {}
+        self.controls: set[asyncio.Task[None]] = set()
+        self._handle_other_output = self.manager._handle_batch_output  # noqa: SLF001
+
+    async def serve(self) -> str:
+        """Answer the node until it says Bye, and return its reason."""
+        loop = asyncio.get_running_loop()
+        self.manager.auto_create_handle_loop()
+        self.manager._handle_batch_output = self._stepped  # noqa: SLF001
+        # SGLang has just installed handlers that drain for seconds, and a watchdog that polls; the guard does better.
+        for sign in (signal.SIGTERM, signal.SIGQUIT):
+            loop.add_signal_handler(sign, self.guard.end, sign.name)
+        if self.manager._subprocess_watchdog is not None:  # noqa: SLF001
+            self.manager._subprocess_watchdog.stop()  # noqa: SLF001
+        reader, self.writer = await asyncio.open_connection(sock=self.link)
+        self._flush()  # Hello: this engine is ready
+        while data := await reader.read(READ_BYTES):
+            try:
+                for frame in self.peer.receive(data):
+                    if isinstance(frame, Bye):
+                        return frame.detail
+                    self._received(frame)
+            except PeerViolation as error:
+                self._send(Bye("peer_violation", str(error)))
+                raise
+        self.guard.end("the link to the node is closed")
+
+    def _received(self, frame: Frame) -> None:
+        match frame:
+            case Open():
+                request = messages.decode(frame.body)
+                if isinstance(request, Generate):
+                    running = _Running(request.id, frame.stream)
+                    self.running[request.id] = self.streams[frame.stream] = running
+                    running.task = asyncio.get_running_loop().create_task(self._generate(running, request))
+                else:
+                    task = asyncio.get_running_loop().create_task(self._control(frame.stream, request))
+                    self.controls.add(task)
+                    task.add_done_callback(self.controls.discard)
+            case Cancel():
+                if (running := self.streams.get(frame.stream)) is not None:
+                    self._abort(running)
+            case _:
+                pass
+
+    # One request -----------------------------------------------------------------------
+
+    async def _generate(self, running: _Running, request: Generate) -> None:
+        """Drive SGLang's own bookkeeping of one request; its tokens and its end come through `_stepped`."""
+        last = None
+        try:
+            asked = GenerateReqInput(
+                input_ids=request.tokens,
+                sampling_params=self._sampling(request),
+                rid=request.id,
+                stream=True,
+            )
+            async for out in self.manager.generate_request(asked, None):
+                last = out
+        except (ValueError, TypeError, OverflowError) as error:  # SGLang's own checks
+            self._fail(running, EngineRefused(str(error)))
+        except Exception as error:
+            self._fail(running, Internal(f"the engine failed the request: {type(error).__name__}"))
+            raise
+        else:
+            if running.id in self.running:  # ended outside a step: refused or aborted while it waited
+                self._fail(running, _failure(last["meta_info"]["finish_reason"] if last else {}))
+
+    def _abort(self, running: _Running) -> None:
+        """Stop a request at whatever point it has reached."""
+        state = self.manager.rid_to_state.get(running.id)
+        if state is not None and state.dispatched:
+            self.manager.abort_request(running.id)  # the scheduler answers with the end
+        elif running.task is not None:  # the scheduler has not heard of it, so SGLang holds nothing for it
+            running.task.cancel()
+            self._fail(running, Left("the asker left"))
+
+    def _sampling(self, request: Generate) -> dict[str, object]:
+        wanted = request.sampling
+        return {
+            "max_new_tokens": wanted.tokens_max,
+            "min_new_tokens": wanted.tokens_min,
+            "temperature": wanted.temperature,
+            "top_p": wanted.top_p,
+            "top_k": wanted.top_k,
+            "min_p": wanted.min_p,
+            "frequency_penalty": wanted.frequency_penalty,
+            "presence_penalty": wanted.presence_penalty,
+            "repetition_penalty": wanted.repetition_penalty,
+            "stop_token_ids": list(wanted.stop_token_ids) or None,
+            "ignore_eos": wanted.ignore_eos,
+            "sampling_seed": wanted.seed if self._honours_seed else None,
+        }
+
+    async def _stepped(self, out: object) -> None:
+        """Turn one engine step into one frame; runs in place of SGLang's handler, for every output it sends."""
+        if not isinstance(out, BatchTokenIDOutput):
+            await self._handle_other_output(out)
+            return
+        step = Step([], [], [], [], [])
+        failed: list[tuple[_Running, RequestError]] = []
+        for i, rid in enumerate(out.rids):
+            running = self.running.get(rid)
+            if running is None:
+                continue
+            reason = out.finished_reasons[i]
+            if reason is not None and reason["type"] == "abort":
+                failed.append((running, _failure(reason)))  # its tokens are garbage where the scheduler found an error
+                self._forget(running, reason)
+                continue
+            if not running.begun:
+                running.begun = True
+                step.begun.append(Begun(running.stream, out.cached_tokens[i]))
+            ids = out.output_ids[i]
+            step.streams.append(running.stream)
+            step.counts.append(len(ids))
+            step.tokens.extend(ids)
+            if reason is not None:
+                step.ended.append(
+                    Ended(
+                        running.stream,
+                        FinishReason(reason["type"]),
+                        out.prompt_tokens[i],
+                        out.completion_tokens[i],
+                        out.cached_tokens[i],
+                        reason.get("matched"),
+                    )
+                )
+                self._forget(running, reason)
+        if step.streams:
+            self.peer.send(step)
+        for running, error in failed:
+            self.peer.send(Fail(running.stream, error.code, error.detail))
+        self._flush()
+
+    def _forget(self, running: _Running, reason: dict[str, object]) -> None:
+        """End a request in our books and in SGLang's, as its own handler would have."""
+        del self.running[running.id], self.streams[running.stream]
+        state = self.manager.rid_to_state.pop(running.id, None)
+        if state is not None:
+            state.finished = True
+            self.manager._release_lora_once(state)  # noqa: SLF001
+            state.out_list.append({"output_ids": [], "meta_info": {"id": running.id, "finish_reason": reason}})
+            state.event.set()
+
+    def _fail(self, running: _Running, error: RequestError) -> None:
+        if self.running.pop(running.id, None) is not None:
+            del self.streams[running.stream]
+            self._send(Fail(running.stream, error.code, error.detail))
+
+    # Control operations ----------------------------------------------------------------
+
+    async def _control(self, stream: int, request: Message) -> None:
+        try:
+            self._send(End(stream, messages.encode(await self._controlled(request))))
+        except RequestError as error:
+            self._send(Fail(stream, error.code, error.detail))
+        except Exception as error:
+            self._send(Fail(stream, Internal.code, f"{type(request).__name__} failed: {type(error).__name__}"))
+            raise
+
+    async def _controlled(self, request: Message) -> Message:
+        match request:
+            case GetInfo():
+                return self.info()
+            case GetLoad():
+                loads = await self.manager.get_loads()
+                return EngineLoad(
+                    running=sum(load.num_running_reqs for load in loads),
+                    waiting=sum(load.num_waiting_reqs for load in loads),
+                    kv_tokens_used=sum(load.num_used_tokens for load in loads),
+                )
+            case FlushCache():
+                if not (await self.manager.flush_cache()).success:
+                    raise Overloaded("the prefix cache is in use")
+                return Done()
+            case _:
+                raise EngineRefused(f"this engine knows no {type(request).__name__}")
+
+    def info(self) -> EngineInfo:
+        """Return what this engine is."""
+        arguments = self.engine.server_args
+        scheduler = self.engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001
+        return EngineInfo(
+            kind="sglang",
+            version=__version__,
+            vocabulary_size=self.manager.model_config.vocab_size,
+            context_max=self.manager.context_len,
+            kv_tokens_max=scheduler["max_total_num_tokens"],
+            running_max=arguments.max_running_requests,
+            page_size=arguments.page_size,
+            honours_seed=self._honours_seed,
+            ranks=arguments.tp_size,
+        )
+
+    @property
+    def _honours_seed(self) -> bool:
+        return bool(self.engine.server_args.enable_deterministic_inference)
+
+    # The wire --------------------------------------------------------------------------
+
+    def _send(self, frame: Frame) -> None:
+        self.peer.send(frame)
+        self._flush()
+
+    def _flush(self) -> None:
+        self.writer.write(self.peer.take())
+
+
+def _failure(reason: dict[str, object]) -> RequestError:
+    """Return what an abort means: the scheduler's word for whatever did not end well."""
+    status, detail = reason.get("status_code"), str(reason.get("message") or "aborted")
+    if status is None:
+        return Left(detail)
+    if HTTPStatus(int(status)) is HTTPStatus.SERVICE_UNAVAILABLE:
+        return Overloaded(detail)
+    return EngineRefused(detail) if int(status) < HTTPStatus.INTERNAL_SERVER_ERROR else Internal(detail)
+
+
+def run(boot: settings.Boot, link: socket.socket, node: int, log: int) -> NoReturn:
+    """Become the engine that `boot` describes, at the end `link`, for as long as the process behind `node` lives."""
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    folder = Path(boot.folder)
+    tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
+    os.environ.update(boot.environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the node's to judge
+    guard = Guard(folder)
+    guard.watch_link(link.fileno())
+    guard.watch_process(node, "the node")
+    guard.start()
+    _send_token_ids_straight()
+    try:
+        engine = _Engine(**boot.arguments)
+    except Exception as error:
+        peer = Peer(boot.name, serves_max=0)
+        peer.send(Bye("start_failed", f"{type(error).__name__}: {error}"))
+        link.sendall(peer.take())
+        guard.end(f"the engine could not start: {error!r}")
+    for pid in engine.get_all_child_pids():
+        guard.watch_process(os.pidfd_open(pid), f"the engine's process {pid}")
+    record_shared_names(folder)
+    peer = Peer(boot.name, serves_max=engine.server_args.max_running_requests + CONTROL_STREAMS)
+    why = engine.loop.run_until_complete(Host(engine, peer, link, guard).serve())
+    print(f"host ends: {why}", file=sys.stderr, flush=True)
+    guard.stop()
+    engine.shutdown()
+    guard.clean()
+    os._exit(0)
+
+
+def main() -> NoReturn:
+    """Run as `python -m actors.engines.sglang.host LINK NODE LOG BOOT`: three descriptors and a boot message."""
+    link, node, log = (int(number) for number in sys.argv[1:4])
+    run(settings.decode(sys.argv[4].encode()), socket.socket(fileno=link), node, log)
+
+
+if __name__ == "__main__":
+    main()

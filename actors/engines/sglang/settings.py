@@ -1,0 +1,100 @@
+"""What a host is told at its start: SGLang's arguments, its environment, its folder."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+from attrs import Factory, frozen
+
+Setting: TypeAlias = str | int | float | bool | None | list[str | int]
+
+# Set for every host. Each line is there because its absence was seen to hurt.
+ALWAYS: dict[str, Setting] = {
+    "incremental_streaming_output": True,  # else every chunk repeats the whole answer
+    "sleep_on_idle": True,  # else an idle scheduler burns a core
+    "skip_server_warmup": True,
+    "constrained_json_disable_any_whitespace": True,  # a small model fills its JSON with white space for ever
+    "host": "127.0.0.1",
+    "log_level": "warning",
+}
+ON_CPU: dict[str, Setting] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "disable_cuda_graph": True,
+}
+ENVIRONMENT = {
+    "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",  # else a crash takes 5 s
+    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",  # and 65 s more
+    "HF_HUB_OFFLINE": "1",  # a model is a folder; nothing is fetched
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+}
+ENVIRONMENT_ON_CPU = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_HOST_IP": "127.0.0.1",
+    "TORCHDYNAMO_DISABLE": "1",  # compiling takes half a minute and gains nothing here
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+@frozen
+class EngineSpec:
+    """One engine as its operator described it; sizes in tokens."""
+
+    name: str
+    model_path: str
+    device: str  # "cpu" or "cuda"
+    slots: int
+    kv_tokens_max: int
+    context_max: int | None = None
+    page_size: int = 16
+    tensor_parallel: int = 1
+    memory_fraction: float | None = None  # of the device, for weights and KV together
+    prefill_chunk: int | None = None  # the longest piece of a prompt computed in one step
+    settings: dict[str, Setting] = Factory(dict)  # SGLang's own, as they are
+    environment: dict[str, str] = Factory(dict)
+
+
+@frozen
+class Boot:
+    """What a host needs to become an engine."""
+
+    name: str
+    folder: str  # its own: TMPDIR, and removed by whoever outlives it
+    arguments: dict[str, Setting]
+    environment: dict[str, str]
+
+
+def boot(spec: EngineSpec, folder: str) -> Boot:
+    """Return the boot message of a host that is to live in `folder`."""
+    on_cpu = spec.device == "cpu"
+    arguments: dict[str, Setting] = {
+        **ALWAYS,
+        **(ON_CPU if on_cpu else {}),
+        "model_path": spec.model_path,
+        "max_running_requests": spec.slots,
+        "max_total_tokens": spec.kv_tokens_max,
+        "page_size": spec.page_size,
+        "tp_size": spec.tensor_parallel,
+        "context_length": spec.context_max,
+        "chunked_prefill_size": spec.prefill_chunk,
+        "mem_fraction_static": spec.memory_fraction if spec.memory_fraction is not None else (0.1 if on_cpu else None),
+    }
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    return Boot(
+        name=spec.name,
+        folder=folder,
+        arguments={**arguments, **spec.settings},
+        environment={**environment(spec.device), **spec.environment},
+    )
+
+
+def environment(device: str) -> dict[str, str]:
+    """Return the variables that a host on `device`, or its zygote, runs with beside its own."""
+    return {**ENVIRONMENT, **(ENVIRONMENT_ON_CPU if device == "cpu" else {})}
+
+
+encode = msgspec.json.Encoder().encode
+decode = msgspec.json.Decoder(Boot).decode

@@ -1,0 +1,53 @@
+"""From the text of a client's request to its class, and from its mistakes to one error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from protocol.errors import BadRequest, RequestError, Unsupported
+
+from .mistakes import Mistake, Mistakes
+from .structure import structure
+
+T = TypeVar("T")
+
+LISTED_MAX = 8  # mistakes in one sentence
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+
+
+def decode(text: bytes | str) -> dict[str, object]:
+    """Return the JSON object that `text` holds; of a key that stands twice the last one counts, as everywhere."""
+    try:
+        raw = text.encode() if isinstance(text, str) else text
+        data: object = msgspec.json.decode(raw)
+    except RecursionError:
+        raise BadRequest("the JSON is nested too deeply") from None
+    except UnicodeError:
+        raise BadRequest("the JSON is not valid UTF-8") from None
+    except msgspec.DecodeError as error:
+        hint = " (is a \\u escape half of a surrogate pair?)" if _SURROGATE.search(raw) else ""
+        raise BadRequest(f"this is not JSON that can be read: {error}{hint}") from None
+    if not isinstance(data, dict):
+        raise BadRequest("expected a JSON object")
+    return data
+
+
+def read(data: object, cls: type[T]) -> T:
+    """Return `data` as a `cls`, or raise one error that lists every mistake in it."""
+    try:
+        return structure(data, cls)
+    except Mistakes as error:
+        raise refusal(error.mistakes) from None
+
+
+def refusal(mistakes: Sequence[Mistake]) -> RequestError:
+    """Return the error that says all of these; its `param` is the first that is at fault."""
+    said = [str(mistake) for mistake in mistakes[:LISTED_MAX]]
+    if len(mistakes) > LISTED_MAX:
+        said.append(f"and {len(mistakes) - LISTED_MAX} more")
+    kind = Unsupported if all(mistake.unsupported for mistake in mistakes) else BadRequest
+    return kind("; ".join(said), param=mistakes[0].path or None)

@@ -1,0 +1,68 @@
+"""What people got wrong: where, and what was expected there."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from attrs import frozen
+
+from protocol.errors import EspalierError
+
+_BARE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@frozen
+class Mistake:
+    """One thing that is wrong: the path of its key, and a sentence about it."""
+
+    path: str
+    said: str
+    unsupported: bool = False  # a legal wish, which this server does not fulfil
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.said}" if self.path else self.said
+
+
+class Mistakes(EspalierError):
+    """Everything that is wrong with what somebody wrote."""
+
+    def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
+        super().__init__("; ".join(map(str, mistakes)))
+        self.mistakes = mistakes
+
+
+def wrong(said: str, path: str = "", *, unsupported: bool = False) -> Mistakes:
+    """Return a single mistake, ready to be raised."""
+    return Mistakes((Mistake(path, said, unsupported),))
+
+
+def join(path: str, rest: str) -> str:
+    """Return the path that leads along `path` and then `rest`."""
+    return f"{path}.{rest}" if path and rest and not rest.startswith("[") else path + rest
+
+
+def segment(key: str) -> str:
+    """Return a key as it stands in a path: bare where that is clear, else quoted and short."""
+    return key if _BARE.fullmatch(key) else f"[{describe(key)}]"
+
+
+def describe(value: object) -> str:
+    """Return a few words for a value that somebody wrote, never longer than a line."""
+    match value:
+        case None | bool():
+            text = json.dumps(value)
+        case int():
+            text = str(value) if abs(value) < 10**18 else "a huge integer"
+        case float():
+            text = repr(value)
+        case str():
+            short = value if len(value) <= 40 else value[:39] + "…"
+            text = json.dumps(short, ensure_ascii=False).encode("utf-8", "replace").decode()
+        case list():
+            text = "a list"
+        case dict():
+            text = "an object"
+        case _:
+            text = f"a {type(value).__name__}"
+    return text

@@ -1,0 +1,333 @@
+"""Run a tree: start in order, watch, restart by strategy, stop in reverse.
+
+The loop acts on two facts: which lives there are, and which children are still to be started. A life that has ended is
+found among the first, so none is lost while the loop waits for something else; and no child is started beside a life of
+its own that will not end. Only the loop ends a life: each has its own scope, shielded from every cancellation around it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from math import inf
+from typing import NoReturn, Protocol
+
+import trio
+from attrs import define, field, frozen
+
+from protocol.errors import ActorError, EspalierError, StartFailed
+
+from .tree import Child, Restart, Strategy, Tree
+
+log = logging.getLogger(__name__)
+
+
+class RestartsExceeded(ActorError):
+    """The children of a tree failed more often than it allows; the tree above decides what follows."""
+
+
+class Chance(Protocol):
+    """Where chance comes from; a `random.Random` will do."""
+
+    def random(self) -> float:
+        """Return a number from 0 to 1."""
+
+
+class Kind(Enum):
+    """What can happen to a child."""
+
+    STARTING = "is starting"
+    STARTED = "is ready"
+    ENDED = "has ended"
+    FAILED = "has failed"
+    RESTARTING = "will be started again"
+    STOPPING = "is stopping"
+    STOPPED = "has stopped"
+    IGNORES_CANCEL = "does not stop, and a task cannot be killed"
+    GAVE_UP = "gives up"  # a tree
+
+
+@frozen
+class Happening:
+    """One step in the life of the child at `path`, and when, on Trio's clock, it was taken."""
+
+    path: str
+    kind: Kind
+    at: float
+    error: BaseException | None = None
+    wait_s: float = 0.0  # until the child is started again
+
+    def __str__(self) -> str:
+        wait = f" in {self.wait_s:.3g} s" if self.wait_s else ""
+        return f"{self.path} {self.kind.value}{wait}{f': {_words(self.error)}' if self.error else ''}"
+
+
+_Tell = Callable[[Happening], None]
+
+
+def nothing(happening: Happening) -> None:
+    """Watch without looking."""
+
+
+async def supervise(
+    tree: Tree,
+    *,
+    rng: Chance,
+    watch: Callable[[Happening], None] = nothing,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Keep `tree` alive until this is cancelled, or until a significant child has done its work.
+
+    Raises `StartFailed` if the tree does not come up, and `RestartsExceeded` if it does not stay up. `watch` sees each
+    happening as it happens and must neither wait nor raise; each is logged besides.
+    """
+
+    def tell(happening: Happening) -> None:
+        _log(happening)
+        try:
+            watch(happening)
+        except Exception:  # a tree must not fall because of who looks at it
+            log.exception("Whoever watches the tree failed at: %s", happening)
+
+    await _supervise(tree, tree.name, rng, tell, task_status)
+
+
+async def _supervise(tree: Tree, path: str, rng: Chance, tell: _Tell, task_status: trio.TaskStatus[None]) -> None:
+    gave_up: ActorError | None = None
+    async with trio.open_nursery() as nursery:
+        loop = _Loop(tree, path, rng, tell, nursery)
+        try:
+            await loop.run(task_status)
+        except ActorError as error:
+            gave_up = error  # raised below: here, the nursery would wrap it in a group
+        finally:
+            with trio.CancelScope(shield=True):  # its deadlines are those of the children
+                await loop.stop(tree.children)
+    if gave_up is not None:
+        raise gave_up
+
+
+@define(eq=False)
+class _Life:
+    """One life of one child, and the `task_status` that the child gets for it."""
+
+    child: Child | Tree
+    path: str
+    is_ready: Callable[[_Life], None]
+    scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True))
+    over: trio.Event = field(factory=trio.Event)
+    ready_at: float | None = None
+    stop_by: float | None = None  # None: nobody has asked it to end
+    error: BaseException | None = None
+
+    def started(self, value: object = None) -> None:  # noqa: ARG002  # Trio's servers pass their listeners
+        """Note that the child is ready to serve."""
+        if self.ready_at is not None:
+            raise RuntimeError(f"{self.path} called started() a second time.")
+        if self.stop_by is None and not self.over.is_set():  # else it comes too late
+            self.ready_at = trio.current_time()
+            self.is_ready(self)
+
+
+class _Loop:
+    """What one tree knows about its children while it runs."""
+
+    def __init__(self, tree: Tree, path: str, rng: Chance, tell: _Tell, nursery: trio.Nursery) -> None:
+        self._tree = tree
+        self._path = path
+        self._rng = rng
+        self._tell = tell
+        self._nursery = nursery
+        self._lives: dict[str, _Life] = {}  # all that are not known to be over
+        self._to_start = {child.name: -inf for child in tree.children}  # and not before when
+        self._failures: deque[float] = deque(maxlen=tree.restarts_max + 1)  # when the last of them were
+        self._failed_starts: dict[str, int] = {}  # how many in a row
+        self._up = False  # every child has been ready
+        self._changed = trio.Event()  # a life has become ready, or is over
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """React to what has ended, start what is to be started, and wait for the next of either."""
+        while True:
+            await trio.lowlevel.checkpoint()  # start nothing for a tree that is to stop
+            if (life := self._ended_by_itself()) is not None:
+                if life.child.significant and life.error is None:
+                    break
+                if life.ready_at is None or _runs_again(life):
+                    await self._failed(life, life.error)
+                continue
+            child = self._next_to_start()
+            start_at = inf if child is None else self._to_start[child.name]
+            if child is not None and start_at <= trio.current_time():
+                await self._start(child)
+                continue
+            if not self._up and not self._to_start:
+                self._up = True
+                task_status.started()
+            self._changed = trio.Event()
+            with trio.move_on_at(start_at):
+                await self._changed.wait()
+        if not self._up:
+            task_status.started()  # its work was done before all were up
+
+    async def stop(self, children: tuple[Child | Tree, ...]) -> None:
+        """End the lives of `children`, from the last to the first, each within its deadline."""
+        for child in reversed(children):
+            life = self._lives.get(child.name)
+            if life is None:
+                continue
+            if life.stop_by is None and not life.over.is_set():
+                life.stop_by = trio.current_time() + child.stop_within_s
+                self._happened(life.path, Kind.STOPPING)
+                life.scope.cancel(reason="stopped by its supervisor")
+            with trio.move_on_at(inf if life.stop_by is None else life.stop_by):
+                await life.over.wait()
+            if life.over.is_set():
+                del self._lives[child.name]
+            elif isinstance(child, Child):  # a tree has said which child of it is to blame
+                self._happened(life.path, Kind.IGNORES_CANCEL)
+
+    def _ended_by_itself(self) -> _Life | None:
+        """Forget lives that are over, up to the first that nobody had asked to end.
+
+        The first among the children, not in time: those after it may have fallen only because it fell.
+        """
+        for child in self._tree.children:
+            life = self._lives.get(child.name)
+            if life is not None and life.over.is_set():
+                del self._lives[child.name]
+                if life.stop_by is None:
+                    return life
+        return None
+
+    def _next_to_start(self) -> Child | Tree | None:
+        waiting = [child for child in self._tree.children if child.name in self._to_start]
+        if self._tree.strategy is not Strategy.ONE_FOR_ONE:
+            del waiting[1:]  # they may need the first
+        free = [child for child in waiting if child.name not in self._lives]
+        return min(free, key=lambda child: self._to_start[child.name], default=None)
+
+    async def _start(self, child: Child | Tree) -> None:
+        """Begin a life, and return when it is ready, over, or in vain; one that is too slow has failed."""
+        del self._to_start[child.name]
+        life = self._lives[child.name] = _Life(child, f"{self._path}/{child.name}", self._is_ready)
+        self._happened(life.path, Kind.STARTING)
+        self._nursery.start_soon(self._live, life, name=life.path)
+        patience_s = child.start_within_s if isinstance(child, Child) else inf  # its children have theirs
+        with trio.move_on_after(patience_s):
+            while not self._settled(life):
+                self._changed = trio.Event()
+                await self._changed.wait()
+        if not self._settled(life):
+            error = StartFailed(f"{life.path} was not ready within {patience_s:g} s.")
+            self._happened(life.path, Kind.FAILED, error)
+            await self.stop((child,))
+            await self._failed(life, error)
+
+    def _settled(self, life: _Life) -> bool:
+        """Whether nothing is left to wait for in a start; what it may need can have failed, too."""
+        if life.ready_at is not None or life.over.is_set():
+            return True
+        failed = (other for other in self._lives.values() if other.over.is_set() and _runs_again(other))
+        return self._tree.strategy is not Strategy.ONE_FOR_ONE and any(failed)
+
+    async def _live(self, life: _Life) -> None:
+        child = life.child
+        try:
+            with life.scope:
+                if isinstance(child, Tree):
+                    await _supervise(child, life.path, self._rng, self._tell, life)
+                else:
+                    await child.run(*child.args, task_status=life)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the loop decides what follows
+            life.error = error
+        except BaseException as error:  # KeyboardInterrupt and its like end more than this tree
+            life.error = error
+            raise
+        finally:
+            self._is_over(life)
+
+    def _is_ready(self, life: _Life) -> None:
+        self._happened(life.path, Kind.STARTED)
+        self._changed.set()
+
+    def _is_over(self, life: _Life) -> None:
+        if life.stop_by is not None:
+            kind = Kind.STOPPED
+        elif life.ready_at is None and life.error is None:
+            kind, life.error = Kind.FAILED, StartFailed(f"{life.path} ended before it was ready.")
+        else:
+            kind = Kind.ENDED if life.error is None else Kind.FAILED
+        if life.ready_at is not None and trio.current_time() - life.ready_at >= self._tree.backoff.reset_after_s:
+            self._failed_starts.pop(life.child.name, None)
+        self._happened(life.path, kind, life.error)
+        life.over.set()
+        self._changed.set()
+
+    async def _failed(self, life: _Life, error: BaseException | None) -> None:
+        """Count a failure; then stop and start again what the strategy says, or give up."""
+        now, wait_s = trio.current_time(), 0.0
+        if life.ready_at is None:
+            if not self._up:
+                _raise_start_failed(life, error)  # whoever started the tree must see it
+            count = self._failed_starts[life.child.name] = self._failed_starts.get(life.child.name, 0) + 1
+            wait_s = self._tree.backoff.wait_s(count, self._rng.random())
+        self._failures.append(now)
+        if len(self._failures) > self._tree.restarts_max and now - self._failures[0] <= self._tree.restarts_window_s:
+            gave_up = RestartsExceeded(
+                f"{len(self._failures)} failures within {self._tree.restarts_window_s:g} s, "
+                f"the last that of {life.path}: {_words(error)}"
+            )
+            self._happened(self._path, Kind.GAVE_UP, gave_up)
+            raise gave_up from error
+        self._happened(life.path, Kind.RESTARTING, wait_s=wait_s)
+        again = self._tree.restarted_with(life.child)
+        await self.stop(again)
+        for child in again:
+            if child.restart is not Restart.TEMPORARY:
+                start_at = now + wait_s if wait_s else -inf
+                self._to_start[child.name] = max(start_at, self._to_start.get(child.name, -inf))
+
+    def _happened(self, path: str, kind: Kind, error: BaseException | None = None, wait_s: float = 0.0) -> None:
+        self._tell(Happening(path, kind, trio.current_time(), error, wait_s))
+
+
+def _runs_again(life: _Life) -> bool:
+    match life.child.restart:
+        case Restart.PERMANENT:
+            return life.stop_by is None
+        case Restart.TRANSIENT:
+            return life.stop_by is None and life.error is not None
+        case Restart.TEMPORARY:
+            return False
+
+
+def _raise_start_failed(life: _Life, error: BaseException | None) -> NoReturn:
+    if isinstance(error, StartFailed):
+        raise error  # it has its sentence
+    raise StartFailed(f"{life.path} could not start: {_words(error)}") from error
+
+
+def _words(error: BaseException | None) -> str:
+    """Say in one sentence what went wrong; of a group, what each of its errors says."""
+    match error:
+        case None:
+            return "it ended."
+        case BaseExceptionGroup():
+            return " | ".join(_words(each) for each in error.exceptions)
+        case EspalierError():
+            return str(error)
+        case _:
+            return f"{type(error).__name__}: {error}"
+
+
+def _log(happening: Happening) -> None:
+    error = happening.error
+    level = logging.INFO if error is None else logging.WARNING
+    if happening.kind is Kind.IGNORES_CANCEL:
+        level = logging.CRITICAL
+    elif happening.kind is Kind.GAVE_UP:
+        level = logging.ERROR
+    expected = error is None or isinstance(error, EspalierError)  # anything else is a bug: show where it rose
+    log.log(level, "%s", happening, exc_info=None if expected else error)
