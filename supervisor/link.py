@@ -55,6 +55,7 @@ class Link:
     _serving: dict[int, _Serving] = field(factory=dict)
     _writer: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _permits: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _ready: trio.Event = field(factory=trio.Event)
     _bye: Bye | None = None
     _lost: bool = False
 
@@ -146,12 +147,22 @@ class Link:
             for frame in self.peer.receive(data):
                 self._received(frame, nursery)
                 if isinstance(frame, Hello):
+                    self._ready.set()
                     task_status.started()
 
     def bye(self, code: str, detail: str) -> None:
         """Tell the other end that this one ends the link, and why."""
         if not self._lost:
             self._send(Bye(code, detail))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the other end has ever said Hello."""
+        return self.peer.hello is not None
+
+    async def wait_ready(self) -> None:
+        """Wait until the other end has said Hello."""
+        await self._ready.wait()
 
     @property
     def farewell(self) -> Bye | None:

@@ -2,7 +2,7 @@
 
 The loop acts on two facts: which lives there are, and which children are still to be started. A life that has ended is
 found among the first, so none is lost while the loop waits for something else; and no child is started beside a life of
-its own that will not end. Only the loop ends a life: each has its own scope, shielded from every cancellation around it.
+its own that will not end. Only the loop ends a life: each has its own scope, shielded from what is cancelled around it.
 """
 
 from __future__ import annotations
@@ -151,9 +151,9 @@ class _Loop:
         """React to what has ended, start what is to be started, and wait for the next of either."""
         while True:
             await trio.lowlevel.checkpoint()  # start nothing for a tree that is to stop
+            if any(_completes(life) for life in self._lives.values()):
+                break
             if (life := self._ended_by_itself()) is not None:
-                if life.child.significant and life.error is None:
-                    break
                 if life.ready_at is None or _runs_again(life):
                     await self._failed(life, life.error)
                 continue
@@ -226,11 +226,12 @@ class _Loop:
             await self._failed(life, error)
 
     def _settled(self, life: _Life) -> bool:
-        """Whether nothing is left to wait for in a start; what it may need can have failed, too."""
+        """Whether nothing is left to wait for: what the child needs may have failed, or all work may be done."""
         if life.ready_at is not None or life.over.is_set():
             return True
-        failed = (other for other in self._lives.values() if other.over.is_set() and _runs_again(other))
-        return self._tree.strategy is not Strategy.ONE_FOR_ONE and any(failed)
+        alone = self._tree.strategy is Strategy.ONE_FOR_ONE
+        over = [other for other in self._lives.values() if other.over.is_set()]
+        return any(_completes(other) or (not alone and _runs_again(other)) for other in over)
 
     async def _live(self, life: _Life) -> None:
         child = life.child
@@ -293,7 +294,13 @@ class _Loop:
         self._tell(Happening(path, kind, trio.current_time(), error, wait_s))
 
 
+def _completes(life: _Life) -> bool:
+    """Whether its tree has done what it was for."""
+    return life.child.significant and life.over.is_set() and life.stop_by is None and life.error is None
+
+
 def _runs_again(life: _Life) -> bool:
+    """Whether a life that is over, but not because it was asked to end, is to be followed by another."""
     match life.child.restart:
         case Restart.PERMANENT:
             return life.stop_by is None

@@ -39,7 +39,7 @@ class Within:
             return None
         bounds = (("at least", self.at_least), ("above", self.above), ("at most", self.at_most))
         words = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
-        return f"must be {words}, got {describe(value)}"
+        return f"must be {words}, got {describe(value).removesuffix('.0')}"
 
 
 @frozen

@@ -2,16 +2,18 @@
 
 Nothing is coerced: a `bool` is no integer, `"8000"` is no number, an unknown key is a mistake. An integer may stand
 where a number is wanted. `Annotated[X, check]` adds a `Check`; a class may name in `harmless` the keys that it accepts
-only while they ask for nothing, and mark with `tag()` the field that tells its kind.
+only while they ask for nothing special, and mark with `tag()` the field that tells its kind.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import types
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, ClassVar, Literal, Protocol, TypeVar, Union, get_args, get_origin
 
 import attrs
@@ -318,7 +320,9 @@ def _harmful(value: Mapping[str, object], harmless: Harmless) -> Iterator[Mistak
             words = _either([_WORDS[each] for each in fine if isinstance(each, type)])
             yield wrong(f"expected {words}, got {describe(said)}", key)
         else:
-            yield wrong("is not supported here; leave it out", key, unsupported=True)
+            named = [describe(each) for each in fine if isinstance(each, str | int)]
+            instead = f"only {_either(named)} is" if named else "leave it out"
+            yield wrong(f"{describe(said)} is not supported here; {instead}", key, unsupported=True)
 
 
 def _same(said: object, fine: object) -> bool:
@@ -327,6 +331,7 @@ def _same(said: object, fine: object) -> bool:
     if type(said) is not type(fine):
         return False  # 0 is not False, and 1 not True
     if isinstance(said, dict) and isinstance(fine, dict):
+        said = {key: each for key, each in said.items() if each is not None}
         return said.keys() == fine.keys() and all(_same(said[key], fine[key]) for key in fine)
     if isinstance(said, list) and isinstance(fine, list):
         return len(said) == len(fine) and all(map(_same, said, fine))
@@ -335,9 +340,10 @@ def _same(said: object, fine: object) -> bool:
 
 def _make_converter() -> Converter:
     converter = Converter(forbid_extra_keys=True, detailed_validation=True)
-    for kind in (bool, int, str, types.NoneType):
-        converter.register_structure_hook(kind, _scalar(kind))
-    converter.register_structure_hook(float, _number)
+    # by identity: a hook that is registered for a type would also be taken for its subclasses, such as an enumeration
+    for scalar in (bool, int, str, types.NoneType):
+        converter.register_structure_hook_func(partial(operator.is_, scalar), _scalar(scalar))
+    converter.register_structure_hook_func(partial(operator.is_, float), _number)
 
     def register(origins: tuple[object, ...], factory: Callable[[object, Converter], Hook]) -> None:
         converter.register_structure_hook_factory(

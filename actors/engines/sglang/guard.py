@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
 from pathlib import Path
 from typing import NoReturn
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # the kernel's own place, not a temporary file of ours
-SHARED_NAMES_FILE = "shared-memory"  # in a host's folder: the names that outlive its processes, one a line
+from actors.engines.sglang import leftovers
 
 
 class Guard:
@@ -48,13 +46,9 @@ class Guard:
     def end(self, why: str) -> NoReturn:
         """Remove what would be left behind and kill every process of this group, this one included."""
         print(f"host ends: {why}", file=sys.stderr, flush=True)
-        self.clean()
+        leftovers.remove(self._folder)
         os.killpg(0, signal.SIGKILL)
         raise AssertionError("nobody survives SIGKILL")
-
-    def clean(self) -> None:
-        """Remove the folder and the shared memory of this process group."""
-        remove(self._folder, also=shared_names())
 
     def _add(self, fd: int, events: int, why: str) -> None:
         self._why[fd] = why
@@ -66,41 +60,3 @@ class Guard:
                 if self._off:
                     return
                 self.end(self._why[fd])
-
-
-def shared_names() -> set[str]:
-    """Return the names under /dev/shm that this process's group has mapped."""
-    names: set[str] = set()
-    group = os.getpgrp()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if os.getpgid(int(entry.name)) != group:
-                continue
-            lines = (entry / "maps").read_text().splitlines()
-        except OSError:  # it ended meanwhile
-            continue
-        for line in lines:
-            _, found, name = line.partition(f"{SHARED_MEMORY}/")
-            if found and not name.endswith(" (deleted)"):
-                names.add(name)
-    return names
-
-
-def record_shared_names(folder: Path) -> None:
-    """Write down what would outlive this group, for whoever removes its folder if nobody of it can."""
-    (folder / SHARED_NAMES_FILE).write_text("\n".join(sorted(shared_names())))
-
-
-def remove(folder: Path, also: set[str] | None = None) -> None:
-    """Remove a host's folder, and the shared memory whose names it holds."""
-    names = set(also or ())
-    try:
-        names |= set((folder / SHARED_NAMES_FILE).read_text().split())
-    except OSError:
-        pass
-    for name in names:
-        if "/" not in name:
-            (SHARED_MEMORY / name).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)

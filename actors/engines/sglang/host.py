@@ -1,8 +1,8 @@
 """The engine's host: one SGLang engine in a process of its own, answering its node over a link.
 
-It speaks the frames of any link, with the same state table, over a Unix socket. Token ids come straight from SGLang's
-scheduler: the scheduler keeps its tokenizer (grammars and `min_new_tokens` need it) but no detokeniser process runs, and
-each engine step becomes one frame. Written for SGLang 0.5.23; whatever is private to it is touched in this file alone.
+It speaks the frames of any link, with the same state table, over a Unix socket. The scheduler keeps its tokenizer
+(grammars and `min_new_tokens` need it), but no detokeniser runs: its token ids come straight here, and each engine step
+becomes one frame. Written for SGLang 0.5.23; whatever is private to it is touched in this file alone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from typing import NoReturn
 from attrs import define
 from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.io_struct import BatchTokenIDOutput, GenerateReqInput
+from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.server_args import PortArgs
 from sglang.version import __version__
 
-from actors.engines.sglang import settings
-from actors.engines.sglang.guard import Guard, record_shared_names
+from actors.engines.sglang import leftovers, settings
+from actors.engines.sglang.guard import Guard
 from protocol import messages
 from protocol.errors import EngineRefused, Internal, Left, Overloaded, PeerViolation, RequestError
 from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
@@ -53,16 +54,17 @@ class _Engine(Engine):
         return [], []
 
 
-def _send_token_ids_straight() -> None:
-    """Make the scheduler's output go where the detokeniser's would: to the tokenizer manager of this process."""
+def _hook_ports(folder: Path) -> None:
+    """Send the scheduler's output to the tokenizer manager, and note what the engine will leave in /dev/shm."""
     init_new = PortArgs.init_new
 
-    def with_one_name(*args: object, **kwargs: object) -> PortArgs:
+    def hooked(*args: object, **kwargs: object) -> PortArgs:
         ports = init_new(*args, **kwargs)
         ports.detokenizer_ipc_name = ports.tokenizer_ipc_name
+        leftovers.record(folder, {Path(shm_path_for(ports.instance_id)).name})
         return ports
 
-    PortArgs.init_new = staticmethod(with_one_name)
+    PortArgs.init_new = staticmethod(hooked)
 
 
 @define(eq=False)
@@ -110,16 +112,14 @@ class Host:
             except PeerViolation as error:
                 self._send(Bye("peer_violation", str(error)))
                 raise
-        self.guard.end("the link to the node is closed")
+        return self.guard.end("the link to the node is closed")
 
     def _received(self, frame: Frame) -> None:
         match frame:
             case Open():
                 request = messages.decode(frame.body)
                 if isinstance(request, Generate):
-                    running = _Running(request.id, frame.stream)
-                    self.running[request.id] = self.streams[frame.stream] = running
-                    running.task = asyncio.get_running_loop().create_task(self._generate(running, request))
+                    self._start(_Running(request.id, frame.stream), request)
                 else:
                     task = asyncio.get_running_loop().create_task(self._control(frame.stream, request))
                     self.controls.add(task)
@@ -131,6 +131,10 @@ class Host:
                 pass
 
     # One request -----------------------------------------------------------------------
+
+    def _start(self, running: _Running, request: Generate) -> None:
+        self.running[running.id] = self.streams[running.stream] = running
+        running.task = asyncio.get_running_loop().create_task(self._generate(running, request))
 
     async def _generate(self, running: _Running, request: Generate) -> None:
         """Drive SGLang's own bookkeeping of one request; its tokens and its end come through `_stepped`."""
@@ -297,11 +301,11 @@ class Host:
 def _failure(reason: dict[str, object]) -> RequestError:
     """Return what an abort means: the scheduler's word for whatever did not end well."""
     status, detail = reason.get("status_code"), str(reason.get("message") or "aborted")
-    if status is None:
+    if not isinstance(status, int):  # nobody's error: the asker left
         return Left(detail)
-    if HTTPStatus(int(status)) is HTTPStatus.SERVICE_UNAVAILABLE:
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return Overloaded(detail)
-    return EngineRefused(detail) if int(status) < HTTPStatus.INTERNAL_SERVER_ERROR else Internal(detail)
+    return EngineRefused(detail) if status < HTTPStatus.INTERNAL_SERVER_ERROR else Internal(detail)
 
 
 def run(boot: settings.Boot, link: socket.socket, node: int, log: int) -> NoReturn:
@@ -316,31 +320,21 @@ def run(boot: settings.Boot, link: socket.socket, node: int, log: int) -> NoRetu
     guard.watch_link(link.fileno())
     guard.watch_process(node, "the node")
     guard.start()
-    _send_token_ids_straight()
+    _hook_ports(folder)
     try:
         engine = _Engine(**boot.arguments)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is why this engine did not start
         peer = Peer(boot.name, serves_max=0)
         peer.send(Bye("start_failed", f"{type(error).__name__}: {error}"))
         link.sendall(peer.take())
         guard.end(f"the engine could not start: {error!r}")
     for pid in engine.get_all_child_pids():
         guard.watch_process(os.pidfd_open(pid), f"the engine's process {pid}")
-    record_shared_names(folder)
+    leftovers.record(folder, leftovers.mapped())
     peer = Peer(boot.name, serves_max=engine.server_args.max_running_requests + CONTROL_STREAMS)
     why = engine.loop.run_until_complete(Host(engine, peer, link, guard).serve())
     print(f"host ends: {why}", file=sys.stderr, flush=True)
     guard.stop()
     engine.shutdown()
-    guard.clean()
+    leftovers.remove(folder)
     os._exit(0)
-
-
-def main() -> NoReturn:
-    """Run as `python -m actors.engines.sglang.host LINK NODE LOG BOOT`: three descriptors and a boot message."""
-    link, node, log = (int(number) for number in sys.argv[1:4])
-    run(settings.decode(sys.argv[4].encode()), socket.socket(fileno=link), node, log)
-
-
-if __name__ == "__main__":
-    main()

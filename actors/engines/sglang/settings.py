@@ -7,7 +7,7 @@ from typing import TypeAlias
 import msgspec
 from attrs import Factory, frozen
 
-Setting: TypeAlias = str | int | float | bool | None | list[str | int]
+Setting: TypeAlias = str | int | float | bool | list[str | int] | None
 
 # Set for every host. Each line is there because its absence was seen to hurt.
 ALWAYS: dict[str, Setting] = {

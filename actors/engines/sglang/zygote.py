@@ -34,7 +34,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, _reap)
     control.send(READY)
     while True:
-        message, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES_MAX, 3)
+        message, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES_MAX, 4)
         if not message:
             return
         pid = os.fork()
@@ -59,7 +59,7 @@ def _import_everything() -> None:
     import sglang.srt.models.qwen2
     import sglang.srt.models.registry  # noqa: F401
 
-    import actors.engines.sglang.host
+    import actors.engines.sglang.host  # noqa: F401
 
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda *_, **__: None
@@ -71,7 +71,7 @@ def _become_host(message: bytes, fds: list[int]) -> None:
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        link, node, log = fds
+        link, node, log, _lock = fds  # the lock is held, not used
         host.run(settings.decode(message), socket.socket(fileno=link), node, log)
     except BaseException:  # noqa: BLE001  # a fork must never return into its zygote's loop
         traceback.print_exc()

@@ -1,0 +1,127 @@
+"""One engine as a child of the tree: its process, its link, and the port that it offers."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import trio
+from attrs import define, frozen
+
+from actors.engines.port import Engine
+from actors.engines.sglang import leftovers, settings
+from actors.engines.sglang.adapter import SglangEngine
+from protocol.errors import ActorError, EngineDied, EngineLost, PeerLost, PeerViolation, StartFailed
+from protocol.messages import EngineInfo, GetInfo
+from protocol.peer import Peer
+from supervisor.chatter import Chatter
+from supervisor.folders import Folder
+from supervisor.hosts import Starts, descriptors
+from supervisor.link import Link
+from supervisor.plug import Plug
+from supervisor.process import Hurry, Ladder
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 256 * 1024
+
+
+@define(eq=False)
+class SocketTransport:
+    """A stream socket as a link's transport."""
+
+    stream: trio.SocketStream
+
+    async def send_all(self, data: bytes) -> None:
+        """Write all of `data`."""
+        await self.stream.send_all(data)
+
+    async def receive_some(self) -> bytes | bytearray:
+        """Return some bytes, none at the end."""
+        return await self.stream.receive_some(READ_BYTES)
+
+
+@frozen
+class EngineHouse:
+    """What the engines of a node share."""
+
+    folder: Folder
+    chatter: Callable[[str], Chatter]
+    hurry: Hurry
+    ladder: Ladder
+
+
+async def engine(
+    spec: settings.EngineSpec,
+    starts: Starts,
+    plug: Plug[Engine],
+    house: EngineHouse,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Keep one engine; `started()` means that it can be asked.
+
+    Raises `StartFailed` if it cannot become ready, `EngineDied` when its process or its link ends later.
+    """
+    place = Path(tempfile.mkdtemp(prefix="e", dir=house.folder.path))  # short: SGLang puts Unix sockets into it
+    chatter = house.chatter(spec.name)
+    output, write = chatter.pipe()
+    with ExitStack() as stack:
+        stack.callback(leftovers.remove, place)
+        stack.callback(output.close)
+        with descriptors(house.folder, write) as (ours, inherited):
+            stack.callback(ours.close)
+            process = await starts(settings.boot(spec, str(place)), inherited)
+        transport = SocketTransport(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+        link = Link(transport, Peer(spec.name, serves_max=0), lost_as=EngineLost)
+        async with trio.open_nursery() as nursery:
+            # Both end when the process has ended. Until then they outlive a cancel, because the ladder needs them.
+            aside = trio.CancelScope(shield=True)
+            nursery.start_soon(_carry, link, chatter, output, aside, nursery.cancel_scope)
+            try:
+                await link.wait_ready()
+                with plug.offering(SglangEngine(link, await _info(link))):
+                    task_status.started()
+                    await process.wait()
+            finally:
+                await process.end(house.ladder, house.hurry, ask=partial(link.bye, "shutdown", "the node stops it"))
+                aside.cancel()
+    raise _why(link, chatter, spec.name)
+
+
+async def _carry(
+    link: Link,
+    chatter: Chatter,
+    output: trio.lowlevel.FdStream,
+    aside: trio.CancelScope,
+    engine: trio.CancelScope,
+) -> None:
+    """Run the link and keep the chatter; the link's end is the engine's."""
+    with aside:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(chatter.keep, output)
+            try:
+                await link.run()
+            except PeerLost:
+                pass  # what it said when it left is the link's farewell
+            except PeerViolation:
+                log.exception("an engine's host broke the protocol")
+            engine.cancel(reason="the link to the host is lost")
+
+
+async def _info(link: Link) -> EngineInfo:
+    async with link.ask(GetInfo(), 0) as answer:
+        info = await answer.result()
+    assert isinstance(info, EngineInfo)
+    return info
+
+
+def _why(link: Link, chatter: Chatter, name: str) -> ActorError:
+    """Return the truth about an engine that ended by itself, in one sentence."""
+    said = link.farewell.detail if link.farewell else chatter.last_error
+    sentence = f"engine {name} {'ended' if link.ready else 'did not start'}: {said or 'it said nothing'}"
+    return EngineDied(sentence) if link.ready else StartFailed(f"{sentence} (its log: {chatter.path})")

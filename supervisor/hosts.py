@@ -1,0 +1,161 @@
+"""Where engines' processes come from: forked from a zygote on a CPU, spawned where there is CUDA.
+
+The zygote is a child of the tree like any other. Its death leaves the hosts that it forked alone; it is remade in the
+background, and only a start that needs it waits.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import trio
+from attrs import define, frozen
+
+import actors
+from actors.engines.sglang import settings
+from protocol.errors import EngineDied, StartFailed
+from supervisor.chatter import Chatter
+from supervisor.folders import Folder
+from supervisor.plug import Plug
+from supervisor.process import Hurry, Ladder, Process, start
+
+ROOT = Path(actors.__file__).parent.parent
+ON_CPU = ROOT / "actors" / "engines" / "sglang" / "cpu"
+ZYGOTE = (sys.executable, "-m", "actors.engines.sglang.zygote")
+SPAWNED = (sys.executable, "-m", "actors.engines.sglang")
+ANSWER_BYTES = 64
+FORK_WITHIN_S = 5.0
+
+
+@frozen
+class Descriptors:
+    """What a host inherits: its end of the link, the node to live by, where its chatter goes, the folder's lock."""
+
+    link: int
+    node: int
+    log: int
+    lock: int
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((self.link, self.node, self.log, self.lock))
+
+
+class Starts(Protocol):
+    """Makes hosts."""
+
+    async def __call__(self, boot: settings.Boot, descriptors: Descriptors) -> Process:
+        """Start a host; the descriptors stay the caller's to close."""
+
+
+@define(eq=False)
+class Zygote:
+    """A zygote that is ready, by its control socket."""
+
+    control: trio.socket.SocketType
+    busy: trio.Lock
+
+    async def fork(self, boot: settings.Boot, descriptors: Descriptors) -> Process:
+        """Fork a host; raises `EngineDied` if the zygote is gone."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _packed(descriptors))]
+        answer, ancillary = b"", list[tuple[int, int, bytes]]()
+        async with self.busy:
+            # Shielded, because a question without its answer would leave the answer to the next question.
+            with trio.move_on_after(FORK_WITHIN_S, shield=True), suppress(OSError):
+                await self.control.sendmsg([settings.encode(boot)], rights)
+                answer, ancillary, _, _ = await self.control.recvmsg(ANSWER_BYTES, socket.CMSG_SPACE(4))
+        if not answer:
+            self.control.close()
+            raise EngineDied("the zygote died while it forked a host")
+        return Process(boot.name, int(answer), int.from_bytes(ancillary[0][2][:4], sys.byteorder))
+
+
+def _packed(descriptors: Descriptors) -> bytes:
+    return b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
+
+
+async def zygote(
+    plug: Plug[Zygote],
+    chatter: Chatter,
+    hurry: Hurry,
+    ladder: Ladder,
+    environment: Mapping[str, str],
+    command: tuple[str, ...] = ZYGOTE,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Keep one zygote; `started()` at once, since whoever needs it waits at the plug."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    output, write = chatter.pipe()
+    arguments = [*command, str(theirs.fileno()), str(os.getpid())]
+    process = start("zygote", arguments, host_environment(environment, "cpu"), [theirs.fileno()], write)
+    theirs.close()
+    os.close(write)
+    control = trio.socket.from_stdlib_socket(ours)
+    ready = False
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(chatter.keep, output)
+            task_status.started()
+            if ready := bool(await _received(control)):
+                with plug.offering(Zygote(control, trio.Lock())):
+                    await process.wait()
+            nursery.cancel_scope.cancel(reason="the zygote has ended")
+    finally:
+        control.close()
+        await process.end(ladder, hurry)
+    if ready:
+        raise EngineDied("the zygote died")
+    raise StartFailed(f"the zygote could not import SGLang: {chatter.last_error or f'see {chatter.path}'}")
+
+
+async def _received(control: trio.socket.SocketType) -> bytes:
+    try:
+        return await control.recv(ANSWER_BYTES)
+    except OSError:
+        return b""
+
+
+def forked(plug: Plug[Zygote]) -> Starts:
+    """Return a way to start hosts from whatever zygote is there, waiting for one if none is."""
+
+    async def fork(boot: settings.Boot, descriptors: Descriptors) -> Process:
+        return await (await plug.wait()).fork(boot, descriptors)
+
+    return fork
+
+
+def spawned(environment: Mapping[str, str], device: str, command: tuple[str, ...] = SPAWNED) -> Starts:
+    """Return a way to start hosts each as a fresh process."""
+
+    async def spawn(boot: settings.Boot, descriptors: Descriptors) -> Process:
+        await trio.lowlevel.checkpoint()
+        numbers = [str(fd) for fd in (descriptors.link, descriptors.node, descriptors.log)]
+        arguments = [*command, *numbers, settings.encode(boot).decode()]
+        return start(boot.name, arguments, host_environment(environment, device), list(descriptors), descriptors.log)
+
+    return spawn
+
+
+def host_environment(environment: Mapping[str, str], device: str) -> dict[str, str]:
+    """Return the environment of a host or a zygote: the node's own, and what an engine on `device` needs."""
+    path = [str(ROOT), *([str(ON_CPU)] if device == "cpu" else []), environment.get("PYTHONPATH", "")]
+    return {**environment, **settings.environment(device), "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+@contextmanager
+def descriptors(folder: Folder, log: int) -> Iterator[tuple[socket.socket, Descriptors]]:
+    """Yield our end of a new link, and what a host inherits; the host's share is closed at the end of the body."""
+    ours, theirs = socket.socketpair()
+    node = os.pidfd_open(os.getpid())
+    try:
+        with closing(theirs):
+            yield ours, Descriptors(theirs.fileno(), node, log, folder.lock)
+    finally:
+        os.close(node)
+        os.close(log)

@@ -1,0 +1,44 @@
+"""Where a child that comes and goes offers what its siblings need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import trio
+from attrs import define, field
+
+T = TypeVar("T")
+
+
+@define(eq=False)
+class Plug(Generic[T]):
+    """Holds a thing while the life that offers it lasts."""
+
+    last: T | None = None  # stays when the life ends, for what outlives it: names, limits
+    _now: T | None = None
+    _offered: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+
+    @contextmanager
+    def offering(self, thing: T) -> Iterator[None]:
+        """Offer `thing` while the body runs."""
+        self._now = self.last = thing
+        self._offered.unpark_all()
+        try:
+            yield
+        finally:
+            if self._now is thing:
+                self._now = None
+
+    @property
+    def now(self) -> T | None:
+        """What is offered now, if anything is."""
+        return self._now
+
+    async def wait(self) -> T:
+        """Wait until something is offered, and return it."""
+        await trio.lowlevel.checkpoint()
+        while self._now is None:
+            await self._offered.park()
+        return self._now

@@ -1,0 +1,530 @@
+import json
+from typing import get_args
+
+import attrs
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.responses import responses_server_event
+from pydantic import BaseModel
+
+from protocol.dialects.responses import (
+    CancelResponse,
+    Create,
+    Events,
+    error_event,
+    parse,
+    response_id,
+    stream_id_of,
+    to_respond,
+)
+from protocol.errors import BadRequest, ContextTooLong, EngineLost, Overloaded, RequestError, Unsupported
+from protocol.messages import Finished, FinishReason, Respond, Role, Turn, Usage
+
+ID = "0123456789abcdef0123456789abcdef"
+BASE = {"type": "response.create", "model": "m", "input": "Hi"}
+USAGE = Usage(prompt_tokens=37, completion_tokens=11, cached_tokens=5)
+
+SERVER_EVENTS = {
+    get_args(cls.model_fields["type"].annotation)[0]: cls
+    for cls in get_args(get_args(responses_server_event.ResponsesServerEvent)[0])
+}
+
+
+def create(**fields) -> Create:
+    result = parse(json.dumps(BASE | fields))
+    assert isinstance(result, Create)
+    return result
+
+
+def refused(kind, param, said=None, /, **fields):
+    with pytest.raises(BadRequest) as raised:
+        parse(json.dumps({key: value for key, value in (BASE | fields).items() if value is not ...}))
+    assert (type(raised.value), raised.value.param) == (kind, param), raised.value
+    if said is not None:
+        assert str(raised.value) == said
+
+
+def extras(model):
+    """Every key that openai's types do not know."""
+    for name, value in dict(model).items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, BaseModel):
+                yield from (f"{name}.{key}" for key in extras(each))
+    yield from model.model_extra or ()
+
+
+def check(frame, *, unknown=()):
+    """Parse an event with openai's own class for it, which must know every key."""
+    event = json.loads(frame)
+    model = SERVER_EVENTS[event["type"]].model_validate(event, strict=True)
+    known_from_the_wire = {"response.store"}  # what openai sends, and its types forget
+    assert {*extras(model)} - known_from_the_wire == {*unknown}
+    return event
+
+
+# What clients say ---------------------------------------------------------------------
+
+
+def test_the_documented_request():
+    text = """{"type":"response.create","model":"m",
+        "input":[{"type":"message","role":"user","content":[{"type":"input_text","text":"Hi"}]}],
+        "instructions":null,"tools":[],"previous_response_id":null,"store":false,"max_output_tokens":128,
+        "temperature":0.0,"stream_id":"main","generate":true}"""
+    request = parse(text)
+    assert request.turns() == (Turn(Role.USER, "Hi"),)
+    assert (request.model, request.max_output_tokens, request.temperature) == ("m", 128, 0.0)
+    assert request.stream_id == "main"
+
+
+def test_the_shortest_request():
+    assert create().turns() == (Turn(Role.USER, "Hi"),)
+
+
+def test_what_stock_clients_send_and_what_asks_for_nothing_is_accepted():
+    create(
+        stream=True, background=False, parallel_tool_calls=True, tool_choice="auto", tools=[], truncation="disabled",
+        text={"format": {"type": "text"}, "verbosity": None}, reasoning={"effort": None, "summary": None}, include=[],
+        service_tier="auto", user="me", safety_identifier="x", prompt_cache_key="k", metadata={"a": "b"},
+        conversation=None, prompt=None, top_logprobs=0, stream_options=None, max_tool_calls=None, stop=None,
+        ignore_eos=True, temperature=1, top_p=None,
+    )  # fmt: skip
+
+
+def test_an_answer_that_is_sent_back_whole():
+    item = {
+        "id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "phase": None,
+        "content": [{"type": "output_text", "text": "He", "annotations": [], "logprobs": []},
+                    {"type": "output_text", "text": "llo"}],
+    }  # fmt: skip
+    assert create(input=[item, {"role": "user", "content": "and?"}]).turns() == (
+        Turn(Role.ASSISTANT, "Hello"),
+        Turn(Role.USER, "and?"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("truncation", "auto"),
+        ("text", {"format": {"type": "json_object"}}),
+        ("text", {"verbosity": "low"}),
+        ("reasoning", {"effort": "high"}),
+        ("include", ["message.output_text.logprobs"]),
+        ("generate", False),
+        ("generate", 1),
+        ("store", True),
+        ("conversation", "conv_1"),
+        ("prompt", {"id": "x"}),
+        ("top_logprobs", 2),
+        ("service_tier", "priority"),
+        ("moderation", {}),
+        ("stream_options", {"include_obfuscation": True}),
+    ],
+)
+def test_what_this_server_does_not_do_is_refused_by_name(field, value):
+    refused(Unsupported, field, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("param", "items"),
+    [
+        ("input[0].type", [{"type": "function_call_output", "call_id": "c", "output": "x"}]),
+        ("input[0].type", [{"type": "item_reference", "id": "x"}]),
+        ("input[1].content[0].type", [
+            {"role": "user", "content": "x"},
+            {"role": "user", "content": [{"type": "input_image", "image_url": "data:", "detail": "auto"}]},
+        ]),
+        ("input[0].content[0].type", [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]),
+        ("input[0].content[0].type", [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}]),
+    ],
+)  # fmt: skip
+def test_items_that_are_no_text_are_unsupported(param, items):
+    refused(Unsupported, param, input=items)
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("model", {"model": ...}),
+        ("model", {"model": ""}),
+        ("model", {"model": None}),
+        ("input", {"input": ...}),
+        ("input", {"input": None}),
+        ("input", {"input": []}),
+        ("input", {"input": {"role": "user", "content": "x"}}),
+        ("input[0]", {"input": ["x"]}),
+        ("input[0].role", {"input": [{"content": "x"}]}),
+        ("input[0].role", {"input": [{"role": "tool", "content": "x"}]}),
+        ("input[0].content", {"input": [{"role": "user"}]}),
+        ("input[0].content", {"input": [{"role": "user", "content": None}]}),
+        ("input[0].content[0].text", {"input": [{"role": "user", "content": [{"type": "input_text"}]}]}),
+        ("input[0].content[0].type", {"input": [{"role": "user", "content": [{"text": "x"}]}]}),
+        ("input[0].colour", {"input": [{"role": "user", "content": "x", "colour": 1}]}),
+        ("instructions", {"instructions": 5}),
+        ("max_output_tokens", {"max_output_tokens": 0}),
+        ("max_output_tokens", {"max_output_tokens": 2**31}),
+        ("max_output_tokens", {"max_output_tokens": True}),
+        ("max_output_tokens", {"max_output_tokens": "16"}),
+        ("max_output_tokens", {"max_output_tokens": 16.0}),
+        ("temperature", {"temperature": 2.1}),
+        ("temperature", {"temperature": False}),
+        ("temperature", {"temperature": "0"}),
+        ("top_p", {"top_p": 0}),
+        ("top_p", {"top_p": 1.1}),
+        ("top_k", {"top_k": 0}),
+        ("top_k", {"top_k": -2}),
+        ("min_p", {"min_p": -0.1}),
+        ("frequency_penalty", {"frequency_penalty": 3}),
+        ("presence_penalty", {"presence_penalty": -3}),
+        ("repetition_penalty", {"repetition_penalty": 0}),
+        ("stop", {"stop": ""}),
+        ("stop[1]", {"stop": ["a", ""]}),
+        ("stop", {"stop": ["a"] * 17}),
+        ("stop", {"stop": {}}),
+        ("stop_token_ids[0]", {"stop_token_ids": [-1]}),
+        ("stop_token_ids[0]", {"stop_token_ids": [True]}),
+        ("stop_token_ids", {"stop_token_ids": [1] * 65}),
+        ("min_tokens", {"min_tokens": -1}),
+        ("min_tokens", {"min_tokens": 9, "max_output_tokens": 8}),
+        ("ignore_eos", {"ignore_eos": 1}),
+        ("seed", {"seed": 2**63}),
+        ("seed", {"seed": 123456789012345678901234567890}),
+        ("seed", {"seed": 1.0}),
+        ("stream_id", {"stream_id": ""}),
+        ("stream_id", {"stream_id": "a b"}),
+        ("stream_id", {"stream_id": "a\n"}),
+        ("stream_id", {"stream_id": "x" * 257}),
+        ("metadata.a", {"metadata": {"a": 1}}),
+        ("metadata", {"metadata": {str(key): "" for key in range(17)}}),
+        ("user", {"user": 5}),
+        ("stream", {"stream": "true"}),
+        ("max_tokens", {"max_tokens": 5}),
+        ("type", {"type": ...}),
+        ("type", {"type": 5}),
+    ],
+)
+def test_mistakes_name_their_field(param, fields):
+    refused(BadRequest, param, **fields)
+
+
+def test_edges_of_ranges_are_inside():
+    create(temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=2, seed=-(2**63), min_tokens=0)
+    create(
+        temperature=2, top_k=1, min_p=1, seed=2**63 - 1, min_tokens=8, max_output_tokens=8, stop=[], stream_id="x" * 256
+    )
+
+
+def test_several_mistakes_are_one_error():
+    refused(
+        BadRequest,
+        "temperature",
+        "temperature: must be at least 0 and at most 2, got 5; top_k: expected an integer, got true; "
+        "modell: is not a key here; did you mean model?",
+        temperature=5, top_k=True, modell="x",
+    )  # fmt: skip
+    refused(
+        Unsupported,
+        "store",
+        "store: true is not supported here; only false is; tools: a list is not supported here; leave it out",
+        tools=[{}], store=True,
+    )  # fmt: skip
+
+
+def test_a_long_list_of_mistakes_is_cut():
+    with pytest.raises(BadRequest, match=r"; and 8 more$") as raised:
+        parse(json.dumps(BASE | {"input": [1] * 5000}))
+    assert len(str(raised.value)) < 1000
+
+
+def test_events_that_are_not_known():
+    refused(Unsupported, "type", type="response.steer")
+    refused(Unsupported, "type", type="x" * 10_000)
+
+
+def test_a_model_may_come_from_the_address():
+    text = json.dumps({"type": "response.create", "input": "Hi"})
+    assert parse(text, default_model="q").model == "q"
+    assert parse(json.dumps(BASE), default_model="q").model == "m"
+
+
+def test_cancel():
+    assert parse('{"type":"response.cancel","response_id":"resp_1","stream_id":"a"}') == CancelResponse(
+        type="response.cancel", response_id="resp_1", stream_id="a"
+    )
+    assert parse('{"type":"response.cancel"}') == CancelResponse(type="response.cancel")
+    with pytest.raises(BadRequest) as raised:
+        parse('{"type":"response.cancel","response_id":5,"event_id":"x"}')
+    assert raised.value.param == "response_id"
+
+
+def test_the_lane_of_a_request_that_could_not_be_parsed():
+    assert stream_id_of('{"type":5,"stream_id":"a"}') == "a"
+    assert stream_id_of('{"stream_id":"a b"}') is None
+    assert stream_id_of('{"stream_id":5}') is None
+    assert stream_id_of("{") is None
+
+
+# Enemies ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("null", "expected a JSON object"),
+        ("[]", "expected a JSON object"),
+        ('{"type":"response.create","temperature":NaN}', "not JSON"),
+        ('{"type":"response.create","temperature":Infinity}', "not JSON"),
+        ('{"type":"response.create","temperature":1e999}', "not JSON"),
+        ('{"type":"response.create","seed":' + "9" * 5000 + "}", "not JSON"),
+        ('{"a":' + "[" * 100_000, "nested too deeply"),
+        ('{"a":' * 100_000, "nested too deeply"),
+        ('{"type":"response.create","model":"m","input":"\\ud800"}', "surrogate"),
+        ('{"type":"response.create","model":"m","input":"\\udc00 and more"}', "surrogate"),
+        ('{"\\ud800 and more":1}', "surrogate"),
+        ('{"type":"response.create","model":"m","input":"\ud800"}', "UTF-8"),
+        ('{"type":"response.create","model":"m","input":"\x00"}', "not JSON"),
+    ],
+)
+def test_text_that_cannot_be_read(text, said):
+    with pytest.raises(BadRequest, match=said):
+        parse(text)
+    assert stream_id_of(text) is None
+
+
+def test_depth_below_the_limit_is_refused_by_name():
+    deep = "[" * 500 + "]" * 500
+    for field, kind in (("tools", Unsupported), ("input", BadRequest), ("metadata", BadRequest), ("xyz", BadRequest)):
+        with pytest.raises(BadRequest) as raised:
+            parse(json.dumps(BASE | {field: None}).replace("null", deep))
+        assert type(raised.value) is kind
+        assert raised.value.param.startswith(field)
+
+
+def test_of_a_key_that_stands_twice_the_last_counts():
+    assert parse('{"type":"response.create","model":"a","input":"x","model":"b"}').model == "b"
+
+
+def test_nul_is_a_character_of_text_and_of_nothing_else():
+    assert create(input="a\0b").turns() == (Turn(Role.USER, "a\0b"),)
+    refused(BadRequest, "stream_id", stream_id="a\0")
+    refused(BadRequest, '["model\\u0000"]', **{"model\0": 1})
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+NAMES = sorted({*Create.harmless, *(field.name for field in attrs.fields(Create))})
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool"]) | json_values},
+        optional={
+            "type": st.sampled_from(["message", "reasoning"]) | json_values,
+            "content": st.lists(
+                st.fixed_dictionaries({"type": st.sampled_from(["input_text"]) | json_values, "text": json_values}),
+                max_size=3,
+            )
+            | json_values,
+        },
+    ),
+    max_size=3,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(json_values | st.dictionaries(st.sampled_from(NAMES), json_values | ITEMS, max_size=6))
+def test_any_json_is_answered_or_refused(value):
+    for data in (value, BASE | value if isinstance(value, dict) else value):
+        try:
+            result = parse(json.dumps(data))
+        except RequestError as error:
+            json.loads(check_error(error_event(error)))
+        else:
+            if isinstance(result, Create):
+                respond = to_respond(result, request_id=ID)
+                assert msgspec.msgpack.decode(msgspec.msgpack.encode(respond), type=Respond) == respond
+
+
+@settings(deadline=None)
+@given(st.text() | st.text(st.sampled_from('{}[]",:\\ud8e1tfnr0')))
+def test_any_text_is_refused(text):
+    with pytest.raises(RequestError):
+        parse(text)
+
+
+def check_error(frame):
+    check(frame, unknown=["headers"] if b'"headers"' in frame else [])
+    return frame
+
+
+# What a processor gets ------------------------------------------------------------------
+
+
+def test_to_respond_maps_every_field():
+    request = create(
+        instructions="be brief", input=[{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}],
+        max_output_tokens=9, min_tokens=2, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, frequency_penalty=0.2,
+        presence_penalty=0.3, repetition_penalty=1.1, stop="END", stop_token_ids=[3], ignore_eos=True, seed=7,
+    )  # fmt: skip
+    history = (Turn(Role.USER, "a"), Turn(Role.ASSISTANT, "b"))
+    assert to_respond(request, request_id=ID, history=history) == Respond(
+        id=ID,
+        turns=(Turn(Role.SYSTEM, "be brief"), *history, Turn(Role.DEVELOPER, "d"), Turn(Role.USER, "u")),
+        tokens_max=9, tokens_min=2, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, frequency_penalty=0.2,
+        presence_penalty=0.3, repetition_penalty=1.1, stop=("END",), stop_token_ids=(3,), ignore_eos=True, seed=7,
+        params={"turns": "input", "tokens_max": "max_output_tokens", "tokens_min": "min_tokens"},
+    )  # fmt: skip
+    plain = to_respond(create(), request_id=ID)
+    assert plain == Respond(ID, (Turn(Role.USER, "Hi"),), params=plain.params)
+
+
+# What clients hear ----------------------------------------------------------------------
+
+
+def events_of(**fields):
+    return Events(create(**fields), request_id=ID, created_at=1741290958)
+
+
+def finished(reason=FinishReason.STOP):
+    return Finished(reason, USAGE)
+
+
+def test_one_whole_response():
+    events = events_of(stream_id="main", max_output_tokens=9, metadata={"a": "b"}, instructions="short")
+    pieces = ["Hi", ' "there"\n', "", "\0\u2028é\U0001f600"]
+    frames = [*events.begin(), *events.open(), *map(events.delta, pieces), *events.finish(finished())]
+    said = [check(frame) for frame in frames]
+    assert [event["type"] for event in said] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * 4,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event["sequence_number"] for event in said] == list(range(len(said)))
+    assert {event["stream_id"] for event in said} == {"main"}
+    assert [event["delta"] for event in said[4:8]] == pieces
+    text = "".join(pieces)
+    assert events.text == said[8]["text"] == said[9]["part"]["text"] == said[10]["item"]["content"][0]["text"] == text
+    assert {event["item_id"] for event in said if "item_id" in event} == {f"msg_{ID}"}
+    for event in (said[0], said[1], said[11]):
+        assert event["response"]["id"] == events.id == response_id(ID) == f"resp_{ID}"
+        assert (event["response"]["metadata"], event["response"]["instructions"]) == ({"a": "b"}, "short")
+    response = said[11]["response"]
+    assert (response["status"], response["incomplete_details"], response["error"]) == ("completed", None, None)
+    assert response["output"] == [said[10]["item"]]
+    assert response["usage"] == {
+        "input_tokens": 37,
+        "input_tokens_details": {"cached_tokens": 5, "cache_write_tokens": 0},
+        "output_tokens": 11,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 48,
+    }
+
+
+def test_no_stream_id_is_made_up():
+    events = events_of()
+    frames = [*events.begin(), *events.open(), events.delta("x"), *events.finish(finished())]
+    assert all("stream_id" not in check(frame) for frame in frames)
+    assert "stream_id" not in json.loads(error_event(Overloaded("full")))
+
+
+def test_an_answer_that_reached_its_limit_is_incomplete():
+    events = events_of()
+    *_, item, last = map(
+        check, [*events.begin(), *events.open(), events.delta("x"), *events.finish(finished(FinishReason.LENGTH))]
+    )
+    assert item["item"]["status"] == "incomplete"
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["status"] == "incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert last["response"]["output"][0]["status"] == "incomplete"
+    assert last["response"]["usage"]["output_tokens"] == 11
+
+
+def test_an_answer_without_text_is_whole_all_the_same():
+    events = events_of()
+    said = [check(frame) for frame in [*events.begin(), *events.finish(finished())]]
+    assert [event["sequence_number"] for event in said] == list(range(8))
+    assert said[2]["type"] == "response.output_item.added"
+    assert said[-1]["response"]["output"][0]["content"][0]["text"] == ""
+
+
+def test_cancelled_before_and_after_the_first_token():
+    events = events_of()
+    (_, _, last) = [*events.begin(), *events.cancelled()]
+    response = json.loads(last)["response"]
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "cancelled"})
+    assert (response["output"], response["usage"]) == ([], None)
+
+    events = events_of(stream_id="a")
+    *frames, last = [*events.begin(), *events.open(), events.delta("He"), *events.cancelled(USAGE)]
+    assert [check(frame)["type"] for frame in frames[-2:]] == [
+        "response.content_part.done",
+        "response.output_item.done",
+    ]
+    check(last.replace(b'"reason":"cancelled"', b'"reason":"content_filter"'))  # the one word that openai lacks
+    event = json.loads(last)
+    assert event["type"] == "response.incomplete"
+    assert event["response"]["output"][0]["content"][0]["text"] == "He"
+    assert event["response"]["usage"]["total_tokens"] == 48
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "cause"),
+    [
+        (EngineLost("the engine died; ask again"), "server_error", "engine_lost"),
+        (ContextTooLong("too long", param="input"), "invalid_prompt", "context_length_exceeded"),
+    ],
+)
+def test_a_response_that_failed(error, code, cause):
+    events = events_of(stream_id="a")
+    events.begin()
+    early = check(events_of().failed(error), unknown=["response.error.cause"])
+    assert early["response"]["output"] == []
+    events.open()
+    events.delta("He")
+    event = check(events.failed(error, USAGE), unknown=["response.error.cause"])
+    assert (event["type"], event["sequence_number"], event["stream_id"]) == ("response.failed", 5, "a")
+    assert event["response"]["status"] == "failed"
+    assert event["response"]["output"][0]["status"] == "incomplete"
+    said = event["response"]["error"]
+    assert (said["code"], said["cause"], said["message"], said["param"]) == (code, cause, str(error), error.param)
+
+
+def test_long_instructions_are_not_echoed():
+    events = events_of(instructions="x" * 500_000, input="y" * 500_000)
+    frames = [*events.begin(), *events.open(), events.delta("z"), *events.finish(finished())]
+    assert max(map(len, frames)) < 2000
+
+
+def test_error_events():
+    assert json.loads(check_error(error_event(BadRequest("no", param="input[0].role"), "main"))) == {
+        "type": "error",
+        "status": 400,
+        "stream_id": "main",
+        "error": {
+            "message": "no",
+            "type": "invalid_request_error",
+            "param": "input[0].role",
+            "code": "invalid_request",
+        },
+    }
+    assert json.loads(check_error(error_event(Overloaded("full")))) == {
+        "type": "error",
+        "status": 503,
+        "error": {"message": "full", "type": "server_error", "param": None, "code": "overloaded"},
+        "headers": {"retry-after": "1"},
+    }
