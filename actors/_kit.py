@@ -61,7 +61,7 @@ class Answer(Generic[Rep, Res]):
             self._waiting.append(reply)
             self._news.unpark_all()
 
-    def end(self, result: Res) -> None:
+    def end(self, result: Res | None) -> None:
         """Say that the answer is whole."""
         if not self.over.is_set():
             self._result = result
@@ -179,9 +179,9 @@ class Call(Generic[Req, Rep, Res]):
             failure = _first(error, RequestError)
             if failure is not None:
                 self.answer.fail(failure)
-            elif _first(error, ActorError) is not None:
-                raise
-            else:
+            if _first(error, ActorError) is not None:
+                raise  # even beside the other: the actor is broken, whatever else went wrong
+            if failure is None:
                 request_id = getattr(self.request, "id", None)
                 log.exception("a bug failed a request", extra={"request_id": request_id})
                 self.answer.fail(Internal("the server made a mistake; its log has the details"))

@@ -32,15 +32,18 @@ async def decode(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve generations, at most `slots` at a time; what an engine cannot take yet waits in the inbox."""
+    """Serve generations, at most `slots` at a time; what an engine cannot take yet waits in the inbox.
+
+    Several may share one inbox: whoever has a slot takes the next call.
+    """
     free = trio.Semaphore(slots)
     bugs = Bugs()
     async with trio.open_nursery() as requests:
         task_status.started()
-        async for call in inbox:
-            if not call.scope.cancel_called:  # never start work for an asker who has left
-                await free.acquire()
-                requests.start_soon(_generate, call, engine, free, deadlines, bugs)
+        while True:
+            await free.acquire()  # the slot first: a call that must wait had better wait where others can take it
+            call = await inbox.receive()
+            requests.start_soon(_generate, call, engine, free, deadlines, bugs)
 
 
 async def _generate(
@@ -60,8 +63,8 @@ async def _generate(
         with call.answering(bugs) as answer:
             async with _slot(engine, call.request, deadlines.release_s) as generation:
                 finished = await generation.relay(pass_on, pace.until)
-            if finished is None:
-                raise DeadlineExceeded(f"the engine took longer than {pace.waited_for}")
+                if finished is None:
+                    raise DeadlineExceeded(f"the engine took longer than {pace.waited_for}")
             answer.end(finished)
     finally:
         free.release()

@@ -5,7 +5,7 @@ Usage: python examples/make_tiny.py OUT_DIR [--steps N]
 The model is a Qwen2 of less than half a million parameters with a byte-level BPE tokenizer of 512 tokens and a ChatML
 template. It knows next to nothing, but it answers readable text, stops by itself and runs on any machine, so that a
 server can be tried without a download. Nothing is fetched: the text is generated from the tables below, the
-same text for the same seed.
+same text for the same seed. It needs torch 2.9 or later (for Muon), transformers and tokenizers.
 """
 
 import argparse
@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 SEED = 20
 STEPS = 1500
@@ -458,7 +458,7 @@ def make_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
     """Returns the untrained model."""
     torch.manual_seed(SEED)
-    # Heads of 64 are the smallest that the attention kernels for GPUs all accept.
+    # Heads of 64, because not all attention kernels for GPUs take smaller ones.
     return Qwen2ForCausalLM(Qwen2Config(
         vocab_size=VOCAB_SIZE, hidden_size=128, intermediate_size=160, num_hidden_layers=3, num_attention_heads=2,
         num_key_value_heads=2, head_dim=64, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
@@ -499,7 +499,7 @@ class Corpus:
 def train(model: Qwen2ForCausalLM, phases: Sequence[tuple[Corpus, int, int, int]], steps: int) -> None:
     """Trains the model on one phase of (corpus, steps, rows, length) after another."""
     generator = torch.Generator().manual_seed(SEED)
-    # Muon learns to copy words from the question in a fraction of the steps that AdamW alone needs.
+    # Muon is made for matrices between layers; the embedding, norms and biases are left to AdamW.
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
     others = [weight for name, weight in model.named_parameters() if weight.ndim != 2 or "embed" in name]
     optimizers = (torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
@@ -538,7 +538,7 @@ def main() -> None:
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
-    # One thread adds up in one order, so that every run ends at the same weights.
+    # One thread adds up in one order, so that on one machine every run ends at the same weights.
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     writer = Writer(SEED)
@@ -555,6 +555,10 @@ def main() -> None:
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, pad_token_id=tokenizer.pad_token_id,
         eos_token_id=[tokenizer.eos_token_id, tokenizer.bos_token_id])
+    # transformers splits text for a Qwen2 by Qwen2's own rules, whatever tokenizer.json says: with the same rules in
+    # the file, every reader of it makes the same tokens. It is mostly numbers that come out otherwise than in training.
+    rules, written = Qwen2Tokenizer().backend_tokenizer, tokenizer.backend_tokenizer
+    written.normalizer, written.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
     model.save_pretrained(options.out_dir)
     tokenizer.save_pretrained(options.out_dir)
     for path in options.out_dir.iterdir():

@@ -70,6 +70,13 @@ class PreviousResponseNotFound(BadRequest):
     code = "previous_response_not_found"
 
 
+class ConnectionExpired(BadRequest):
+    """The connection has reached its longest time; open a new one."""
+
+    code = "websocket_connection_limit_reached"
+    close_code = 1000
+
+
 class EngineRefused(BadRequest):
     """The engine found the request wrong after it had been admitted."""
 

@@ -13,7 +13,7 @@ import msgspec
 from attrs import frozen
 
 from .errors import PeerViolation
-from .messages import FinishReason
+from .messages import UNREADABLE, FinishReason
 
 VERSION = 1
 FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -178,7 +178,7 @@ class FrameReader:
                 break
             try:
                 frame = _DECODERS[kind].decode(bytes(buffer[body : body + length]))
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 raise PeerViolation(f"a {KINDS[kind].__name__} that cannot be read: {error}") from error
             at = body + length
             yield frame

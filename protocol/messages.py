@@ -13,6 +13,9 @@ from attrs import Factory, frozen
 
 from .errors import PeerViolation
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that lie: the last two for text that is not UTF-8, and for nesting without end."""
+
 REQUEST_ID_LENGTH = 32
 """Every request id has this many hexadecimal digits: SGLang aborts by prefix, so no id may be another's prefix."""
 
@@ -161,7 +164,7 @@ class Turn:
 
 @frozen
 class Respond:
-    """Answer a conversation in text; answered by one `Started`, then `Text`, and `Finished`.
+    """Answer a conversation in text; answered by `Accepted`, `Started`, then `Text`, and `Finished`.
 
     `tokens_max` None asks for as many as the model's limits leave. `params` says how the client spelled a field, so
     that an error names the client's own.
@@ -186,6 +189,13 @@ class Respond:
 
 
 @frozen
+class Accepted:
+    """The request is valid and on its way to an engine."""
+
+    prompt_tokens: int
+
+
+@frozen
 class Text:
     """The next piece of an answer, and how many tokens it stands for."""
 
@@ -205,6 +215,7 @@ Message = (
     | FlushCache
     | Done
     | Respond
+    | Accepted
     | Text
 )
 
@@ -221,6 +232,7 @@ KINDS: dict[int, type[Message]] = {
     10: Done,
     11: Respond,
     12: Text,
+    13: Accepted,
 }
 _KIND_OF = {cls: bytes((kind,)) for kind, cls in KINDS.items()}
 _DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}
@@ -238,5 +250,5 @@ def decode(data: bytes) -> Message:
         raise PeerViolation(f"no message is of kind {data[:1].hex() or 'nothing'}")
     try:
         return decoder.decode(memoryview(data)[1:])
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise PeerViolation(f"a {KINDS[data[0]].__name__} that cannot be read: {error}") from error

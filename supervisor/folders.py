@@ -39,7 +39,7 @@ def folder(base: Path) -> Iterator[Folder]:
     try:
         yield Folder(path, lock)
     finally:
-        _remove(path)
+        remove(path)
         os.close(lock)
 
 
@@ -51,14 +51,15 @@ def sweep(base: Path) -> list[Path]:
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(path)
+                remove(path)
                 swept.append(path)
             finally:
                 os.close(lock)
     return swept
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a node's folder with all that its hosts left."""
     for host in path.iterdir():
         if host.is_dir():
             leftovers.remove(host)

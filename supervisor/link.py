@@ -18,7 +18,7 @@ from actors._kit import Answer, Asks
 from protocol import messages
 from protocol.errors import LinkLost, Overloaded, PeerLost, PeerViolation, RequestError, from_code
 from protocol.frames import Bye, Cancel, Credit, End, Fail, Frame, Hello, Item, Open, Step
-from protocol.messages import Finished, Message, Started, Text, Tokens, Usage
+from protocol.messages import Accepted, Finished, Message, Started, Text, Tokens, Usage
 from protocol.peer import Peer
 
 Replies = Answer[Message, Message]
@@ -56,6 +56,8 @@ class Link:
     _writer: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _permits: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _ready: trio.Event = field(factory=trio.Event)
+    _carrying: trio.CancelScope = field(factory=trio.CancelScope)
+    _violation: PeerViolation | None = None
     _bye: Bye | None = None
     _lost: bool = False
 
@@ -71,8 +73,9 @@ class Link:
         if len(self.peer.asked) >= self.peer.asked.open_max:
             raise Overloaded(f"{len(self.peer.asked)} streams are open on this link")
         stream = self.peer.asked.last + 1
-        self._send(Open(stream, messages.encode(request), credit))
+        body = messages.encode(request)
         answer = self._asked[stream] = Replies(credit)
+        self._send(Open(stream, body, credit))
         return stream, answer
 
     def leave(self, stream: int) -> None:
@@ -99,19 +102,22 @@ class Link:
         serving = self._serving[stream]
         last: End | Fail = Fail(stream, "left", "the asker left")
         try:
-            with serving.scope:
-                async with self.serves[type(request)].ask(request, credit + serving.granted) as answer:
-                    serving.answer = answer
-                    result = await answer.relay(partial(self._put, stream))
-                    last = End(stream, messages.encode(result) if result is not None else b"")
-        except* RequestError as group:
-            error = _first(group)
-            last = Fail(stream, error.code, error.detail, error.param)
-        # The answerer may still hold what it needs to let go of: the stream is closed when it has, not before.
-        if serving.answer is not None:
-            with trio.move_on_after(self.release_s, shield=True):
-                await serving.answer.over.wait()
-        del self._serving[stream]
+            try:
+                with serving.scope:
+                    async with self.serves[type(request)].ask(request, credit) as answer:
+                        answer.credit += serving.granted
+                        serving.answer = answer
+                        result = await answer.relay(partial(self._put, stream))
+                        last = End(stream, messages.encode(result) if result is not None else b"")
+            except* RequestError as group:
+                error = _first(group)
+                last = Fail(stream, error.code, error.detail, error.param)
+            # The answerer may still hold what it needs to let go of: the stream is closed when it has, not before.
+            if serving.answer is not None:
+                with trio.move_on_after(self.release_s, shield=True):
+                    await serving.answer.over.wait()
+        finally:
+            del self._serving[stream]
         if not self._lost:
             self._send(last)
 
@@ -126,29 +132,30 @@ class Link:
 
         `started()` means that the other end has said Hello.
         """
-        violation: PeerViolation | None = None
-        try:
+        with self._carrying:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
                 try:
                     await self._read_frames(nursery, task_status)
                 except PeerViolation as error:
-                    violation = error
-                    self._end()  # while the tasks that serve still run: they must not send any more
+                    self._violation = error
+                finally:
+                    self._end()  # at once: the tasks that serve may take their time, and must not send any more
                 nursery.cancel_scope.cancel(reason="the link is lost")
-        finally:
-            self._end()
-        if violation is not None:
-            raise violation
+        if self._violation is not None:
+            raise self._violation
         raise PeerLost(f"{self._bye.code}: {self._bye.detail}" if self._bye else "the other end closed the link")
 
     async def _read_frames(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
-        while data := await self._read():
+        while (data := await self._read()) and not self._lost:
             for frame in self.peer.receive(data):
                 self._received(frame, nursery)
                 if isinstance(frame, Hello):
                     self._ready.set()
+                    self._permits.unpark_all()
                     task_status.started()
+                if self._lost:
+                    return
 
     def bye(self, code: str, detail: str) -> None:
         """Tell the other end that this one ends the link, and why."""
@@ -177,7 +184,8 @@ class Link:
             case Item():
                 self._asked[frame.stream].put(messages.decode(frame.body), frame.units)
             case End():
-                self._closed(frame.stream).end(messages.decode(frame.body))
+                result = messages.decode(frame.body) if frame.body else None
+                self._closed(frame.stream).end(result)
             case Fail():
                 self._closed(frame.stream).fail(from_code(frame.code, frame.detail, frame.param))
             case Open():
@@ -219,9 +227,12 @@ class Link:
 
     def _send(self, frame: Frame) -> None:
         self.peer.send(frame)
-        if self.peer.queued_bytes > self.queued_bytes_max:
-            raise PeerViolation(f"the other end left {self.peer.queued_bytes} bytes unread")
         self._writer.unpark()
+        if self.peer.queued_bytes > self.queued_bytes_max and not self._lost:
+            # The other end is to blame, not whoever happened to send this: the link ends, and its sender hears so.
+            self._violation = PeerViolation(f"the other end left {self.peer.queued_bytes} bytes unread")
+            self._end()
+            self._carrying.cancel(reason="the other end does not read")
 
     async def _write(self) -> None:
         while True:
@@ -248,13 +259,13 @@ class Link:
 
 
 def units_of(reply: Message) -> int:
-    """Return how much credit a reply takes: one unit a token, one for any other reply, none for a start."""
+    """Return how much credit a reply takes: one unit a token, one for any other reply, none for a milestone."""
     match reply:
         case Tokens():
             return len(reply.ids)
         case Text():
             return reply.tokens
-        case Started():
+        case Started() | Accepted():
             return 0
         case _:
             return 1

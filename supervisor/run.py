@@ -91,22 +91,7 @@ async def supervise(
         except Exception:  # a tree must not fall because of who looks at it
             log.exception("Whoever watches the tree failed at: %s", happening)
 
-    await _supervise(tree, tree.name, rng, tell, task_status)
-
-
-async def _supervise(tree: Tree, path: str, rng: Chance, tell: _Tell, task_status: trio.TaskStatus[None]) -> None:
-    gave_up: ActorError | None = None
-    async with trio.open_nursery() as nursery:
-        loop = _Loop(tree, path, rng, tell, nursery)
-        try:
-            await loop.run(task_status)
-        except ActorError as error:
-            gave_up = error  # raised below: here, the nursery would wrap it in a group
-        finally:
-            with trio.CancelScope(shield=True):  # its deadlines are those of the children
-                await loop.stop(tree.children)
-    if gave_up is not None:
-        raise gave_up
+    await _Loop(tree, tree.name, rng, tell, trio.Event()).supervise(task_status=task_status)
 
 
 @define(eq=False)
@@ -118,8 +103,10 @@ class _Life:
     is_ready: Callable[[_Life], None]
     scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True))
     over: trio.Event = field(factory=trio.Event)
+    let_go: trio.Event = field(factory=trio.Event)  # it is over, or a tree that had to leave something behind
     ready_at: float | None = None
     stop_by: float | None = None  # None: nobody has asked it to end
+    deaf: bool = False
     error: BaseException | None = None
 
     def started(self, value: object = None) -> None:  # noqa: ARG002  # Trio's servers pass their listeners
@@ -134,12 +121,14 @@ class _Life:
 class _Loop:
     """What one tree knows about its children while it runs."""
 
-    def __init__(self, tree: Tree, path: str, rng: Chance, tell: _Tell, nursery: trio.Nursery) -> None:
+    _nursery: trio.Nursery
+
+    def __init__(self, tree: Tree, path: str, rng: Chance, tell: _Tell, let_go: trio.Event) -> None:
         self._tree = tree
         self._path = path
         self._rng = rng
         self._tell = tell
-        self._nursery = nursery
+        self._let_go = let_go
         self._lives: dict[str, _Life] = {}  # all that are not known to be over
         self._to_start = {child.name: -inf for child in tree.children}  # and not before when
         self._failures: deque[float] = deque(maxlen=tree.restarts_max + 1)  # when the last of them were
@@ -147,7 +136,23 @@ class _Loop:
         self._up = False  # every child has been ready
         self._changed = trio.Event()  # a life has become ready, or is over
 
-    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+    async def supervise(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Run until cancelled, done or given up, and then stop."""
+        gave_up: ActorError | None = None
+        async with trio.open_nursery() as self._nursery:
+            try:
+                await self._run(task_status=task_status)
+            except ActorError as error:
+                gave_up = error  # raised below: here, the nursery would wrap it in a group
+            finally:
+                with trio.CancelScope(shield=True):  # its deadlines are those of the children
+                    await self._stop(self._tree.children)
+                if not all(life.over.is_set() for life in self._lives.values()):
+                    self._let_go.set()
+        if gave_up is not None:
+            raise gave_up
+
+    async def _run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """React to what has ended, start what is to be started, and wait for the next of either."""
         while True:
             await trio.lowlevel.checkpoint()  # start nothing for a tree that is to stop
@@ -171,21 +176,23 @@ class _Loop:
         if not self._up:
             task_status.started()  # its work was done before all were up
 
-    async def stop(self, children: tuple[Child | Tree, ...]) -> None:
+    async def _stop(self, children: tuple[Child | Tree, ...]) -> None:
         """End the lives of `children`, from the last to the first, each within its deadline."""
         for child in reversed(children):
             life = self._lives.get(child.name)
             if life is None:
                 continue
             if life.stop_by is None and not life.over.is_set():
-                life.stop_by = trio.current_time() + child.stop_within_s
+                within_s = child.stop_within_s if isinstance(child, Child) else inf  # its children have theirs
+                life.stop_by = trio.current_time() + within_s
                 self._happened(life.path, Kind.STOPPING)
                 life.scope.cancel(reason="stopped by its supervisor")
             with trio.move_on_at(inf if life.stop_by is None else life.stop_by):
-                await life.over.wait()
+                await life.let_go.wait()
             if life.over.is_set():
                 del self._lives[child.name]
-            elif isinstance(child, Child):  # a tree has said which child of it is to blame
+            elif isinstance(child, Child) and not life.deaf:  # a tree has said which child of it is to blame
+                life.deaf = True
                 self._happened(life.path, Kind.IGNORES_CANCEL)
 
     def _ended_by_itself(self) -> _Life | None:
@@ -222,7 +229,7 @@ class _Loop:
         if not self._settled(life):
             error = StartFailed(f"{life.path} was not ready within {patience_s:g} s.")
             self._happened(life.path, Kind.FAILED, error)
-            await self.stop((child,))
+            await self._stop((child,))
             await self._failed(life, error)
 
     def _settled(self, life: _Life) -> bool:
@@ -238,7 +245,7 @@ class _Loop:
         try:
             with life.scope:
                 if isinstance(child, Tree):
-                    await _supervise(child, life.path, self._rng, self._tell, life)
+                    await _Loop(child, life.path, self._rng, self._tell, life.let_go).supervise(task_status=life)
                 else:
                     await child.run(*child.args, task_status=life)
         except Exception as error:  # noqa: BLE001  # whatever it is, the loop decides what follows
@@ -264,6 +271,7 @@ class _Loop:
             self._failed_starts.pop(life.child.name, None)
         self._happened(life.path, kind, life.error)
         life.over.set()
+        life.let_go.set()
         self._changed.set()
 
     async def _failed(self, life: _Life, error: BaseException | None) -> None:
@@ -284,7 +292,7 @@ class _Loop:
             raise gave_up from error
         self._happened(life.path, Kind.RESTARTING, wait_s=wait_s)
         again = self._tree.restarted_with(life.child)
-        await self.stop(again)
+        await self._stop(again)
         for child in again:
             if child.restart is not Restart.TEMPORARY:
                 start_at = now + wait_s if wait_s else -inf
@@ -300,14 +308,10 @@ def _completes(life: _Life) -> bool:
 
 
 def _runs_again(life: _Life) -> bool:
-    """Whether a life that is over, but not because it was asked to end, is to be followed by another."""
-    match life.child.restart:
-        case Restart.PERMANENT:
-            return life.stop_by is None
-        case Restart.TRANSIENT:
-            return life.stop_by is None and life.error is not None
-        case Restart.TEMPORARY:
-            return False
+    """Whether a life that is over is to be followed by another; never, if it had been asked to end."""
+    restart = life.child.restart
+    wanted = restart is Restart.PERMANENT or (restart is Restart.TRANSIENT and life.error is not None)
+    return wanted and life.stop_by is None
 
 
 def _raise_start_failed(life: _Life, error: BaseException | None) -> NoReturn:

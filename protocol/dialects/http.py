@@ -48,5 +48,13 @@ def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
 
 def models_body(models: Sequence[Model]) -> bytes:
     """Return the body of `GET /v1/models`."""
-    listed = [{"object": "model", **msgspec.to_builtins(model)} for model in models]
-    return msgspec.json.encode({"object": "list", "data": listed})
+    return msgspec.json.encode({"object": "list", "data": [_listed(model) for model in models]})
+
+
+def model_body(model: Model) -> bytes:
+    """Return the body of `GET /v1/models/NAME`."""
+    return msgspec.json.encode(_listed(model))
+
+
+def _listed(model: Model) -> dict[str, object]:
+    return {"object": "model", **msgspec.to_builtins(model)}

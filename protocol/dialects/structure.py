@@ -8,12 +8,11 @@ only while they ask for nothing special, and mark with `tag()` the field that te
 from __future__ import annotations
 
 import math
-import operator
 import types
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
-from functools import partial
+from functools import cache
 from typing import Annotated, ClassVar, Literal, Protocol, TypeVar, Union, get_args, get_origin
 
 import attrs
@@ -162,7 +161,9 @@ def _kinds(kind: object) -> tuple[type, ...]:
 
 
 def _scalar(kind: type) -> Hook:
-    def hook(value: object, _: object) -> object:
+    def hook(value: object, wanted: object) -> object:
+        if wanted is not kind:
+            raise TypeError(f"{wanted} cannot be read: {kind} can, its subclasses cannot")
         if type(value) is kind:
             return value
         raise wrong(f"expected {_expected(kind)}, got {describe(value)}")
@@ -183,6 +184,7 @@ def _number(value: object, _: object) -> float:
     return value
 
 
+@cache
 def _choice(kind: object) -> Hook:
     values = _allowed(kind)
     make: Callable[[object], object] = kind if isinstance(kind, type) else lambda value: value
@@ -340,10 +342,11 @@ def _same(said: object, fine: object) -> bool:
 
 def _make_converter() -> Converter:
     converter = Converter(forbid_extra_keys=True, detailed_validation=True)
-    # by identity: a hook that is registered for a type would also be taken for its subclasses, such as an enumeration
     for scalar in (bool, int, str, types.NoneType):
-        converter.register_structure_hook_func(partial(operator.is_, scalar), _scalar(scalar))
-    converter.register_structure_hook_func(partial(operator.is_, float), _number)
+        converter.register_structure_hook(scalar, _scalar(scalar))
+    converter.register_structure_hook(float, _number)
+    # cattrs takes the hook of the nearest class, and every `StrEnum` is a `str`
+    converter.register_structure_hook(StrEnum, lambda value, kind: _choice(kind)(value, kind))
 
     def register(origins: tuple[object, ...], factory: Callable[[object, Converter], Hook]) -> None:
         converter.register_structure_hook_factory(
@@ -354,13 +357,9 @@ def _make_converter() -> Converter:
     register((dict,), _mapping)
     register((Union, types.UnionType), _union)
     register((Annotated,), _checked)
-    converter.register_structure_hook_factory(_is_choice, _choice)
+    register((Literal,), lambda kind, _: _choice(kind))
     converter.register_structure_hook_factory(attrs.has, lambda cls: _object(cls, converter))
     return converter
-
-
-def _is_choice(kind: object) -> bool:
-    return get_origin(kind) is Literal or (isinstance(kind, type) and issubclass(kind, StrEnum))
 
 
 _converter = _make_converter()

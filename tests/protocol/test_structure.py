@@ -1,6 +1,6 @@
 import math
 import tomllib
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Annotated, ClassVar, Literal
 
 import attrs
@@ -142,6 +142,18 @@ def test_a_union_whose_members_look_alike_is_a_bug():
 
     with pytest.raises(TypeError, match="look alike"):
         structure({"value": {}}, Twins)
+
+
+def test_an_enumeration_of_numbers_is_a_bug():
+    class Level(IntEnum):
+        LOW = 1
+
+    @frozen
+    class Holder:
+        level: Level
+
+    with pytest.raises(TypeError, match="cannot be read"):
+        structure({"level": 1}, Holder)
 
 
 def test_what_a_class_itself_refuses():

@@ -1,0 +1,1 @@
+"""The processor's trade: a model's text side as pure functions and small values."""

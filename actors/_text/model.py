@@ -1,0 +1,145 @@
+"""A model's text side: its tokenizer, its chat template, its own sampling defaults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, TypeAlias, cast
+
+import jinja2
+import jinja2.sandbox
+from attrs import Factory, frozen
+from tokenizers import Tokenizer
+
+from protocol.errors import BadRequest, StartFailed
+from protocol.messages import Role, Turn
+
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
+
+FILES = ("tokenizer.json", "config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+NEEDED = ("tokenizer.json", "config.json")
+
+
+@frozen
+class Defaults:
+    """What the model's authors recommend where a request says nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@frozen
+class TextModel:
+    """Turns conversations into token ids, and knows which ids end an answer."""
+
+    tokenizer: Tokenizer
+    template: jinja2.Template
+    eos_token_ids: frozenset[int]
+    defaults: Defaults = Defaults()
+    specials: dict[str, str] = Factory(dict)  # the template's own variables: bos_token and the like
+
+    def prompt(self, turns: Sequence[Turn]) -> str:
+        """Return the conversation as the model was trained to read it; raises `BadRequest` if its template objects."""
+        messages = [{"role": _role(turn.role), "content": turn.content} for turn in turns]
+        try:
+            return self.template.render(messages=messages, add_generation_prompt=True, tools=None, **self.specials)
+        except jinja2.TemplateError as error:
+            raise BadRequest(f"the model's chat template refuses this conversation: {error}") from error
+
+    def encode(self, turns: Sequence[Turn]) -> list[int]:
+        """Return the token ids of the conversation, ready for the answer."""
+        ids: list[int] = self.tokenizer.encode(self.prompt(turns), add_special_tokens=False).ids
+        return ids
+
+
+def _role(role: Role) -> str:
+    # Templates know no developer; OpenAI means by it what they call system.
+    return "system" if role is Role.DEVELOPER else role.value
+
+
+def load(files: Mapping[str, bytes], template: str | None = None) -> TextModel:
+    """Build a model's text side from the contents of `FILES`; `template` overrides the model's own.
+
+    Raises `StartFailed` with a sentence if a file is missing, cannot be read, or there is no chat template.
+    """
+    if missing := [name for name in NEEDED if name not in files]:
+        raise StartFailed(f"the model's folder has no {' and no '.join(missing)}")
+    try:
+        config, generation, tokenizing = (
+            cast("dict[str, Json]", json.loads(files.get(name, b"{}")))
+            for name in ("config.json", "generation_config.json", "tokenizer_config.json")
+        )
+        tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+    except Exception as error:  # tokenizers raises bare Exceptions
+        raise StartFailed(f"the model's files cannot be read: {error}") from error
+    source = template or (files["chat_template.jinja"].decode() if "chat_template.jinja" in files else None)
+    source = source or _as_text(tokenizing.get("chat_template"))
+    if source is None:
+        raise StartFailed("the model has no chat template: name one with the model's `template`")
+    return TextModel(
+        tokenizer=tokenizer,
+        template=_compiled(source),
+        eos_token_ids=_eos(tokenizer, config, generation, tokenizing),
+        defaults=_defaults(generation),
+        specials={
+            name: text
+            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+            if (text := _as_text(tokenizing.get(name))) is not None
+        },
+    )
+
+
+def _compiled(source: str) -> jinja2.Template:
+    # A model's template is a stranger's program: the sandbox lets it compute text and nothing else.
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = _refuse
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise StartFailed(f"the chat template cannot be read: {error}") from error
+
+
+def _refuse(sentence: str) -> NoReturn:
+    raise jinja2.TemplateError(sentence)
+
+
+def _eos(
+    tokenizer: Tokenizer, config: Mapping[str, Json], generation: Mapping[str, Json], tokenizing: Mapping[str, Json]
+) -> frozenset[int]:
+    ids: set[int] = set()
+    for value in (config.get("eos_token_id"), generation.get("eos_token_id")):
+        ids |= {token for token in (value if isinstance(value, list) else [value]) if isinstance(token, int)}
+    if (text := _as_text(tokenizing.get("eos_token"))) is not None:
+        ids |= {token for token in [tokenizer.token_to_id(text)] if token is not None}
+    return frozenset(ids)
+
+
+def _defaults(generation: Mapping[str, Json]) -> Defaults:
+    if generation.get("do_sample") is False:
+        return Defaults()
+    known = {
+        name: value
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        if isinstance(value := generation.get(name), int | float) and not isinstance(value, bool)
+    }
+    top_k = int(known.get("top_k", -1)) or -1  # transformers writes 0 for all tokens
+    return Defaults(
+        temperature=float(known.get("temperature", 1.0)),
+        top_p=float(known.get("top_p", 1.0)),
+        top_k=top_k,
+        min_p=float(known.get("min_p", 0.0)),
+        repetition_penalty=float(known.get("repetition_penalty", 1.0)),
+    )
+
+
+def _as_text(value: Json) -> str | None:
+    """Return a token or template given as text or, as older files have it, as an object with a `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None

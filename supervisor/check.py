@@ -1,0 +1,85 @@
+"""What can be known before anything starts: the tree, every limit, and what stands in the way."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import trio
+
+from protocol.errors import StartFailed
+from supervisor.config import Cluster
+from supervisor.folders import Folder
+from supervisor.house import World, build
+from supervisor.metrics import Metrics
+from supervisor.process import Hurry
+from supervisor.tree import render
+
+ENGINE_BYTES = 700 * 1024 * 1024  # of an engine's processes beside its weights; what a zygote shares is counted once
+
+
+def pick(cluster: Cluster, name: str | None) -> str:
+    """Return the node to run; raises `StartFailed` if the file has several and none was named."""
+    if name is None:
+        if len(cluster.node) > 1:
+            raise StartFailed(f"the file has several nodes; name one with --node: {', '.join(cluster.node)}")
+        return next(iter(cluster.node))
+    if name not in cluster.node:
+        raise StartFailed(f"there is no node {name}; there is {', '.join(cluster.node)}")
+    return name
+
+
+def text(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
+    """Return one node's tree with every limit; opens nothing but the models' files."""
+
+    async def aside(_: object) -> list[int]:
+        await trio.lowlevel.checkpoint()
+        return []
+
+    nowhere = Path(tempfile.gettempdir())
+    world = World(Folder(nowhere, -1), nowhere, environment, str, float, aside, Hurry(), Metrics())
+    return render(build(cluster, name, world).tree)
+
+
+def ahead(cluster: Cluster, name: str) -> None:
+    """Raise `StartFailed`, in one sentence, for what would only fail after seconds of starting."""
+    _port_is_free(cluster)
+    _memory_is_there(cluster, name)
+
+
+def _port_is_free(cluster: Cluster) -> None:
+    section = cluster.gateway
+    family = socket.AF_INET6 if ":" in section.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((section.host, section.port))
+        except OSError as error:
+            raise StartFailed(
+                f"port {section.port} of {section.host} cannot be had: {error.strerror}; name another as gateway.port"
+            ) from error
+
+
+def _memory_is_there(cluster: Cluster, name: str) -> None:
+    """Compare what the engines on the CPU will need with what the machine has left."""
+    on_cpu = [engine for engine in cluster.engines_on(name).values() if engine.device == "cpu"]
+    needed = sum(ENGINE_BYTES + _weights(cluster.model_path(engine.model)) for engine in on_cpu)
+    available = _available()
+    if available is not None and needed > available:
+        raise StartFailed(
+            f"too little memory: {len(on_cpu)} engines on the CPU need about {needed / 2**30:.1f} GiB,"
+            f" and {available / 2**30:.1f} GiB are available"
+        )
+
+
+def _weights(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _available() -> int | None:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None

@@ -1,0 +1,1 @@
+"""The doors to the outside: one port for WebSocket and HTTP clients, and what stands around it."""

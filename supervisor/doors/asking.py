@@ -1,0 +1,152 @@
+"""What every door does with a valid request: admit it, ask the model's processor, measure, log how it ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from math import inf
+
+import trio
+from attrs import define, field, frozen
+
+from actors._kit import Asks
+from actors.processor import TextReply
+from protocol.dialects.http import Model
+from protocol.errors import DeadlineExceeded, ModelNotFound, RequestError
+from protocol.messages import Accepted, Finished, Respond, Started, Text, Usage
+from supervisor.metrics import Metrics
+
+log = logging.getLogger("espalier.requests")
+
+
+@frozen
+class Served:
+    """One model that can be asked for by name."""
+
+    model: Callable[[], Model]  # what is known of it by now
+    ask: Asks[Respond, TextReply, Finished]
+    credit_max: Callable[[], int]  # tokens that one answer can have at most
+
+
+@define(eq=False)
+class Counted:
+    """What one request has come to so far, for its log line, its metrics, and its usage if it is cut short."""
+
+    request_id: str
+    model: str
+    door: str
+    asked_at: float
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    first_at: float | None = None
+    last_at: float | None = None
+    cut: RequestError | None = None
+    scope: trio.CancelScope | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """The usage of an answer that has not ended."""
+        return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
+
+
+@define(eq=False)
+class Asking:
+    """Asks on behalf of clients."""
+
+    served: Mapping[str, Served]
+    metrics: Metrics
+    first_token_s: float  # from the question on, whatever it waits for
+    total_s: float
+    _running: set[Counted] = field(factory=set)
+
+    def find(self, model: str) -> Served:
+        """Return the model of that name; raises `ModelNotFound`."""
+        if (served := self.served.get(model)) is None:
+            names = ", ".join(sorted(self.served))
+            raise ModelNotFound(f"no model {model!r} is served here; there is {names}", param="model")
+        return served
+
+    async def answer(
+        self, request: Respond, served: Served, counted: Counted, into: Callable[[TextReply], None]
+    ) -> Finished:
+        """Relay one answer into `into`, which runs in the turn of whoever puts a reply.
+
+        Raises the `RequestError` that ended the answer, or what `into` raised.
+        """
+
+        def pass_on(reply: TextReply) -> None:
+            self._count(counted, reply)
+            into(reply)
+
+        def patience() -> float:
+            return counted.asked_at + self.first_token_s if counted.first_at is None else inf
+
+        outcome = "left"
+        self._running.add(counted)
+        try:
+            with trio.move_on_after(self.total_s) as counted.scope:
+                async with served.ask.ask(request, served.credit_max()) as answer:
+                    finished = await answer.relay(pass_on, patience)
+            if counted.scope.cancelled_caught:
+                raise counted.cut or DeadlineExceeded(f"the answer took longer than {self.total_s} s")
+            if finished is None:
+                raise DeadlineExceeded(f"there was no token within {self.first_token_s} s")
+            outcome = finished.reason.value
+            counted.completion_tokens = finished.usage.completion_tokens
+        except RequestError as error:
+            outcome = error.code
+            raise
+        else:
+            return finished
+        finally:
+            self._running.discard(counted)
+            self._ended(counted, outcome)
+
+    def cut(self, counted: Counted, why: RequestError) -> None:
+        """End one answer early; whoever waits for it is raised `why`."""
+        if counted.scope is not None and counted.cut is None:
+            counted.cut = why
+            counted.scope.cancel(reason=why.code)
+
+    def cut_all(self, why: RequestError) -> int:
+        """End every answer early, and return how many there were."""
+        running = tuple(self._running)
+        for counted in running:
+            self.cut(counted, why)
+        return len(running)
+
+    def _count(self, counted: Counted, reply: TextReply) -> None:
+        now = trio.current_time()
+        match reply:
+            case Text():
+                if counted.last_at is not None:
+                    self.metrics.token_gap(counted.model, now - counted.last_at, reply.tokens)
+                counted.last_at = now
+                counted.completion_tokens += reply.tokens
+            case Started():
+                counted.first_at = counted.last_at = now
+                counted.cached_tokens = reply.cached_tokens
+                self.metrics.first_token(counted.model, now - counted.asked_at)
+            case Accepted():
+                counted.prompt_tokens = reply.prompt_tokens
+
+    def _ended(self, counted: Counted, outcome: str) -> None:
+        took_s = trio.current_time() - counted.asked_at
+        self.metrics.request_ended(counted.model, counted.door, outcome, took_s, counted.usage)
+        log.info(
+            "request ended",
+            extra={
+                "request_id": counted.request_id,
+                "model": counted.model,
+                "door": counted.door,
+                "outcome": outcome,
+                "took_s": round(took_s, 4),
+                "first_token_s": round(counted.first_at - counted.asked_at, 4)
+                if counted.first_at is not None
+                else None,
+                "prompt_tokens": counted.prompt_tokens,
+                "cached_tokens": counted.cached_tokens,
+                "completion_tokens": counted.completion_tokens,
+            },
+        )

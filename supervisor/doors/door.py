@@ -1,0 +1,96 @@
+"""What all connections of a gateway share: the limits, who may knock, and the drain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import trio
+from attrs import define, field, frozen
+
+from protocol.errors import Draining, Forbidden
+from supervisor.doors.asking import Asking
+from supervisor.doors.gate import Gate
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@frozen
+class DoorLimits:
+    """Every limit of the doors; a full one is a clear error or a clear close code."""
+
+    connections_max: int = 1024
+    head_bytes_max: int = 32 * 1024
+    body_bytes_max: int = 4 * 1024 * 1024  # of an HTTP request, or of one WebSocket message
+    backlog_bytes_max: int = 1024 * 1024  # that a client has not read yet
+    send_buffer_bytes: int = 256 * 1024  # in the kernel, beside the backlog
+    queued_max: int = 16  # responses that wait for their turn on one WebSocket
+    head_s: float = 10.0
+    body_s: float = 30.0
+    idle_s: float = 75.0  # between two requests of one HTTP connection
+    stall_s: float = 30.0  # that a client with a backlog may read nothing
+    close_s: float = 2.0
+    connection_s_max: float = 3600.0  # of one WebSocket
+
+
+class Drainable(Protocol):
+    """A connection that can be told to end when it is idle."""
+
+    def drain(self) -> None:
+        """End as soon as nothing is being answered."""
+
+
+@define(eq=False)
+class Door:
+    """One gateway's connections and what they need."""
+
+    asking: Asking
+    gate: Gate
+    limits: DoorLimits
+    hosts: frozenset[str]  # names that clients may call this server by, without the port
+    unready: Callable[[], str | None]  # why a load balancer had better not send anybody here now
+    metrics_text: Callable[[], bytes]
+    new_id: Callable[[], str]
+    now: Callable[[], float]
+    connections: set[Drainable] = field(factory=set)
+    _left: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+
+    def check_caller(self, headers: Headers) -> None:
+        """Raise `Forbidden` for a foreign `Host` or `Origin`: any web page can make a browser knock at localhost."""
+        given = dict(headers)
+        host = given.get(b"host", b"").decode("latin-1")
+        if _hostname(f"//{host}") not in self.hosts:
+            raise Forbidden(f"this server does not answer to the host {host!r}")
+        origin = given.get(b"origin")
+        if origin is not None and _hostname(origin.decode("latin-1")) not in self.hosts:
+            raise Forbidden(f"pages of {origin.decode('latin-1')!r} may not use this server")
+
+    def drain(self) -> None:
+        """Admit nothing new and let idle connections go; those that are answered end after their answer."""
+        self.gate.drain()
+        for connection in tuple(self.connections):
+            connection.drain()
+
+    def cut(self) -> int:
+        """End every answer that still runs with a retryable error, and return how many there were."""
+        return self.asking.cut_all(Draining("the server is shutting down"))
+
+    def forget(self, connection: Drainable) -> None:
+        """Note that a connection has ended."""
+        self.connections.discard(connection)
+        if not self.connections:
+            self._left.unpark_all()
+
+    async def wait_left(self) -> None:
+        """Wait until every connection has ended."""
+        await trio.lowlevel.checkpoint()
+        while self.connections:
+            await self._left.park()
+
+
+def _hostname(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None

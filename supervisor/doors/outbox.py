@@ -1,0 +1,151 @@
+"""The only way to write to a client's socket: at once if the socket takes it, else behind the client's own backlog.
+
+Frames enter whole, from whoever has one, synchronously; pongs, closes and HTTP bodies go the same way, so nothing is
+written into the middle of something else. A slow client delays nobody: its backlog grows until it is full, and then it
+is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import trio
+from attrs import define, field
+
+from protocol.errors import SlowClient
+
+READ_BYTES = 64 * 1024
+FRAMES_A_WRITE = 64
+
+
+@define(eq=False)
+class Outbox(trio.abc.Stream):
+    """A client's socket; bytes go in by `put`, and `run` drains what the socket would not take at once."""
+
+    stream: trio.SocketStream
+    backlog_bytes_max: int
+    stall_s: float
+    backlog_bytes: int = 0
+    gone: bool = False
+    _rest: list[bytes] = field(factory=list)  # whole frames; the socket may have taken part of the first
+    _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _flushed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+
+    def put(self, data: bytes) -> None:
+        """Write `data`, now or later, whole and in order.
+
+        Raises `SlowClient` if the backlog has no room for it, `trio.BrokenResourceError` if the client is gone.
+        """
+        if self.gone:
+            raise trio.BrokenResourceError("the client is gone")
+        if not self._rest:
+            data = data[self._write(data) :]
+            if not data:
+                return
+        if self.backlog_bytes + len(data) > self.backlog_bytes_max:
+            raise SlowClient(f"{self.backlog_bytes} bytes wait for the client to read")
+        self._park(data)
+
+    def put_farewell(self, data: bytes) -> None:
+        """Write the last thing that this client will hear, in place of everything that it has not begun to get."""
+        if not self.gone:
+            del self._rest[1:]
+            self.backlog_bytes = sum(map(len, self._rest))
+            self._park(data)
+
+    async def run(self) -> None:
+        """Drain the backlog for ever; raises `SlowClient` if the client reads nothing for `stall_s`."""
+        while True:
+            while self._rest:
+                with trio.move_on_after(self.stall_s) as patience:
+                    await trio.lowlevel.wait_writable(self.stream.socket)
+                if patience.cancelled_caught:
+                    self.gone = True
+                    raise SlowClient(f"the client has read nothing for {self.stall_s} s")
+                self._drain()
+            self._flushed.unpark_all()
+            await self._news.park()
+
+    async def wait_flushed(self) -> None:
+        """Wait until nothing waits for the socket any more, or the client is gone."""
+        await trio.lowlevel.checkpoint()
+        while self._rest and not self.gone:
+            await self._flushed.park()
+
+    # What trio-websocket, as the user of a stream, calls ------------------------------
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Write all of `data` through the outbox."""
+        await trio.lowlevel.checkpoint()
+        try:
+            self.put(bytes(data))
+        except SlowClient as error:
+            raise trio.BrokenResourceError(str(error)) from error
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait for the backlog to empty."""
+        await self.wait_flushed()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """Read from the client."""
+        return await self.stream.receive_some(max_bytes or READ_BYTES)
+
+    async def aclose(self) -> None:
+        """Close the socket."""
+        self.gone = True
+        await self.stream.aclose()
+
+    # ------------------------------------------------------------------------------------
+
+    def _park(self, data: bytes) -> None:
+        self._rest.append(data)
+        self.backlog_bytes += len(data)
+        self._news.unpark()
+
+    def _write(self, data: bytes) -> int:
+        """Give the socket as much as it takes without waiting."""
+        try:
+            return os.write(self.stream.socket.fileno(), data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self.gone = True
+            self._flushed.unpark_all()
+            raise trio.BrokenResourceError("the client is gone") from error
+
+    def _drain(self) -> None:
+        """Give the socket what it takes of the backlog, and keep what is left in whole frames."""
+        try:
+            taken = os.writev(self.stream.socket.fileno(), self._rest[:FRAMES_A_WRITE])
+        except BlockingIOError:
+            return
+        except OSError:  # its reader sees the end too, and says so
+            self.gone = True
+            self._rest.clear()
+            self.backlog_bytes = 0
+            return
+        self.backlog_bytes -= taken
+        whole = 0
+        while whole < len(self._rest) and taken >= len(self._rest[whole]):
+            taken -= len(self._rest[whole])
+            whole += 1
+        del self._rest[:whole]
+        if taken:
+            self._rest[0] = self._rest[0][taken:]
+
+
+def text_frame(payload: bytes) -> bytes:
+    """Return a whole, unmasked WebSocket text frame, as a server sends it (RFC 6455, section 5.2)."""
+    size = len(payload)
+    if size < 126:
+        return bytes((0x81, size)) + payload
+    if size < 65_536:
+        return struct.pack(">BBH", 0x81, 126, size) + payload
+    return struct.pack(">BBQ", 0x81, 127, size) + payload
+
+
+def close_frame(code: int, reason: str) -> bytes:
+    """Return a whole WebSocket close frame (RFC 6455, section 5.5.1); `reason` is cut to what one may hold."""
+    payload = struct.pack(">H", code) + reason.encode()[:123]
+    return bytes((0x88, len(payload))) + payload

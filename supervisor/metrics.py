@@ -1,0 +1,120 @@
+"""What `/metrics` says, in Prometheus's text; names after OpenTelemetry's GenAI conventions and SGLang's habits.
+
+What happens once a token is counted in plain lists here and turned into metric families only when somebody asks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+
+from attrs import define, field
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from protocol.messages import Usage
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+Labels = tuple[str, ...]
+
+
+@define(eq=False)
+class _Histogram:
+    counts: list[int] = field(factory=lambda: [0] * (len(SECONDS) + 1))
+    total: float = 0.0
+
+    def observe(self, seconds: float, times: int = 1) -> None:
+        self.counts[bisect_left(SECONDS, seconds)] += times
+        self.total += seconds * times
+
+    def family(self) -> tuple[list[tuple[str, float]], float]:
+        seen, buckets = 0, []
+        for limit, count in zip((*(str(limit) for limit in SECONDS), "+Inf"), self.counts, strict=True):
+            seen += count
+            buckets.append((limit, float(seen)))
+        return buckets, self.total
+
+
+def _histograms() -> defaultdict[Labels, _Histogram]:
+    return defaultdict(_Histogram)
+
+
+def _counters() -> defaultdict[Labels, float]:
+    return defaultdict(float)
+
+
+@define(eq=False)
+class Metrics:
+    """Counts what the doors and the tree tell it; `gauges` says what to read anew at every scrape."""
+
+    gauges: dict[str, tuple[str, Callable[[], Mapping[str, float]]]] = field(factory=dict)
+    _first_token: defaultdict[Labels, _Histogram] = field(factory=_histograms)
+    _gap: defaultdict[Labels, _Histogram] = field(factory=_histograms)
+    _duration: defaultdict[Labels, _Histogram] = field(factory=_histograms)
+    _requests: defaultdict[Labels, float] = field(factory=_counters)
+    _tokens: defaultdict[Labels, float] = field(factory=_counters)
+    _restarts: defaultdict[Labels, float] = field(factory=_counters)
+
+    def first_token(self, model: str, seconds: float) -> None:
+        """Note how long a request waited for its first token."""
+        self._first_token[model,].observe(seconds)
+
+    def token_gap(self, model: str, seconds: float, tokens: int) -> None:
+        """Note the time since the piece before, shared by the tokens of this one."""
+        if tokens:
+            self._gap[model,].observe(seconds / tokens, tokens)
+
+    def request_ended(self, model: str, door: str, outcome: str, seconds: float, usage: Usage) -> None:
+        """Note how a request ended: a finish reason, `left`, or an error's code."""
+        self._requests[model, door, outcome] += 1
+        self._duration[model, outcome].observe(seconds)
+        self._tokens[model, "input"] += usage.prompt_tokens
+        self._tokens[model, "cached"] += usage.cached_tokens
+        self._tokens[model, "output"] += usage.completion_tokens
+
+    def restarted(self, path: str) -> None:
+        """Note that a child of the tree is started again."""
+        self._restarts[path,] += 1
+
+    def text(self) -> bytes:
+        """Return everything in Prometheus's text format."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric families as they are now."""
+        yield from (
+            _histogram_family(
+                "gen_ai_server_time_to_first_token", "Time to the first token", "model", self._first_token
+            ),
+            _histogram_family("gen_ai_server_time_per_output_token", "Time from token to token", "model", self._gap),
+            _histogram_family("gen_ai_server_request_duration", "Time for a request", "model outcome", self._duration),
+            _counter_family("espalier_requests", "Requests ended, by how", "model door outcome", self._requests),
+            _counter_family("espalier_tokens", "Tokens of ended requests, by kind", "model kind", self._tokens),
+            _counter_family("espalier_restarts", "Children of the tree started again", "child", self._restarts),
+        )
+        for name, (help_text, read) in self.gauges.items():
+            gauge = GaugeMetricFamily(name, help_text, labels=("of",))
+            for of, value in read().items():
+                gauge.add_metric((of,), value)
+            yield gauge
+
+
+def _histogram_family(
+    name: str, about: str, labels: str, histograms: Mapping[Labels, _Histogram]
+) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(f"{name}_seconds", about, labels=labels.split())
+    for values, histogram in histograms.items():
+        buckets, total = histogram.family()
+        family.add_metric(values, buckets, total)
+    return family
+
+
+def _counter_family(name: str, about: str, labels: str, counters: Mapping[Labels, float]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, about, labels=labels.split())
+    for values, count in counters.items():
+        family.add_metric(values, count)
+    return family

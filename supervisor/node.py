@@ -1,0 +1,150 @@
+"""A node: one process, one tree, and the plan by which it shuts down."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from random import SystemRandom
+
+import trio
+from attrs import define, field, frozen
+
+from supervisor import folders, reaper
+from supervisor.config import Cluster
+from supervisor.house import House, World, build
+from supervisor.metrics import Metrics
+from supervisor.process import Hurry
+from supervisor.run import Happening, Kind, supervise
+from supervisor.say import Terminal
+
+log = logging.getLogger(__name__)
+
+FAREWELL_S = 2.0  # for cut answers to reach their clients
+HARD_EXIT_S = 1.5  # after a second signal
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+async def run(cluster: Cluster, name: str, terminal: Terminal, environment: Mapping[str, str]) -> int:
+    """Run one node until a signal ends it, and return the process's exit code.
+
+    Raises `StartFailed` or `RestartsExceeded` if its tree does not come up, or does not stay up.
+    """
+    base = Path(tempfile.gettempdir())
+    for swept in folders.sweep(base):
+        log.info("removed what a killed node had left", extra={"folder": str(swept)})
+    with folders.folder(base) as folder:
+        section = cluster.node[name]
+        logs = folder.path if section.logs is None else Path(section.logs)
+        logs.mkdir(parents=True, exist_ok=True)
+        world = World(
+            folder=folder,
+            logs=logs,
+            environment=environment,
+            new_id=partial(secrets.token_hex, 16),
+            now=time.time,
+            aside=partial(trio.to_thread.run_sync, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)),
+            hurry=Hurry(),
+            metrics=Metrics(),
+        )
+        house = build(cluster, name, world)
+        node = _Node(house, world, terminal, section.drain_s)
+        log.info("starting", extra={"node": name, "engine_logs": str(logs)})
+        return await node.run(partial(_announce, cluster, terminal))
+
+
+@define(eq=False)
+class _Node:
+    """One run of a node."""
+
+    house: House
+    world: World
+    terminal: Terminal
+    drain_s: float
+    exit_code: int = 0
+    _tree: trio.CancelScope = field(factory=trio.CancelScope)
+
+    async def run(self, ready: Callable[[], None]) -> int:
+        """Run the tree until it is told to end."""
+        reaper.adopt()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reaper.run)
+            nursery.start_soon(self.terminal.keep_live)
+            await nursery.start(self._listen, nursery)
+            with self._tree:
+                await supervise(self.house.tree, rng=SystemRandom(), watch=self._watch, task_status=_Up(ready))
+            nursery.cancel_scope.cancel(reason="the tree has ended")
+        reaper.end_all()
+        log.info("stopped", extra={"exit_code": self.exit_code})
+        return self.exit_code
+
+    def _watch(self, happening: Happening) -> None:
+        self.terminal.watch(happening)
+        if happening.kind is Kind.RESTARTING:
+            self.world.metrics.restarted(happening.path)
+
+    async def _listen(self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None]) -> None:
+        """Begin the plan at the first signal, hurry it at the second."""
+        with trio.open_signal_receiver(*SIGNALS) as signals:
+            task_status.started()
+            async for number in signals:
+                name = signal.Signals(number).name
+                if not self.house.door.gate.draining:
+                    log.info("draining", extra={"signal": name, "drain_s": self.drain_s})
+                    nursery.start_soon(self._shut_down)
+                else:
+                    log.warning("hurrying", extra={"signal": name})
+                    self.exit_code = 128 + number
+                    self.world.hurry.now()
+                    nursery.start_soon(self._exit_hard)
+
+    async def _shut_down(self) -> None:
+        """Stop admitting, let streams finish, end the rest truthfully, stop the tree."""
+        door, hurry = self.house.door, self.world.hurry
+        door.drain()
+        with hurry.patience(self.drain_s):
+            await door.gate.wait_empty()
+        if cut := door.cut():
+            log.warning("answers were cut", extra={"count": cut})
+        with hurry.patience(FAREWELL_S):
+            await door.wait_left()
+        self._tree.cancel(reason="the node shuts down")
+
+    async def _exit_hard(self) -> None:
+        """Be gone in time whatever does not end; nothing is left behind all the same."""
+        with trio.CancelScope(shield=True):
+            await trio.sleep(HARD_EXIT_S)
+        reaper.end_all()
+        folders.remove(self.world.folder.path)
+        os._exit(self.exit_code)
+
+
+@frozen
+class _Up:
+    """Where the tree says that all of it is ready."""
+
+    ready: Callable[[], None]
+
+    def started(self, value: object = None) -> None:  # noqa: ARG002  # the shape of Trio's own
+        """Pass it on."""
+        self.ready()
+
+
+def _announce(cluster: Cluster, terminal: Terminal) -> None:
+    """Say where to knock, and give a line to paste."""
+    section = cluster.gateway
+    url = f"http://{section.host}:{section.port}"
+    model = next(iter(cluster.model))
+    body = (
+        f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me about the oak"}}]}}'
+    )
+    terminal.line("")
+    terminal.line(f"Ready: {url}  models: {', '.join(cluster.model)}  (Ctrl-C drains and stops)")
+    terminal.line(f"Try:   curl -N {url}/v1/chat/completions -d '{body}'")
+    terminal.line("")

@@ -1,0 +1,45 @@
+"""Adopts what its descendants leave behind, reaps it, and ends what is left at the end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt() -> None:
+    """Become the parent of whatever a descendant leaves without one, as process 1 of a container is anyway."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+async def run() -> None:
+    """Reap every child that has ended, for ever; whoever watches one does so by its pidfd, which stays readable."""
+    with trio.open_signal_receiver(signal.SIGCHLD) as signals:
+        async for _ in signals:
+            for pid in list(_children()):
+                with suppress(ChildProcessError):
+                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+
+
+def end_all() -> int:
+    """Kill and reap every child that is left, whatever it is, and return how many there were."""
+    left = list(_children())
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+    return len(left)
+
+
+def _children() -> Iterator[int]:
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            yield from map(int, (task / "children").read_text().split())

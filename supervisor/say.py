@@ -1,0 +1,111 @@
+"""What the node tells its operator: one structured line an event, and on a terminal a live start-up.
+
+Prompts and answers are never among it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+import trio
+from attrs import define, field
+
+from supervisor.run import Happening, Kind
+
+FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+TICK_S = 0.2
+CLEAR = "\r\x1b[2K"
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, for whoever collects logs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record with everything that was given with it."""
+        line: dict[str, object] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **_extra(record),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class Readable(logging.Formatter):
+    """One line a person can read."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the time, what happened, and what was given with it."""
+        level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        extra = " ".join(f"{name}={value}" for name, value in _extra(record).items() if value is not None)
+        line = f"{self.formatTime(record, '%H:%M:%S')} {level}{record.getMessage()}{'  ' if extra else ''}{extra}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _extra(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in vars(record).items() if name not in FIELDS}
+
+
+@define(eq=False)
+class Terminal:
+    """Writes log lines, and below them, while children start, one line that says which and for how long."""
+
+    out: TextIO
+    live: bool
+    _starting: dict[str, float] = field(factory=dict)
+    _shown: bool = False
+
+    def watch(self, happening: Happening) -> None:
+        """Follow the tree."""
+        if happening.kind is Kind.STARTING:
+            self._starting[happening.path] = happening.at
+        else:
+            self._starting.pop(happening.path, None)
+
+    def line(self, text: str) -> None:
+        """Write one line, above what is live."""
+        self.out.write(f"{CLEAR if self._shown else ''}{text}\n")
+        self._shown = False
+        self.out.flush()
+
+    async def keep_live(self) -> None:
+        """Redraw the live line for as long as anything is starting."""
+        while self.live:
+            innermost = [path for path in self._starting if not any(o.startswith(f"{path}/") for o in self._starting)]
+            if innermost:
+                now = trio.current_time()
+                parts = [f"{path} {now - self._starting[path]:.1f} s" for path in innermost]
+                self.out.write(f"{CLEAR}  starting: {', '.join(parts)}")
+                self._shown = True
+                self.out.flush()
+            elif self._shown:
+                self.out.write(CLEAR)
+                self._shown = False
+                self.out.flush()
+            await trio.sleep(TICK_S)
+
+
+class _Handler(logging.Handler):
+    def __init__(self, write: Callable[[str], None]) -> None:
+        super().__init__()
+        self._write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._write(self.format(record))
+
+
+def set_up(out: TextIO = sys.stderr) -> Terminal:
+    """Send what is logged to `out`: readable on a terminal, JSON elsewhere."""
+    live = out.isatty()
+    terminal = Terminal(out, live)
+    handler = _Handler(terminal.line)
+    handler.setFormatter(Readable() if live else JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("trio-websocket").setLevel(logging.WARNING)
+    return terminal

@@ -1,0 +1,356 @@
+"""What every engine promises, checked on whichever engine is given: fake or real, in virtual time or in real time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count
+
+import pytest
+import trio
+
+from actors.engines.port import Engine, Generation
+from actors.engines.sglang.adapter import limit
+from protocol.errors import BadRequest, ContextTooLong, Overloaded, RequestError
+from protocol.messages import (
+    REQUEST_ID_LENGTH,
+    EngineLoad,
+    Finished,
+    FinishReason,
+    Generate,
+    Sampling,
+    Started,
+    Tokens,
+    Usage,
+)
+
+RELEASED_WITHIN_S = 5.0
+ANSWERED_WITHIN_S = 60.0
+LONG = 64  # tokens: far more than any check lets an answer have before it leaves
+
+MakeEngine = Callable[[], AbstractAsyncContextManager[Engine]]
+
+_numbers = count(1)
+
+
+def new_id() -> str:
+    """An id of the only length there is; all of them share a long prefix."""
+    return f"{next(_numbers):0{REQUEST_ID_LENGTH}x}"
+
+
+def request(engine: Engine, tokens_max: int = 8, prompt: int = 5, **sampling) -> Generate:
+    """A greedy request with a prompt that differs from the last one's, so that no cache knows it."""
+    request_id = new_id()
+    start, most = int(request_id, 16), engine.info.vocabulary_size
+    tokens = [(start * 31 + place * 7) % most for place in range(prompt)]
+    sampling = {"temperature": 0.0, "ignore_eos": True} | sampling
+    return Generate(request_id, tokens, Sampling(tokens_max, **sampling))
+
+
+async def check_engine(make_engine: MakeEngine) -> None:
+    """Check one engine against the port; each check leaves it as idle as it found it."""
+    async with make_engine() as engine:
+        await at_rest(engine)
+        for check in CHECKS:
+            try:
+                await check(engine)
+                await at_rest(engine)
+            except BaseException as error:
+                error.add_note(f"while checking: {check.__name__}")
+                raise
+
+
+async def at_rest(engine: Engine) -> None:
+    """Wait until the engine itself says that it holds nothing."""
+    load = None
+    with trio.move_on_after(RELEASED_WITHIN_S):
+        while (load := await engine.load()) != EngineLoad(0, 0, 0):  # noqa: ASYNC110  # it can only be asked
+            await trio.sleep(0.05)
+    assert load == EngineLoad(0, 0, 0), f"an idle engine holds {load}"
+
+
+@asynccontextmanager
+async def slot(engine: Engine, wanted: Generate) -> AsyncIterator[Generation]:
+    """Hold a slot for the body, as whoever uses an engine does."""
+    generation = engine.submit(wanted)
+    try:
+        yield generation
+    finally:
+        engine.abort(wanted.id)
+        with trio.move_on_after(RELEASED_WITHIN_S, shield=True) as patience:
+            await engine.wait_released(wanted.id)
+        assert not patience.cancelled_caught, "it kept its slot"
+        assert generation.over.is_set(), "a released answer is over"
+
+
+async def read(generation: Generation) -> tuple[list[int], Finished]:
+    """Read an answer to its good end, checking its shape on the way."""
+    ids: list[int] = []
+    with trio.fail_after(ANSWERED_WITHIN_S):
+        promised, begun = generation.credit, False
+        async for reply in generation:
+            match reply:
+                case Started():
+                    assert not begun, "an answer starts once"
+                    begun = True
+                case Tokens():
+                    assert begun, "Started comes before the first token"
+                    assert reply.ids, "no empty replies"
+                    ids += reply.ids
+        assert generation.over.is_set()
+        finished = await generation.result()
+    assert isinstance(finished, Finished)
+    assert promised >= 0
+    return ids, finished
+
+
+async def complete(engine: Engine, wanted: Generate) -> tuple[list[int], Finished]:
+    """Ask for one whole answer, and check its arithmetic."""
+    async with slot(engine, wanted) as generation:
+        assert generation.credit <= wanted.sampling.tokens_max
+        ids, finished = await read(generation)
+        assert generation.credit == wanted.sampling.tokens_max - len(ids), "one unit of credit a token"
+    cached = finished.usage.cached_tokens
+    assert finished.usage == Usage(len(wanted.tokens), len(ids), cached), "usage counts what was delivered"
+    assert 0 <= cached <= len(wanted.tokens)
+    assert all(0 <= token < engine.info.vocabulary_size for token in ids)
+    return ids, finished
+
+
+async def serves_on(engine: Engine) -> None:
+    """Ask for a small answer, which must come."""
+    ids, finished = await complete(engine, request(engine, 2))
+    assert (len(ids), finished.reason) == (2, FinishReason.LENGTH)
+
+
+async def leave(engine: Engine, wanted: Generate, generation: Generation) -> None:
+    """Abort and wait; the answer must be over, and must not look whole."""
+    engine.abort(wanted.id)
+    with trio.fail_after(RELEASED_WITHIN_S):
+        await engine.wait_released(wanted.id)
+    assert generation.over.is_set()
+    with pytest.raises(RequestError):
+        await generation.result()
+
+
+# The promises, one by one ----------------------------------------------------------------
+
+
+async def ends_with_length_at_tokens_max(engine: Engine) -> None:
+    for tokens_max in (1, 2, 9):
+        ids, finished = await complete(engine, request(engine, tokens_max))
+        assert (len(ids), finished.reason, finished.matched) == (tokens_max, FinishReason.LENGTH, None)
+
+
+async def ends_with_stop_at_a_stop_token(engine: Engine) -> None:
+    wanted = request(engine, 12)
+    ids, _ = await complete(engine, wanted)
+    place = max(ids.index(token) for token in ids)  # the last token that is new where it stands
+    sampling = Sampling(12, temperature=0.0, stop_token_ids=(ids[place],))  # ignore_eos would ignore it
+    got, finished = await complete(engine, Generate(new_id(), wanted.tokens, sampling))
+    assert got == ids[: place + 1], "the stop token is the last that is delivered"
+    assert (finished.reason, finished.matched) == (FinishReason.STOP, ids[place])
+
+
+async def answers_an_unread_request_whole(engine: Engine) -> None:
+    wanted = request(engine, 16)
+    async with slot(engine, wanted) as generation:
+        with trio.fail_after(ANSWERED_WITHIN_S):
+            await generation.over.wait()
+        assert generation.credit == 0
+        assert len((await read(generation))[0]) == 16
+
+
+async def aborts_in_the_turn_of_submit(engine: Engine) -> None:
+    wanted = request(engine, LONG)
+    generation = engine.submit(wanted)
+    await leave(engine, wanted, generation)
+    assert generation.credit == LONG, "no token was computed for it"
+
+
+async def aborts_before_the_first_token(engine: Engine) -> None:
+    prompt = min(limit(engine.info) - LONG, 1024)
+    for pause_s in (0.0, 0.002, 0.02):
+        wanted = request(engine, LONG, prompt)
+        generation = engine.submit(wanted)
+        await trio.sleep(pause_s)
+        await leave(engine, wanted, generation)
+
+
+async def aborts_in_mid_stream(engine: Engine) -> None:
+    for after in (1, 3):
+        wanted = request(engine, LONG)
+        generation = engine.submit(wanted)
+        got = 0
+        with trio.fail_after(ANSWERED_WITHIN_S):
+            async for reply in generation:
+                got += len(reply.ids) if isinstance(reply, Tokens) else 0
+                if got >= after:
+                    break
+        await leave(engine, wanted, generation)
+
+
+async def aborts_twice_and_again_later(engine: Engine) -> None:
+    wanted = request(engine, LONG)
+    generation = engine.submit(wanted)
+    for _ in range(2):
+        engine.abort(wanted.id)
+    await trio.lowlevel.checkpoint()
+    await leave(engine, wanted, generation)
+    engine.abort(wanted.id)
+    await engine.wait_released(wanted.id)
+
+
+async def aborts_after_the_end_change_nothing(engine: Engine) -> None:
+    wanted = request(engine, 4)
+    generation = engine.submit(wanted)
+    with trio.fail_after(ANSWERED_WITHIN_S):
+        await generation.over.wait()
+    engine.abort(wanted.id)
+    await engine.wait_released(wanted.id)
+    assert len((await read(generation))[0]) == 4
+    await serves_on(engine)
+
+
+async def ignores_ids_that_it_does_not_know(engine: Engine) -> None:
+    unknown = "f" * REQUEST_ID_LENGTH
+    engine.abort(unknown)
+    with trio.fail_after(RELEASED_WITHIN_S):
+        await engine.wait_released(unknown)
+
+
+async def takes_an_id_again_after_its_release(engine: Engine) -> None:
+    wanted = request(engine, 4)
+    for _ in range(2):
+        engine.submit(wanted)
+        engine.abort(wanted.id)
+        with trio.fail_after(RELEASED_WITHIN_S):
+            await engine.wait_released(wanted.id)
+    assert len((await complete(engine, wanted))[0]) == 4
+
+
+async def frees_slots_for_those_who_wait(engine: Engine) -> None:
+    wanted = [request(engine, LONG) for _ in range(engine.info.running_max)]
+    for each in wanted:
+        engine.submit(each)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serves_on, engine)
+        await trio.sleep(0.1)
+        for each in wanted:
+            engine.abort(each.id)
+        with trio.fail_after(RELEASED_WITHIN_S):
+            for each in wanted:
+                await engine.wait_released(each.id)
+
+
+async def keeps_requests_apart(engine: Engine) -> None:
+    alone = request(engine, 12)
+    expected, _ = await complete(engine, alone)
+    again = Generate(new_id(), alone.tokens, alone.sampling)
+    neighbour = request(engine, LONG)  # its id differs in the last digits only
+    assert again.id[:-4] == neighbour.id[:-4]
+    leaving = engine.submit(neighbour)
+    async with slot(engine, again) as generation:
+        ids: list[int] = []
+        with trio.fail_after(ANSWERED_WITHIN_S):
+            async for reply in generation:
+                if isinstance(reply, Tokens):
+                    ids += reply.ids
+                    engine.abort(neighbour.id)
+            finished = await generation.result()
+    await leave(engine, neighbour, leaving)
+    assert isinstance(finished, Finished)
+    assert (ids, finished.reason) == (expected, FinishReason.LENGTH)
+
+
+async def counts_what_it_holds(engine: Engine) -> None:
+    wanted = request(engine, LONG, prompt=20)
+    async with slot(engine, wanted) as generation:
+        with trio.fail_after(ANSWERED_WITHIN_S):
+            await anext(generation)
+            load = await engine.load()
+            while load.running != 1 or load.kv_tokens_used < 20:
+                if generation.over.is_set():
+                    break  # too fast to be seen at it
+                load = await engine.load()
+                await trio.sleep(0.001)
+        assert generation.over.is_set() or load.waiting == 0
+
+
+async def refuses_or_queues_but_never_blocks(engine: Engine) -> None:
+    taken: list[tuple[Generate, Generation]] = []
+    for _ in range(2 * engine.info.running_max + 64):
+        wanted = request(engine, 3)
+        try:
+            taken.append((wanted, engine.submit(wanted)))
+        except Overloaded:
+            continue
+    assert len(taken) >= engine.info.running_max, "as many as run at once are never too many"
+    for wanted, generation in taken:
+        try:
+            ids, _ = await read(generation)
+        except Overloaded:
+            continue
+        finally:
+            await engine.wait_released(wanted.id)
+        assert len(ids) == 3
+
+
+async def refuses_what_is_wrong_and_serves_on(engine: Engine) -> None:
+    most, longest = engine.info.vocabulary_size, limit(engine.info)
+    wrong = [
+        Generate(new_id(), [], Sampling(4)),
+        Generate(new_id(), [1, -1], Sampling(4)),
+        Generate(new_id(), [1, most], Sampling(4)),
+        Generate(new_id(), [1, 2**40], Sampling(4)),
+        Generate(new_id(), [1], Sampling(0)),
+        Generate(new_id(), [1], Sampling(4, stop_token_ids=(most,))),
+        Generate(new_id(), [1], Sampling(4, stop_token_ids=(-1,))),
+        Generate(new_id(), [1] * longest, Sampling(1)),
+        Generate(new_id(), [1], Sampling(longest)),
+    ]
+    for each in wrong:
+        with pytest.raises(BadRequest):
+            await complete(engine, each)
+    with pytest.raises(ContextTooLong):
+        engine.submit(wrong[-1])
+    await serves_on(engine)
+
+
+async def serves_the_longest_prompt(engine: Engine) -> None:
+    ids, _ = await complete(engine, request(engine, 2, limit(engine.info) - 2))
+    assert len(ids) == 2
+
+
+async def drops_its_cache_only_when_idle(engine: Engine) -> None:
+    wanted = request(engine, LONG)
+    async with slot(engine, wanted) as generation:
+        with trio.fail_after(ANSWERED_WITHIN_S):
+            await anext(generation)
+        if not generation.over.is_set():
+            with pytest.raises(Overloaded):
+                await engine.flush_cache()
+    await at_rest(engine)
+    await engine.flush_cache()
+    await serves_on(engine)
+
+
+CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
+    ends_with_length_at_tokens_max,
+    ends_with_stop_at_a_stop_token,
+    answers_an_unread_request_whole,
+    aborts_in_the_turn_of_submit,
+    aborts_before_the_first_token,
+    aborts_in_mid_stream,
+    aborts_twice_and_again_later,
+    aborts_after_the_end_change_nothing,
+    ignores_ids_that_it_does_not_know,
+    takes_an_id_again_after_its_release,
+    frees_slots_for_those_who_wait,
+    keeps_requests_apart,
+    counts_what_it_holds,
+    refuses_or_queues_but_never_blocks,
+    refuses_what_is_wrong_and_serves_on,
+    serves_the_longest_prompt,
+    drops_its_cache_only_when_idle,
+)

@@ -1,0 +1,387 @@
+"""Bytes that are honest arrive as they were sent, however they are cut; bytes that lie are a violation and no more."""
+
+from __future__ import annotations
+
+import builtins
+import struct
+import types
+import typing
+from contextlib import suppress
+from typing import get_args, get_origin, get_type_hints
+
+import attrs
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from protocol import errors, messages
+from protocol.errors import BY_CODE, ActorError, Internal, PeerViolation, RequestError, from_code
+from protocol.frames import (
+    FRAME_BYTES_MAX,
+    KINDS,
+    VERSION,
+    Begun,
+    Bye,
+    Cancel,
+    Credit,
+    End,
+    Ended,
+    Fail,
+    FrameReader,
+    Hello,
+    Item,
+    Open,
+    Step,
+    encode,
+)
+from protocol.messages import FinishReason
+from protocol.peer import Peer
+from protocol.tensors import BYTES, Dtype, Tensor, check
+
+fast = settings(max_examples=60, deadline=None)
+
+numbers = st.integers(-(2**63), 2**64 - 1)
+small = st.integers(0, 2**31)
+words = st.text(max_size=20)
+blobs = st.binary(max_size=64)
+ends = st.builds(Ended, small, st.sampled_from(FinishReason), small, small, small, st.none() | words | numbers)
+frames = st.one_of(
+    st.builds(Hello, small, words, small),
+    st.builds(Open, small, blobs, small),
+    st.builds(Credit, small, small),
+    st.builds(Cancel, small, words),
+    st.builds(Item, small, blobs, small),
+    st.builds(
+        Step,
+        st.lists(small, max_size=4),
+        st.lists(small, max_size=4),
+        st.lists(small, max_size=9),
+        st.lists(st.builds(Begun, small, small), max_size=2),
+        st.lists(ends, max_size=2),
+    ),
+    st.builds(End, small, blobs),
+    st.builds(Fail, small, words, words, st.none() | words),
+    st.builds(Bye, words, words),
+)
+
+
+def head(kind, length):
+    return struct.pack("<BI", kind, length)
+
+
+def raw(kind, body):
+    data = msgspec.msgpack.encode(body)
+    return head(kind, len(data)) + data
+
+
+def pieces(data, cuts):
+    at = 0
+    for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
+        yield data[at:cut]
+        at = cut
+
+
+# Honest bytes -----------------------------------------------------------------------------
+
+
+@fast
+@given(st.lists(frames, max_size=6), st.lists(st.integers(0, 10**6), max_size=8))
+def test_frames_arrive_as_they_were_sent_however_they_are_cut(sent, cuts):
+    reader, data = FrameReader(), b"".join(map(encode, sent))
+    assert [frame for piece in pieces(data, cuts) for frame in reader.feed(piece)] == sent
+
+
+@fast
+@given(st.lists(frames, max_size=4))
+def test_one_byte_at_a_time_is_the_same_as_all_at_once(sent):
+    data = b"".join(map(encode, sent))
+    trickle = FrameReader()
+    assert [frame for byte in data for frame in trickle.feed(bytes((byte,)))] == list(FrameReader().feed(data)) == sent
+
+
+def of(hint):
+    """Whatever fits a type hint of a message and the wire."""
+    if attrs.has(hint):
+        hints = get_type_hints(hint)
+        return st.builds(hint, **{field.name: of(hints[field.name]) for field in hint.__attrs_attrs__})
+    inner = [of(each) for each in get_args(hint) if each is not ...]
+    match get_origin(hint) or hint:
+        case _ if hint in PLAIN:
+            return PLAIN[hint]
+        case builtins.list:
+            return st.lists(*inner, max_size=3)
+        case builtins.tuple:
+            return st.lists(*inner, max_size=3).map(tuple)
+        case builtins.dict:
+            return st.dictionaries(*inner, max_size=3)
+        case typing.Literal:
+            return st.sampled_from(get_args(hint))
+        case types.UnionType | typing.Union:
+            return st.one_of(inner)
+        case _:
+            return st.sampled_from(hint)  # an enumeration
+
+
+PLAIN = {
+    int: numbers,
+    str: words,
+    bytes: blobs,
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False),
+    type(None): st.none(),
+}
+
+
+@pytest.mark.parametrize("kind", messages.KINDS.values(), ids=lambda kind: kind.__name__)
+def test_every_message_survives_the_wire(kind):
+    @settings(max_examples=15, deadline=None)
+    @given(of(kind))
+    def survives(message):
+        assert messages.decode(messages.encode(message)) == message
+
+    survives()
+
+
+def test_a_frame_of_exactly_the_limit_is_read():
+    frame = Item(1, b"x" * 50, 1)
+    size = len(encode(frame)) - 5
+    assert list(FrameReader(size).feed(encode(frame))) == [frame]
+    with pytest.raises(PeerViolation, match=f"a frame of {size} bytes; the limit is {size - 1}"):
+        list(FrameReader(size - 1).feed(encode(frame)))
+
+
+def test_frames_that_came_whole_are_yielded_before_a_later_one_is_found_wrong():
+    stream = FrameReader().feed(encode(Credit(1, 1)) + b"\xff" * 5)
+    assert next(stream) == Credit(1, 1)
+    with pytest.raises(PeerViolation):
+        next(stream)
+
+
+# Bytes that lie ---------------------------------------------------------------------------
+
+
+def hear(data, *, greeted=True):
+    """Feed bytes to an end that waits for nothing; whatever they are, only PeerViolation may rise."""
+    peer = Peer("here", serves_max=2, frame_bytes_max=4096)
+    if greeted:
+        list(peer.receive(encode(Hello(VERSION, "there", 2))))
+        peer.send(Open(1, b"x", 2))
+    with suppress(PeerViolation):
+        for frame in peer.receive(data):
+            if isinstance(frame, Open | Item | End):
+                messages.decode(frame.body)
+
+
+@fast
+@given(st.binary(max_size=200), st.booleans())
+def test_random_bytes_raise_a_violation_and_nothing_else(data, greeted):
+    hear(data, greeted=greeted)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(KINDS)), st.binary(max_size=60))
+def test_random_bodies_raise_a_violation_and_nothing_else(kind, body):
+    hear(head(kind, len(body)) + body)
+
+
+things = st.recursive(
+    st.none() | st.booleans() | numbers | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+names = st.sampled_from(sorted({field.name for kind in KINDS.values() for field in kind.__attrs_attrs__}))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(KINDS)), st.dictionaries(names, things, max_size=7))
+def test_well_formed_nonsense_raises_a_violation_and_nothing_else(kind, body):
+    hear(raw(kind, body))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(frames, max_size=4))
+def test_frames_in_any_order_raise_a_violation_and_nothing_else(sent):
+    hear(b"".join(map(encode, sent)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(messages.KINDS)), st.binary(max_size=40) | things.map(msgspec.msgpack.encode))
+def test_random_messages_raise_a_violation_and_nothing_else(kind, body):
+    with suppress(PeerViolation):
+        messages.decode(bytes((kind,)) + body)
+
+
+@fast
+@given(st.lists(frames, min_size=1, max_size=3), st.integers(0, 10**6), st.integers(0, 255))
+def test_one_wrong_byte_raises_a_violation_at_most(sent, place, value):
+    data = bytearray(b"".join(map(encode, sent)))
+    data[place % len(data)] = value
+    hear(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"\xa3\xff\xfe\xfd", id="a string that is not UTF-8"),
+        pytest.param(b"\x81\xa3\xff\xfe\xfd\x01", id="a key that is not UTF-8"),
+        pytest.param(b"\xdf\xff\xff\xff\xff", id="more entries than bytes"),
+        pytest.param(b"\x81\xa1x" + b"\x91" * 3000, id="nested lists"),
+        pytest.param(b"\x81\xa1x" * 1000, id="nested maps"),
+        pytest.param(b"\xc1", id="no type"),
+        pytest.param(b"\xd6\xff\x00\x00\x00\x00", id="a timestamp"),
+    ],
+)
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_bodies_that_once_broke_a_decoder_are_violations(kind, body):
+    with pytest.raises(PeerViolation):
+        list(FrameReader().feed(head(kind, len(body)) + body))
+    with suppress(PeerViolation):  # what a message has beside its fields is passed over
+        messages.decode(bytes((kind,)) + body)
+
+
+def greeted_peer():
+    peer = Peer("here", serves_max=2)
+    list(peer.receive(encode(Hello(VERSION, "there", 2))))
+    peer.send(Open(1, b"x", 2))
+    return peer
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (encode(Hello(VERSION, "again", 1)), "a second Hello"),
+        (head(0, 0), "no frame is of kind 0"),
+        (head(10, 0), "no frame is of kind 10"),
+        (head(255, 0), "no frame is of kind 255"),
+        (head(1, FRAME_BYTES_MAX + 1), "the limit is"),
+        (head(5, 0), "cannot be read"),
+        (raw(5, {"stream": 1, "body": b""}), "cannot be read"),
+        (raw(5, {"stream": "1", "body": b"", "units": 1}), "cannot be read"),
+        (raw(5, {"stream": 1, "body": b"", "units": 1.5}), "cannot be read"),
+        (raw(3, None), "cannot be read"),
+        (encode(Item(1, b"", 3)), "a reply of 3 units on stream 1, which has credit for 2"),
+        (encode(Item(2, b"", 0)), "Item on stream 2, which is new"),
+        (encode(End(2, b"")), "End on stream 2, which is new"),
+        (encode(Fail(0, "x", "y")), "Fail on stream 0, which is new"),
+        (encode(End(1, b"")) + encode(Item(1, b"", 0)), "Item on stream 1, which is closed"),
+        (encode(Credit(1, 1)), "Credit on stream 1, which is new"),
+        (encode(Cancel(1, "x")), "Cancel on stream 1, which is new"),
+        (encode(Open(2, b"", 0)), "stream 2 opened after stream 0"),
+        (encode(Open(1, b"", -1)), "was granted -1 units"),
+        (encode(Step([1], [1], [], [], [])), "the arrays of a Step do not fit"),
+        (encode(Step([1], [3], [1, 2, 3], [], [])), "credit for 2"),
+    ],
+)
+def test_each_lie_is_told_from_the_others(data, says):
+    with pytest.raises(PeerViolation, match=says):
+        list(greeted_peer().receive(data))
+
+
+def test_a_frame_cut_short_is_not_a_frame():
+    data = encode(Fail(1, "internal", "x"))
+    assert list(greeted_peer().receive(data[:-1])) == []
+
+
+@pytest.mark.parametrize("frame", [Open(1, b"", 0), Credit(1, 1), Item(1, b"", 0), Step([], [], [], [], []), End(1, b"")])
+def test_whoever_does_not_say_hello_first_is_not_heard(frame):
+    with pytest.raises(PeerViolation, match=f"{type(frame).__name__} before Hello"):
+        list(Peer("here", serves_max=2).receive(encode(frame)))
+
+
+def test_another_version_is_refused_by_name():
+    with pytest.raises(PeerViolation, match=f"speaks version {VERSION + 1} of the protocol, this one {VERSION}"):
+        list(Peer("here", serves_max=2).receive(encode(Hello(VERSION + 1, "there", 2))))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", bytes((max(messages.KINDS) + 1,)), b"\xff\x80"])
+def test_a_message_of_no_kind_is_a_violation(data):
+    with pytest.raises(PeerViolation, match="no message is of kind"):
+        messages.decode(data)
+
+
+# Tensors ----------------------------------------------------------------------------------
+
+
+@fast
+@given(st.sampled_from(Dtype), st.lists(st.integers(0, 4), max_size=3))
+def test_a_tensor_has_exactly_the_bytes_of_its_shape(dtype, shape):
+    size = BYTES[dtype]
+    for length in shape:
+        size *= length
+    tensor = Tensor(dtype, tuple(shape), bytes(size))
+    assert check(tensor) is tensor
+    with pytest.raises(PeerViolation, match="bytes, not"):
+        check(Tensor(dtype, tuple(shape), bytes(size + 1)))
+    if size:
+        with pytest.raises(PeerViolation):
+            check(Tensor(dtype, tuple(shape), bytes(size - 1)))
+
+
+def test_two_negative_sizes_do_not_make_a_positive_one():
+    with pytest.raises(PeerViolation, match="negative"):
+        check(Tensor(Dtype.UINT8, (-2, -2), b"1234"))
+
+
+def test_a_size_that_no_memory_holds_is_only_a_number():
+    with pytest.raises(PeerViolation):
+        check(Tensor(Dtype.FLOAT32, (2**62, 2**62), b""))
+
+
+def test_every_dtype_has_a_size():
+    assert set(BYTES) == set(Dtype)
+
+
+def test_a_tensor_does_not_print_its_bytes():
+    assert "xxxx" not in repr(Tensor(Dtype.UINT8, (4,), b"xxxx"))
+
+
+# The taxonomy -----------------------------------------------------------------------------
+
+REQUEST_ERRORS = [
+    thing for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, RequestError)
+]
+NAMED = [cls for cls in REQUEST_ERRORS if cls is not RequestError]
+by_name = pytest.mark.parametrize("cls", NAMED, ids=lambda cls: cls.__name__)
+
+
+def test_every_code_belongs_to_one_error_alone():
+    assert len({cls.code for cls in NAMED}) == len(NAMED) == len(BY_CODE)
+
+
+@by_name
+def test_an_error_is_rebuilt_from_its_code(cls):
+    error = from_code(cls.code, "what happened", "max_tokens")
+    assert (type(error), str(error), error.param) == (cls, "what happened", "max_tokens")
+
+
+def test_an_unknown_code_is_internal():
+    assert type(from_code("from_the_future", "x")) is Internal
+
+
+@by_name
+def test_a_status_in_the_400s_means_the_client_and_only_then(cls):
+    assert (400 <= cls.http_status < 500) == (cls.fault == "client")
+    assert cls.http_status in {*range(400, 500), 500, 503}
+
+
+@by_name
+def test_when_to_come_back_is_said_exactly_where_coming_back_helps(cls):
+    assert (cls.retry_after_s is not None) == (cls.http_status == 503) == cls("x").retryable
+    assert cls.retry_after_s is None or cls.retry_after_s > 0
+
+
+@by_name
+def test_a_close_code_is_one_that_a_server_may_send(cls):
+    assert cls.close_code in {None, 1000, 1008, 1009, 1011, 1012, 1013}
+
+
+@by_name
+def test_every_code_is_a_word_and_every_error_says_what_it_means(cls):
+    assert cls.code.replace("_", "").isalpha()
+    assert cls.code == cls.code.lower()
+    assert cls.__doc__
+
+
+def test_no_error_is_about_a_request_and_about_an_actor():
+    assert not [cls for cls in NAMED if issubclass(cls, ActorError)]
