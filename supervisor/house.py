@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -18,7 +19,7 @@ from actors.engines.sglang.adapter import limit
 from actors.engines.sglang.settings import EngineSpec
 from actors.processor import Aside, TextReply, processor
 from protocol.dialects.http import Model
-from protocol.errors import StartFailed
+from protocol.errors import RequestError, StartFailed
 from protocol.messages import EngineInfo, Finished, Generate, Respond, Started, Tokens
 from supervisor import hosts
 from supervisor.chatter import Chatter
@@ -37,6 +38,7 @@ from supervisor.tree import Backoff, Child, Strategy, Tree
 WorkInbox: TypeAlias = trio.MemoryReceiveChannel[Call[Generate, Started | Tokens, Finished]]
 AskedInbox: TypeAlias = trio.MemoryReceiveChannel[Call[Respond, TextReply, Finished]]
 
+LOADS_WITHIN_S = 1.0
 ZYGOTE_LADDER = Ladder(asked_s=0.5, term_s=0.5, kill_s=1.0)
 
 
@@ -214,7 +216,7 @@ def _door(cluster: Cluster, served: Mapping[str, Served], engines: Mapping[str, 
         limits=section.limits,
         hosts=frozenset(section.names),
         unready=partial(_unready, engines),
-        metrics_text=world.metrics.text,
+        metrics_text=partial(_metrics, engines, world.metrics),
         new_id=world.new_id,
         now=world.now,
     )
@@ -236,6 +238,17 @@ def _unready(engines: Mapping[str, Plug[Engine]]) -> str | None:
 
 def _up(engines: Mapping[str, Plug[Engine]]) -> dict[str, float]:
     return {name: float(plug.now is not None) for name, plug in engines.items()}
+
+
+async def _metrics(engines: Mapping[str, Plug[Engine]], metrics: Metrics) -> bytes:
+    """Return the metrics with each engine's own count as it is now; one that does not answer in time is left out."""
+    metrics.loads.clear()
+    with trio.move_on_after(LOADS_WITHIN_S):
+        for name, plug in engines.items():
+            if plug.now is not None:
+                with suppress(RequestError):
+                    metrics.loads[name] = await plug.now.load()
+    return metrics.text()
 
 
 def _limits(plugs: Sequence[Plug[Engine]]) -> tuple[EngineInfo, int] | None:

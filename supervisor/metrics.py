@@ -13,7 +13,7 @@ from attrs import define, field
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from protocol.messages import Usage
+from protocol.messages import EngineLoad, Usage
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -50,6 +50,7 @@ class Metrics:
     """Counts what the doors and the tree tell it; `gauges` says what to read anew at every scrape."""
 
     gauges: dict[str, tuple[str, Callable[[], Mapping[str, float]]]] = field(factory=dict)
+    loads: dict[str, EngineLoad] = field(factory=dict)  # each engine's own count, as of this scrape
     _first_token: defaultdict[Labels, _Histogram] = field(factory=_histograms)
     _gap: defaultdict[Labels, _Histogram] = field(factory=_histograms)
     _duration: defaultdict[Labels, _Histogram] = field(factory=_histograms)
@@ -100,6 +101,15 @@ class Metrics:
             gauge = GaugeMetricFamily(name, help_text, labels=("of",))
             for of, value in read().items():
                 gauge.add_metric((of,), value)
+            yield gauge
+        for name, about in (
+            ("running", "Requests inside the engine, by its own count"),
+            ("waiting", "Requests that wait inside the engine, by its own count"),
+            ("kv_tokens_used", "KV memory that running requests hold, in tokens, by the engine's own count"),
+        ):
+            gauge = GaugeMetricFamily(f"espalier_engine_{name}", about, labels=("engine",))
+            for engine, load in self.loads.items():
+                gauge.add_metric((engine,), float(getattr(load, name)))
             yield gauge
 
 

@@ -401,6 +401,12 @@ async def test_the_window_is_closed_at_both_ends(autojump_clock):
     await watched(tree(fails_every(10), restarts_max=3, restarts_window_s=29.9), 60)
 
 
+async def test_old_failures_do_not_hide_new_ones(autojump_clock):
+    with pytest.raises(RestartsExceeded):
+        await watched(tree(child("a", Life(lasts_s=1), Life(lasts_s=39), Life(lasts_s=5)), restarts_max=1))
+    assert trio.current_time() == 45
+
+
 async def test_slow_failures_are_forgiven(autojump_clock):
     watch = await watched(tree(fails_every(20), restarts_max=3, restarts_window_s=30), 1000)
     assert len(watch.starts()) == 50
@@ -691,6 +697,19 @@ async def test_a_child_that_ignores_its_cancellation_is_reported_and_left_behind
     ]
     [record] = [record for record in caplog.records if record.levelno == logging.CRITICAL]
     assert record.getMessage() == "t/inner/deaf does not stop, and a task cannot be killed"
+
+
+async def test_a_tree_in_which_all_has_ended_late_is_waited_for(autojump_clock):
+    slow = child("slow", Life(cleans_up_s=2.5))
+    inner = tree(slow, child("deaf", Life(cleans_up_s=3), stop_within_s=2), name="inner")
+    watch = await watched(tree(child("a"), inner), 1)
+    assert watch.lines(Kind.STOPPED, Kind.IGNORES_CANCEL) == [
+        "3 t/inner/deaf IGNORES_CANCEL",
+        "4 t/inner/deaf STOPPED",
+        "5.5 t/inner/slow STOPPED",
+        "5.5 t/inner STOPPED",
+        "5.5 t/a STOPPED",
+    ]
 
 
 async def test_a_start_that_ignores_its_cancellation_is_reported_too(autojump_clock):

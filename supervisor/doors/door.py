@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -50,7 +50,7 @@ class Door:
     limits: DoorLimits
     hosts: frozenset[str]  # names that clients may call this server by, without the port
     unready: Callable[[], str | None]  # why a load balancer had better not send anybody here now
-    metrics_text: Callable[[], bytes]
+    metrics_text: Callable[[], Awaitable[bytes]]
     new_id: Callable[[], str]
     now: Callable[[], float]
     connections: set[Drainable] = field(factory=set)

@@ -244,8 +244,7 @@ class HttpConnection:
         self._send(200, [TEXT], b"ready\n", request_id)
 
     async def _metrics(self, _: bytes, request_id: str) -> None:
-        await trio.lowlevel.checkpoint()
-        self._send(200, [METRICS], self.door.metrics_text(), request_id)
+        self._send(200, [METRICS], await self.door.metrics_text(), request_id)
 
     async def _models(self, _: bytes, request_id: str) -> None:
         await trio.lowlevel.checkpoint()
