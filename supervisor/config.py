@@ -124,11 +124,20 @@ def read(path: Path) -> Cluster:
 
 def _disagreements(cluster: Cluster) -> Iterator[Mistake]:
     """Yield what is wrong between keys that are each right by themselves."""
-    nodes = ", ".join(cluster.node)
     if cluster.gateway.node not in cluster.node:
-        yield Mistake("gateway.node", f"there is no node {cluster.gateway.node}; there is {nodes}")
+        yield Mistake("gateway.node", f"there is no node {cluster.gateway.node}; there is {', '.join(cluster.node)}")
     if cluster.gateway.host not in LOOPBACK:
         yield Mistake("gateway.host", f"only loopback ({', '.join(LOOPBACK)}) until clients need keys")
+    for name in cluster.model:
+        if all(engine.model != name for engine in cluster.engine.values()):
+            yield Mistake(f"model.{name}", "no engine serves it")
+        if not cluster.model_path(name).is_dir():
+            yield Mistake(f"model.{name}.path", f"there is no folder {cluster.model_path(name)}")
+    yield from _engines_disagree(cluster)
+
+
+def _engines_disagree(cluster: Cluster) -> Iterator[Mistake]:
+    nodes = ", ".join(cluster.node)
     for name, engine in cluster.engine.items():
         if engine.model not in cluster.model:
             yield Mistake(
@@ -142,11 +151,6 @@ def _disagreements(cluster: Cluster) -> Iterator[Mistake]:
             yield Mistake(f"engine.{name}.tensor_parallel", "an engine on a CPU has one rank")
         if engine.kv_tokens_max < 2 * engine.page_size:
             yield Mistake(f"engine.{name}.kv_tokens_max", f"is less than two pages of {engine.page_size} tokens")
-    for name in cluster.model:
-        if all(engine.model != name for engine in cluster.engine.values()):
-            yield Mistake(f"model.{name}", "no engine serves it")
-        if not cluster.model_path(name).is_dir():
-            yield Mistake(f"model.{name}.path", f"there is no folder {cluster.model_path(name)}")
 
 
 def _line(text: str, path: str) -> int:

@@ -88,7 +88,8 @@ async def engine(
                     task_status.started()
                     await process.wait()
             finally:
-                await process.end(house.ladder, house.hurry, ask=partial(link.bye, "shutdown", "the node stops it"))
+                goodbye = partial(link.bye, "shutdown", "the node stops it")
+                await process.end(house.ladder, house.hurry, ask=goodbye)  # noqa: ASYNC102  # shielded, rung by rung
                 aside.cancel()
     raise _why(link, chatter, spec.name)
 

@@ -108,7 +108,7 @@ async def zygote(
             nursery.cancel_scope.cancel(reason="the zygote has ended")
     finally:
         control.close()
-        await process.end(ladder, hurry)
+        await process.end(ladder, hurry)  # noqa: ASYNC102  # shielded, rung by rung
     if ready:
         raise EngineDied("the zygote died")
     raise StartFailed(f"the zygote could not import SGLang: {chatter.last_error or f'see {chatter.path}'}")

@@ -174,7 +174,7 @@ def _worker(
     )
 
 
-async def _decode(
+async def _decode(  # noqa: ASYNC128  # decode calls started()
     inbox: WorkInbox,
     plug: Plug[Engine],
     slots: int,

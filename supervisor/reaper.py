@@ -25,7 +25,7 @@ async def run() -> None:
         async for _ in signals:
             for pid in list(_children()):
                 with suppress(ChildProcessError):
-                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222  # it does not wait
 
 
 def end_all() -> int:

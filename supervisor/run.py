@@ -61,7 +61,7 @@ class Happening:
 
     def __str__(self) -> str:
         wait = f" in {self.wait_s:.3g} s" if self.wait_s else ""
-        return f"{self.path} {self.kind.value}{wait}{f': {_words(self.error)}' if self.error else ''}"
+        return f"{self.path} {self.kind.value}{wait}{'' if self.error is None else f': {_words(self.error)}'}"
 
 
 _Tell = Callable[[Happening], None]
@@ -91,7 +91,10 @@ async def supervise(
         except Exception:  # a tree must not fall because of who looks at it
             log.exception("Whoever watches the tree failed at: %s", happening)
 
-    await _Loop(tree, tree.name, rng, tell, trio.Event()).supervise(task_status=task_status)
+    def is_up() -> None:
+        task_status.started()
+
+    await _Loop(tree, tree.name, rng, tell, trio.Event()).supervise(is_up)
 
 
 @define(eq=False)
@@ -136,12 +139,12 @@ class _Loop:
         self._up = False  # every child has been ready
         self._changed = trio.Event()  # a life has become ready, or is over
 
-    async def supervise(self, *, task_status: trio.TaskStatus[None]) -> None:
+    async def supervise(self, is_up: Callable[[], None]) -> None:
         """Run until cancelled, done or given up, and then stop."""
         gave_up: ActorError | None = None
         async with trio.open_nursery() as self._nursery:
             try:
-                await self._run(task_status=task_status)
+                await self._run(is_up)
             except ActorError as error:
                 gave_up = error  # raised below: here, the nursery would wrap it in a group
             finally:
@@ -152,7 +155,7 @@ class _Loop:
         if gave_up is not None:
             raise gave_up
 
-    async def _run(self, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _run(self, is_up: Callable[[], None]) -> None:
         """React to what has ended, start what is to be started, and wait for the next of either."""
         while True:
             await trio.lowlevel.checkpoint()  # start nothing for a tree that is to stop
@@ -169,12 +172,12 @@ class _Loop:
                 continue
             if not self._up and not self._to_start:
                 self._up = True
-                task_status.started()
+                is_up()
             self._changed = trio.Event()
             with trio.move_on_at(start_at):
                 await self._changed.wait()
         if not self._up:
-            task_status.started()  # its work was done before all were up
+            is_up()  # its work was done before all were up
 
     async def _stop(self, children: tuple[Child | Tree, ...]) -> None:
         """End the lives of `children`, from the last to the first, each within its deadline."""
@@ -245,7 +248,7 @@ class _Loop:
         try:
             with life.scope:
                 if isinstance(child, Tree):
-                    await _Loop(child, life.path, self._rng, self._tell, life.let_go).supervise(task_status=life)
+                    await _Loop(child, life.path, self._rng, self._tell, life.let_go).supervise(life.started)
                 else:
                     await child.run(*child.args, task_status=life)
         except Exception as error:  # noqa: BLE001  # whatever it is, the loop decides what follows
@@ -285,7 +288,7 @@ class _Loop:
         self._failures.append(now)
         if len(self._failures) > self._tree.restarts_max and now - self._failures[0] <= self._tree.restarts_window_s:
             gave_up = RestartsExceeded(
-                f"{len(self._failures)} failures within {self._tree.restarts_window_s:g} s, "
+                f"too many failures ({len(self._failures)} within {self._tree.restarts_window_s:g} s), "
                 f"the last that of {life.path}: {_words(error)}"
             )
             self._happened(self._path, Kind.GAVE_UP, gave_up)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
+import trio
 from attrs import define, field
 
 from actors._kit import Answer, Asks
@@ -45,6 +46,7 @@ class SglangEngine:
 
     async def wait_released(self, request_id: str) -> None:
         """Wait until the host has closed the request's stream, which it does when the scheduler has let go."""
+        await trio.lowlevel.checkpoint()
         if (running := self._streams.get(request_id)) is not None:
             await running[1].over.wait()
             self._streams.pop(request_id, None)
