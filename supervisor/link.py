@@ -147,14 +147,14 @@ class Link:
         raise PeerLost(f"{self._bye.code}: {self._bye.detail}" if self._bye else "the other end closed the link")
 
     async def _read_frames(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
-        while (data := await self._read()) and not self._lost:
+        while data := await self._read():
             for frame in self.peer.receive(data):
                 self._received(frame, nursery)
                 if isinstance(frame, Hello):
                     self._ready.set()
                     self._permits.unpark_all()
                     task_status.started()
-                if self._lost:
+                if self._carrying.cancel_called:  # the other end does not read: what it says no longer counts
                     return
 
     def bye(self, code: str, detail: str) -> None:

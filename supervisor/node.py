@@ -16,18 +16,20 @@ from random import SystemRandom
 import trio
 from attrs import define, field, frozen
 
+from protocol.errors import ActorError
 from supervisor import folders, reaper
 from supervisor.config import Cluster
+from supervisor.happenings import Happening, Kind
 from supervisor.house import House, World, build
 from supervisor.metrics import Metrics
 from supervisor.process import Hurry
-from supervisor.run import Happening, Kind, supervise
+from supervisor.run import supervise
 from supervisor.say import Terminal
 
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 2.0  # for cut answers to reach their clients
-HARD_EXIT_S = 1.5  # after a second signal
+HARD_EXIT_S = 1.2  # after a second signal
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -72,15 +74,21 @@ class _Node:
 
     async def run(self, ready: Callable[[], None]) -> int:
         """Run the tree until it is told to end."""
+        failure: ActorError | None = None
         reaper.adopt()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reaper.run)
             nursery.start_soon(self.terminal.keep_live)
             await nursery.start(self._listen, nursery)
-            with self._tree:
-                await supervise(self.house.tree, rng=SystemRandom(), watch=self._watch, task_status=_Up(ready))
+            try:
+                with self._tree:
+                    await supervise(self.house.tree, rng=SystemRandom(), watch=self._watch, task_status=_Up(ready))
+            except ActorError as error:
+                failure = error  # raised below: here, the nursery would wrap it in a group
             nursery.cancel_scope.cancel(reason="the tree has ended")
         reaper.end_all()
+        if failure is not None:
+            raise failure
         log.info("stopped", extra={"exit_code": self.exit_code})
         return self.exit_code
 
@@ -118,8 +126,7 @@ class _Node:
 
     async def _exit_hard(self) -> None:
         """Be gone in time whatever does not end; nothing is left behind all the same."""
-        with trio.CancelScope(shield=True):
-            await trio.sleep(HARD_EXIT_S)
+        await trio.sleep(HARD_EXIT_S)  # a tree that has ended by then cancels this
         reaper.end_all()
         folders.remove(self.world.folder.path)
         os._exit(self.exit_code)

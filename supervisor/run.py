@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from enum import Enum
 from math import inf
 from typing import NoReturn, Protocol
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
-from protocol.errors import ActorError, EspalierError, StartFailed
+from protocol.errors import ActorError, StartFailed
 
+from .happenings import Happening, Kind, record, words
 from .tree import Child, Restart, Strategy, Tree
 
 log = logging.getLogger(__name__)
@@ -33,35 +33,6 @@ class Chance(Protocol):
 
     def random(self) -> float:
         """Return a number from 0 to 1."""
-
-
-class Kind(Enum):
-    """What can happen to a child."""
-
-    STARTING = "is starting"
-    STARTED = "is ready"
-    ENDED = "has ended"
-    FAILED = "has failed"
-    RESTARTING = "will be started again"
-    STOPPING = "is stopping"
-    STOPPED = "has stopped"
-    IGNORES_CANCEL = "does not stop, and a task cannot be killed"
-    GAVE_UP = "gives up"  # a tree
-
-
-@frozen
-class Happening:
-    """One step in the life of the child at `path`, and when, on Trio's clock, it was taken."""
-
-    path: str
-    kind: Kind
-    at: float
-    error: BaseException | None = None
-    wait_s: float = 0.0  # until the child is started again
-
-    def __str__(self) -> str:
-        wait = f" in {self.wait_s:.3g} s" if self.wait_s else ""
-        return f"{self.path} {self.kind.value}{wait}{'' if self.error is None else f': {_words(self.error)}'}"
 
 
 _Tell = Callable[[Happening], None]
@@ -85,7 +56,7 @@ async def supervise(
     """
 
     def tell(happening: Happening) -> None:
-        _log(happening)
+        record(happening)
         try:
             watch(happening)
         except Exception:  # a tree must not fall because of who looks at it
@@ -107,7 +78,9 @@ class _Life:
     scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True))
     over: trio.Event = field(factory=trio.Event)
     let_go: trio.Event = field(factory=trio.Event)  # it is over, or a tree that had to leave something behind
+    begun_at: float = field(factory=trio.current_time)
     ready_at: float | None = None
+    stopping_at: float | None = None
     stop_by: float | None = None  # None: nobody has asked it to end
     deaf: bool = False
     error: BaseException | None = None
@@ -187,7 +160,8 @@ class _Loop:
                 continue
             if life.stop_by is None and not life.over.is_set():
                 within_s = child.stop_within_s if isinstance(child, Child) else inf  # its children have theirs
-                life.stop_by = trio.current_time() + within_s
+                life.stopping_at = trio.current_time()
+                life.stop_by = life.stopping_at + within_s
                 self._happened(life.path, Kind.STOPPING)
                 life.scope.cancel(reason="stopped by its supervisor")
             with trio.move_on_at(inf if life.stop_by is None else life.stop_by):
@@ -260,7 +234,7 @@ class _Loop:
             self._is_over(life)
 
     def _is_ready(self, life: _Life) -> None:
-        self._happened(life.path, Kind.STARTED)
+        self._happened(life.path, Kind.STARTED, since=life.begun_at)
         self._changed.set()
 
     def _is_over(self, life: _Life) -> None:
@@ -272,7 +246,7 @@ class _Loop:
             kind = Kind.ENDED if life.error is None else Kind.FAILED
         if life.ready_at is not None and trio.current_time() - life.ready_at >= self._tree.backoff.reset_after_s:
             self._failed_starts.pop(life.child.name, None)
-        self._happened(life.path, kind, life.error)
+        self._happened(life.path, kind, life.error, since=life.stopping_at)
         life.over.set()
         life.let_go.set()
         self._changed.set()
@@ -289,7 +263,7 @@ class _Loop:
         if len(self._failures) > self._tree.restarts_max and now - self._failures[0] <= self._tree.restarts_window_s:
             gave_up = RestartsExceeded(
                 f"too many failures ({len(self._failures)} within {self._tree.restarts_window_s:g} s), "
-                f"the last that of {life.path}: {_words(error)}"
+                f"the last that of {life.path}: {words(error)}"
             )
             self._happened(self._path, Kind.GAVE_UP, gave_up)
             raise gave_up from error
@@ -301,8 +275,17 @@ class _Loop:
                 start_at = now + wait_s if wait_s else -inf
                 self._to_start[child.name] = max(start_at, self._to_start.get(child.name, -inf))
 
-    def _happened(self, path: str, kind: Kind, error: BaseException | None = None, wait_s: float = 0.0) -> None:
-        self._tell(Happening(path, kind, trio.current_time(), error, wait_s))
+    def _happened(
+        self,
+        path: str,
+        kind: Kind,
+        error: BaseException | None = None,
+        *,
+        wait_s: float = 0.0,
+        since: float | None = None,
+    ) -> None:
+        now = trio.current_time()
+        self._tell(Happening(path, kind, now, error, wait_s, None if since is None else now - since))
 
 
 def _completes(life: _Life) -> bool:
@@ -320,28 +303,4 @@ def _runs_again(life: _Life) -> bool:
 def _raise_start_failed(life: _Life, error: BaseException | None) -> NoReturn:
     if isinstance(error, StartFailed):
         raise error  # it has its sentence
-    raise StartFailed(f"{life.path} could not start: {_words(error)}") from error
-
-
-def _words(error: BaseException | None) -> str:
-    """Say in one sentence what went wrong; of a group, what each of its errors says."""
-    match error:
-        case None:
-            return "it ended."
-        case BaseExceptionGroup():
-            return " | ".join(_words(each) for each in error.exceptions)
-        case EspalierError():
-            return str(error)
-        case _:
-            return f"{type(error).__name__}: {error}"
-
-
-def _log(happening: Happening) -> None:
-    error = happening.error
-    level = logging.INFO if error is None else logging.WARNING
-    if happening.kind is Kind.IGNORES_CANCEL:
-        level = logging.CRITICAL
-    elif happening.kind is Kind.GAVE_UP:
-        level = logging.ERROR
-    expected = error is None or isinstance(error, EspalierError)  # anything else is a bug: show where it rose
-    log.log(level, "%s", happening, exc_info=None if expected else error)
+    raise StartFailed(f"{life.path} could not start: {words(error)}") from error

@@ -14,9 +14,11 @@ from typing import TextIO
 import trio
 from attrs import define, field
 
-from supervisor.run import Happening, Kind
+from supervisor.happenings import Happening, Kind
 
 FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+SAID = {"child", "happening"}  # a readable line has these in its words
+PASSING = {"starting", "stopping"}  # and where a live line shows these, they need no line of their own
 TICK_S = 0.2
 CLEAR = "\r\x1b[2K"
 
@@ -43,7 +45,8 @@ class Readable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the time, what happened, and what was given with it."""
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        extra = " ".join(f"{name}={value}" for name, value in _extra(record).items() if value is not None)
+        given = {name: value for name, value in _extra(record).items() if name not in SAID}
+        extra = " ".join(f"{name}={value}" for name, value in given.items() if value is not None)
         line = f"{self.formatTime(record, '%H:%M:%S')} {level}{record.getMessage()}{'  ' if extra else ''}{extra}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -54,19 +57,19 @@ def _extra(record: logging.LogRecord) -> dict[str, object]:
 
 @define(eq=False)
 class Terminal:
-    """Writes log lines, and below them, while children start, one line that says which and for how long."""
+    """Writes log lines, and below them, while children start or stop, one line that says which and for how long."""
 
     out: TextIO
     live: bool
-    _starting: dict[str, float] = field(factory=dict)
+    _passing: dict[str, tuple[str, float]] = field(factory=dict)  # what starts or stops, and since when
     _shown: bool = False
 
     def watch(self, happening: Happening) -> None:
         """Follow the tree."""
-        if happening.kind is Kind.STARTING:
-            self._starting[happening.path] = happening.at
+        if happening.kind in {Kind.STARTING, Kind.STOPPING}:
+            self._passing[happening.path] = (happening.kind.name.lower(), happening.at)
         else:
-            self._starting.pop(happening.path, None)
+            self._passing.pop(happening.path, None)
 
     def line(self, text: str) -> None:
         """Write one line, above what is live."""
@@ -75,13 +78,15 @@ class Terminal:
         self.out.flush()
 
     async def keep_live(self) -> None:
-        """Redraw the live line for as long as anything is starting."""
+        """Redraw the live line for as long as anything starts or stops."""
         while self.live:
-            innermost = [path for path in self._starting if not any(o.startswith(f"{path}/") for o in self._starting)]
+            innermost = [path for path in self._passing if not any(o.startswith(f"{path}/") for o in self._passing)]
             if innermost:
                 now = trio.current_time()
-                parts = [f"{path} {now - self._starting[path]:.1f} s" for path in innermost]
-                self.out.write(f"{CLEAR}  starting: {', '.join(parts)}")
+                parts = [
+                    f"{how} {path} {now - since:.1f} s" for path in innermost for how, since in [self._passing[path]]
+                ]
+                self.out.write(f"{CLEAR}  {', '.join(parts)}")
                 self._shown = True
                 self.out.flush()
             elif self._shown:
@@ -106,6 +111,8 @@ def set_up(out: TextIO = sys.stderr) -> Terminal:
     terminal = Terminal(out, live)
     handler = _Handler(terminal.line)
     handler.setFormatter(Readable() if live else JsonLines())
+    if live:
+        handler.addFilter(lambda record: getattr(record, "happening", None) not in PASSING)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("trio-websocket").setLevel(logging.WARNING)
     return terminal

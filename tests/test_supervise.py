@@ -390,7 +390,7 @@ async def test_one_failure_too_many_ends_the_tree(autojump_clock):
     with pytest.raises(RestartsExceeded) as caught:  # and no group is around it
         await watched(tree(fails_every(1), restarts_max=3, restarts_window_s=30))
     assert trio.current_time() == 4
-    assert str(caught.value) == "4 failures within 30 s, the last that of t/a: ValueError: it broke"
+    assert str(caught.value) == "too many failures (4 within 30 s), the last that of t/a: ValueError: it broke"
     assert isinstance(caught.value.__cause__, ValueError)
 
 
@@ -451,8 +451,8 @@ async def test_restarts_multiply_over_the_levels(autojump_clock):
         "12 t GAVE_UP",
     ]
     assert str(caught.value) == (
-        "3 failures within 60 s, the last that of t/inner: "
-        "4 failures within 30 s, the last that of t/inner/a: ValueError: it broke"
+        "too many failures (3 within 60 s), the last that of t/inner: "
+        "too many failures (4 within 30 s), the last that of t/inner/a: ValueError: it broke"
     )
 
 
@@ -549,7 +549,7 @@ async def test_a_nested_tree_that_gives_up_before_it_is_up_has_failed_to_start(a
     with pytest.raises(StartFailed) as caught:
         await watched(tree(inner))
     assert str(caught.value) == (
-        "t/inner could not start: 1 failures within 30 s, the last that of t/inner/a: ValueError: it broke"
+        "t/inner could not start: too many failures (1 within 30 s), the last that of t/inner/a: ValueError: it broke"
     )
 
 
@@ -571,7 +571,7 @@ async def test_each_failed_start_counts_as_a_failure(autojump_clock):
     with pytest.raises(RestartsExceeded) as caught:
         await watched(tree(restarting(*[FAILS_TO_START] * 4), restarts_max=3, backoff=backoff))
     assert trio.current_time() == 1 + 1 + 2
-    assert str(caught.value) == "4 failures within 30 s, the last that of t/a: OSError: no device"
+    assert str(caught.value) == "too many failures (4 within 30 s), the last that of t/a: OSError: no device"
 
 
 async def test_starts_that_are_too_slow_during_a_restart_are_retried_too(autojump_clock):
@@ -699,15 +699,18 @@ async def test_a_child_that_ignores_its_cancellation_is_reported_and_left_behind
     assert record.getMessage() == "t/inner/deaf does not stop, and a task cannot be killed"
 
 
-async def test_a_tree_in_which_all_has_ended_late_is_waited_for(autojump_clock):
+@pytest.mark.parametrize("attempt", range(8))  # Trio wakes two tasks of one instant in any order
+async def test_a_tree_in_which_all_has_ended_late_is_waited_for(autojump_clock, attempt):
     slow = child("slow", Life(cleans_up_s=2.5))
     inner = tree(slow, child("deaf", Life(cleans_up_s=3), stop_within_s=2), name="inner")
     watch = await watched(tree(child("a"), inner), 1)
-    assert watch.lines(Kind.STOPPED, Kind.IGNORES_CANCEL) == [
+    assert watch.lines()[-7:] == [
         "3 t/inner/deaf IGNORES_CANCEL",
+        "3 t/inner/slow STOPPING",
         "4 t/inner/deaf STOPPED",
         "5.5 t/inner/slow STOPPED",
         "5.5 t/inner STOPPED",
+        "5.5 t/a STOPPING",
         "5.5 t/a STOPPED",
     ]
 
