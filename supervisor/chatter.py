@@ -35,13 +35,13 @@ class Chatter:
                     self._write(data)
 
     @property
-    def last_error(self) -> str | None:
-        """The last line that looks like an exception, which is why a process that died most likely did."""
+    def last_words(self) -> str:
+        """The last line that looks like an exception, which is most likely why a process died, else the last line."""
         for line in reversed(self.tail):
             name, colon, _ = line.strip().partition(":")
             if colon and name.rpartition(".")[2].endswith(("Error", "Exception")) and " " not in name:
                 return line.strip()
-        return None
+        return next((line.strip() for line in reversed(self.tail) if line.strip()), "it said nothing")
 
     def _write(self, data: bytes) -> None:
         with self.path.open("ab") as file:

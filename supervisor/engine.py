@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -84,7 +84,7 @@ async def engine(
             nursery.start_soon(_carry, link, chatter, output, aside, nursery.cancel_scope)
             try:
                 await link.wait_ready()
-                with plug.offering(SglangEngine(link, await _info(link))):
+                with suppress(EngineLost), plug.offering(SglangEngine(link, await _info(link))):
                     task_status.started()
                     await process.wait()
             finally:
@@ -123,6 +123,8 @@ async def _info(link: Link) -> EngineInfo:
 
 def _why(link: Link, chatter: Chatter, name: str) -> ActorError:
     """Return the truth about an engine that ended by itself, in one sentence."""
-    said = link.farewell.detail if link.farewell else chatter.last_error
-    sentence = f"engine {name} {'ended' if link.ready else 'did not start'}: {said or 'it said nothing'}"
-    return EngineDied(sentence) if link.ready else StartFailed(f"{sentence} (its log: {chatter.path})")
+    farewell = link.farewell
+    said = farewell.detail if farewell else chatter.last_words
+    if link.ready and (farewell is None or farewell.code != settings.START_FAILED):
+        return EngineDied(f"engine {name} ended: {said}")
+    return StartFailed(f"engine {name} did not start: {said} (its log: {chatter.path})")

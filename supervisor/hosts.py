@@ -111,7 +111,7 @@ async def zygote(
         await process.end(ladder, hurry)  # noqa: ASYNC102  # shielded, rung by rung
     if ready:
         raise EngineDied("the zygote died")
-    raise StartFailed(f"the zygote could not import SGLang: {chatter.last_error or f'see {chatter.path}'}")
+    raise StartFailed(f"the zygote could not import SGLang: {chatter.last_words}")
 
 
 async def _received(control: trio.socket.SocketType) -> bytes:

@@ -325,7 +325,7 @@ def run(boot: settings.Boot, link: socket.socket, node: int, log: int) -> NoRetu
         engine = _Engine(**boot.arguments)
     except Exception as error:  # noqa: BLE001  # whatever it is, it is why this engine did not start
         peer = Peer(boot.name, serves_max=0)
-        peer.send(Bye("start_failed", f"{type(error).__name__}: {error}"))
+        peer.send(Bye(settings.START_FAILED, f"{type(error).__name__}: {error}"))
         link.sendall(peer.take())
         guard.end(f"the engine could not start: {error!r}")
     for pid in engine.get_all_child_pids():

@@ -7,6 +7,9 @@ from typing import TypeAlias
 import msgspec
 from attrs import Factory, frozen
 
+START_FAILED = "start_failed"
+"""The code of the Bye of a host whose engine could not start."""
+
 Setting: TypeAlias = str | int | float | bool | list[str | int] | None
 
 # Set for every host. Each line is there because its absence was seen to hurt.
