@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo test check fast engine lint types abort-times soak hunt clean
+.PHONY: help demo test check fast lint types abort-times endings soak clean
 
 help:  ## list the chores
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -42,6 +42,15 @@ $(VENV)/ready: requirements/cpu.txt requirements/install.sh
 $(VENV)/ready-dev: $(VENV)/ready requirements/dev.txt
 	@$(BIN)/python -m pip install --quiet --no-deps --disable-pip-version-check -r requirements/dev.txt
 	@touch $@
+
+abort-times: $(VENV)/ready-dev  ## how long until a left request holds nothing, 50 tries a moment
+	$(BIN)/python -m bench.abort_times
+
+endings: $(VENV)/ready-dev  ## every way to end, ten times each, with times
+	$(BIN)/python -m bench.endings
+
+soak: $(VENV)/ready-dev  ## 2,000 requests, 30 % cancelled: nothing grows
+	$(BIN)/python -m bench.soak
 
 clean:  ## remove what was installed and cached
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,6 +13,7 @@ from attrs import define, field
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from protocol.errors import Left
 from protocol.messages import EngineLoad, Usage
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -55,6 +56,7 @@ class Metrics:
     _gap: defaultdict[Labels, _Histogram] = field(factory=_histograms)
     _duration: defaultdict[Labels, _Histogram] = field(factory=_histograms)
     _requests: defaultdict[Labels, float] = field(factory=_counters)
+    _aborts: defaultdict[Labels, float] = field(factory=_counters)
     _tokens: defaultdict[Labels, float] = field(factory=_counters)
     _restarts: defaultdict[Labels, float] = field(factory=_counters)
 
@@ -70,6 +72,8 @@ class Metrics:
     def request_ended(self, model: str, door: str, outcome: str, seconds: float, usage: Usage) -> None:
         """Note how a request ended: a finish reason, `left`, or an error's code."""
         self._requests[model, door, outcome] += 1
+        if outcome == Left.code:
+            self._aborts[model,] += 1
         self._duration[model, outcome].observe(seconds)
         self._tokens[model, "input"] += usage.prompt_tokens
         self._tokens[model, "cached"] += usage.cached_tokens
@@ -94,6 +98,7 @@ class Metrics:
             _histogram_family("gen_ai_server_time_per_output_token", "Time from token to token", "model", self._gap),
             _histogram_family("gen_ai_server_request_duration", "Time for a request", "model outcome", self._duration),
             _counter_family("espalier_requests", "Requests ended, by how", "model door outcome", self._requests),
+            _counter_family("espalier_aborts", "Requests whose client left or cancelled", "model", self._aborts),
             _counter_family("espalier_tokens", "Tokens of ended requests, by kind", "model kind", self._tokens),
             _counter_family("espalier_restarts", "Children of the tree started again", "child", self._restarts),
         )

@@ -151,7 +151,7 @@ def _announce(cluster: Cluster, terminal: Terminal) -> None:
     body = (
         f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me about the oak"}}]}}'
     )
-    terminal.line("")
-    terminal.line(f"Ready: {url}  models: {', '.join(cluster.model)}  (Ctrl-C drains and stops)")
-    terminal.line(f"Try:   curl -N {url}/v1/chat/completions -d '{body}'")
-    terminal.line("")
+    terminal.tell("")
+    terminal.tell(f"Ready: {url}  models: {', '.join(cluster.model)}  (Ctrl-C drains and stops)")
+    terminal.tell(f"Try:   curl -N {url}/v1/chat/completions -d '{body}'")
+    terminal.tell("")

@@ -61,6 +61,7 @@ class Terminal:
 
     out: TextIO
     live: bool
+    plain: TextIO = sys.stdout
     _passing: dict[str, tuple[str, float]] = field(factory=dict)  # what starts or stops, and since when
     _shown: bool = False
 
@@ -76,6 +77,13 @@ class Terminal:
         self.out.write(f"{CLEAR if self._shown else ''}{text}\n")
         self._shown = False
         self.out.flush()
+
+    def tell(self, text: str) -> None:
+        """Say something that is no event: on a terminal among the lines, elsewhere apart from the log."""
+        if self.live:
+            self.line(text)
+        else:
+            print(text, file=self.plain, flush=True)
 
     async def keep_live(self) -> None:
         """Redraw the live line for as long as anything starts or stops."""
