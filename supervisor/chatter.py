@@ -19,6 +19,7 @@ class Chatter:
 
     path: Path
     bytes_max: int = 4 * 1024 * 1024
+    kept: bool = False  # the file stays when the node is gone
     tail: deque[str] = field(factory=lambda: deque(maxlen=50))
 
     def pipe(self) -> tuple[trio.lowlevel.FdStream, int]:

@@ -28,6 +28,7 @@ from supervisor.process import Hurry, Ladder
 log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
+LAST_LINES = 10  # of a log that is gone when the node is
 
 
 @define(eq=False)
@@ -127,4 +128,7 @@ def _why(link: Link, chatter: Chatter, name: str) -> ActorError:
     said = farewell.detail if farewell else chatter.last_words
     if link.ready and (farewell is None or farewell.code != settings.START_FAILED):
         return EngineDied(f"engine {name} ended: {said}")
-    return StartFailed(f"engine {name} did not start: {said} (its log: {chatter.path})")
+    if not chatter.kept:
+        log.error("what engine %s said last", name, extra={"lines": list(chatter.tail)[-LAST_LINES:]})
+    where = f" (its log: {chatter.path})" if chatter.kept else ""
+    return StartFailed(f"engine {name} did not start: {said}{where}")

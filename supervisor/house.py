@@ -294,7 +294,8 @@ def _spec(cluster: Cluster, name: str, section: EngineSection) -> EngineSpec:
 
 
 def _chatter(cluster: Cluster, node: str, world: World) -> Callable[[str], Chatter]:
-    return lambda name: Chatter(world.logs / f"{name}.log", cluster.node[node].chatter_bytes_max)
+    section = cluster.node[node]
+    return lambda name: Chatter(world.logs / f"{name}.log", section.chatter_bytes_max, kept=section.logs is not None)
 
 
 def _text(cluster: Cluster, name: str) -> TextModel:
