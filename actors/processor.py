@@ -32,6 +32,7 @@ Aside = Callable[[Callable[[], T]], Awaitable[T]]
 TextReply: TypeAlias = Accepted | Started | Text
 
 LONG_CHARACTERS = 2_000  # about a millisecond of tokenising
+TURN_CHARACTERS = 32  # that a chat template puts around each turn
 
 
 async def processor(
@@ -72,7 +73,7 @@ async def processor(
 
 
 async def _encoded(request: Respond, model: TextModel, aside: Aside[list[int]]) -> list[int]:
-    if sum(len(turn.content) for turn in request.turns) < LONG_CHARACTERS:
+    if sum(len(turn.content) + TURN_CHARACTERS for turn in request.turns) < LONG_CHARACTERS:
         await trio.lowlevel.checkpoint()
         return model.encode(request.turns)
     return await aside(lambda: model.encode(request.turns))

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from attrs import Factory, field, frozen
+from attrs import Factory, asdict, field, frozen
 
 from actors.decode import Deadlines
 from actors.engines.sglang.settings import Setting
-from protocol.dialects.mistakes import Mistake, Mistakes
+from protocol.dialects.mistakes import Mistake, Mistakes, join, segment
 from protocol.dialects.options import Holds, Matches, Within
 from protocol.dialects.structure import structure
 from protocol.errors import StartFailed
@@ -22,6 +22,8 @@ from supervisor.process import Ladder
 Seconds = Annotated[float, Within(above=0, at_most=1_000_000)]
 Count = Annotated[int, Within(at_least=1, at_most=10_000_000)]
 NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letters, digits and dashes")]
+EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]
+RESERVED = ("gateway", "zygote")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -87,8 +89,8 @@ class Cluster:
     """The whole file."""
 
     model: Annotated[dict[str, ModelSection], Holds(1)]
-    engine: Annotated[dict[str, EngineSection], Holds(1)]
-    node: dict[str, NodeSection] = Factory(lambda: {"main": NodeSection()})
+    engine: Annotated[dict[EngineName, EngineSection], Holds(1)]
+    node: dict[NodeName, NodeSection] = Factory(lambda: {"main": NodeSection()})
     gateway: GatewaySection = GatewaySection()
     folder: Path = field(default=Path(), init=False)  # where the file stands
 
@@ -128,33 +130,43 @@ def _disagreements(cluster: Cluster) -> Iterator[Mistake]:
         yield Mistake("gateway.node", f"there is no node {cluster.gateway.node}; there is {', '.join(cluster.node)}")
     if cluster.gateway.host not in LOOPBACK:
         yield Mistake("gateway.host", f"only loopback ({', '.join(LOOPBACK)}) until clients need keys")
-    for name in cluster.model:
+    for name, model in cluster.model.items():
+        at = join("model", segment(name))
+        if "/" in name:
+            yield Mistake(at, "a model's name has no slash, because the paths of the tree have")
         if all(engine.model != name for engine in cluster.engine.values()):
-            yield Mistake(f"model.{name}", "no engine serves it")
+            yield Mistake(at, "no engine serves it")
         if not cluster.model_path(name).is_dir():
-            yield Mistake(f"model.{name}.path", f"there is no folder {cluster.model_path(name)}")
-    yield from _engines_disagree(cluster)
-
-
-def _engines_disagree(cluster: Cluster) -> Iterator[Mistake]:
-    nodes = ", ".join(cluster.node)
+            yield Mistake(f"{at}.path", f"there is no folder {cluster.model_path(name)}")
+        if model.template is not None and not (cluster.folder / model.template).is_file():
+            yield Mistake(f"{at}.template", f"there is no file {cluster.folder / model.template}")
     for name, engine in cluster.engine.items():
-        if engine.model not in cluster.model:
-            yield Mistake(
-                f"engine.{name}.model", f"there is no model {engine.model}; there is {', '.join(cluster.model)}"
-            )
-        if engine.node not in cluster.node:
-            yield Mistake(f"engine.{name}.node", f"there is no node {engine.node}; there is {nodes}")
-        if engine.node != cluster.gateway.node:
-            yield Mistake(f"engine.{name}.node", "an engine runs on the gateway's node until nodes have links")
-        if engine.device == "cpu" and engine.tensor_parallel > 1:
-            yield Mistake(f"engine.{name}.tensor_parallel", "an engine on a CPU has one rank")
-        if engine.kv_tokens_max < 2 * engine.page_size:
-            yield Mistake(f"engine.{name}.kv_tokens_max", f"is less than two pages of {engine.page_size} tokens")
+        at = join("engine", segment(name))
+        if name in RESERVED or name.startswith("processor-"):
+            yield Mistake(at, "is the name of another part of the tree")
+        yield from _engine_disagrees(cluster, engine, at)
+
+
+def _engine_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterator[Mistake]:
+    if engine.model not in cluster.model:
+        yield Mistake(f"{at}.model", f"there is no model {engine.model}; there is {', '.join(cluster.model)}")
+    if engine.node not in cluster.node:
+        yield Mistake(f"{at}.node", f"there is no node {engine.node}; there is {', '.join(cluster.node)}")
+    elif engine.node != cluster.gateway.node:
+        yield Mistake(f"{at}.node", "an engine runs on the gateway's node until nodes have links")
+    if engine.device == "cpu" and engine.tensor_parallel > 1:
+        yield Mistake(f"{at}.tensor_parallel", "an engine on a CPU has one rank")
+    if engine.kv_tokens_max < 2 * engine.page_size:
+        yield Mistake(f"{at}.kv_tokens_max", f"is less than two pages of {engine.page_size} tokens")
+    for table, times in (("deadlines", asdict(engine.deadlines)), ("ladder", asdict(engine.ladder))):
+        for key, value in times.items():
+            if value <= 0:
+                yield Mistake(f"{at}.{table}.{key}", f"must be above 0, got {value}")
 
 
 def _line(text: str, path: str) -> int:
     """Return the number of the line that a key path leads to, or of the table it would stand in."""
+    path = re.sub(r'\["([^"]*)"\]', r".\1", path)
     best, best_length, table = 1, -1, ""
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):

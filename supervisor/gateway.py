@@ -43,22 +43,26 @@ async def _connection(door: Door, stream: trio.SocketStream) -> None:
     limits = door.limits
     outbox = Outbox(stream, limits.backlog_bytes_max, limits.stall_s)
     connection = HttpConnection(outbox, door, partial(websocket.serve, outbox, door))
-    if len(door.connections) >= limits.connections_max:
-        connection.refuse(Overloaded(f"{len(door.connections)} clients are connected"))
-        await outbox.aclose()
-        return
-    door.connections.add(connection)
+    full = len(door.connections) >= limits.connections_max
+    if not full:
+        door.connections[outbox] = connection
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_drained, outbox, nursery.cancel_scope)
-            await connection.run()
+            if full:
+                connection.refuse(Overloaded(f"{len(door.connections)} clients are connected"))
+            else:
+                await connection.run()
             with trio.move_on_after(limits.close_s):
                 await outbox.wait_flushed()
+                if connection.unheard and not outbox.gone:
+                    await outbox.hear_out()
             nursery.cancel_scope.cancel(reason="the connection has ended")
     except Exception:
         log.exception("a bug ended a connection")
     finally:
-        door.forget(connection)
+        if not full:
+            door.forget(outbox)
         with trio.move_on_after(limits.close_s, shield=True):
             await outbox.aclose()
 

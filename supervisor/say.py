@@ -110,7 +110,10 @@ class _Handler(logging.Handler):
         self._write = write
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._write(self.format(record))
+        try:
+            self._write(self.format(record))
+        except Exception:  # noqa: BLE001  # whoever logs must not fall because nobody can listen any more
+            self.handleError(record)
 
 
 def set_up(out: TextIO = sys.stderr) -> Terminal:

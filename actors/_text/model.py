@@ -42,11 +42,11 @@ class TextModel:
     specials: dict[str, str] = Factory(dict)  # the template's own variables: bos_token and the like
 
     def prompt(self, turns: Sequence[Turn]) -> str:
-        """Return the conversation as the model was trained to read it; raises `BadRequest` if its template objects."""
+        """Return the conversation as the model was trained to read it; raises `BadRequest` if its template cannot."""
         messages = [{"role": _role(turn.role), "content": turn.content} for turn in turns]
         try:
             return self.template.render(messages=messages, add_generation_prompt=True, tools=None, **self.specials)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # whatever a stranger's program may raise is its way to refuse
             raise BadRequest(f"the model's chat template refuses this conversation: {error}") from error
 
     def encode(self, turns: Sequence[Turn]) -> list[int]:
@@ -73,6 +73,8 @@ def load(files: Mapping[str, bytes], template: str | None = None) -> TextModel:
             for name in ("config.json", "generation_config.json", "tokenizer_config.json")
         )
         tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+        tokenizer.no_truncation()  # what the file says about training batches must not shorten prompts in silence
+        tokenizer.no_padding()
     except Exception as error:  # tokenizers raises bare Exceptions
         raise StartFailed(f"the model's files cannot be read: {error}") from error
     source = template or (files["chat_template.jinja"].decode() if "chat_template.jinja" in files else None)

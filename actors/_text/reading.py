@@ -6,17 +6,74 @@ from collections.abc import Collection, Sequence
 
 from attrs import define, field
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from protocol.messages import Text
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+CHARACTER_BYTES_MAX = 4
+HELD_IDS_MAX = 16  # that may yet become a character; far more than any has
+
+
+@define(eq=False)
+class Decoding:
+    """Token ids to text as they come, which is the text that they have in one piece.
+
+    Where a tokenizer reads one broken byte as a reason to call the sound ones before it broken too, what was given out
+    stays as it was.
+    """
+
+    tokenizer: Tokenizer
+    _ids: list[int] = field(factory=list)  # the last that were given out, as what follows depends on them, and the rest
+    _given: int = 0  # how many of them were given out
+    _before: str = ""  # the text of those
+
+    def step(self, token: int) -> str:
+        """Take the next id and return the whole characters that have become certain."""
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        held = len(self._ids) - self._given
+        if not text.endswith(BROKEN):
+            if len(text) > len(self._before):
+                return self._give(text, len(self._ids))
+            if held > HELD_IDS_MAX:  # they say nothing, special tokens for example
+                del self._ids[self._given :]
+        elif held > HELD_IDS_MAX:  # too many to be one character: all but the last few are broken for good
+            tail = self._open_tail(text)
+            return self._give(text.removesuffix(self._decode(tail)), len(self._ids) - len(tail))
+        return ""
+
+    def flush(self) -> str:
+        """Return what is left when nothing follows; a character that was broken off reads as U+FFFD."""
+        text = self._decode(self._ids)[len(self._before) :]
+        self._ids.clear()
+        self._given, self._before = 0, ""
+        return text
+
+    def _give(self, text: str, given: int) -> str:
+        new = text[len(self._before) :]
+        del self._ids[: self._given]
+        self._given = given - self._given
+        self._before = self._decode(self._ids[: self._given])
+        return new
+
+    def _open_tail(self, text: str) -> list[int]:
+        """Return the last ids, as few as possible, that are broken by themselves and may begin a character."""
+        for size in range(1, CHARACTER_BYTES_MAX):
+            if self._decode(self._ids[:-size]) + self._decode(self._ids[-size:]) == text:
+                return self._ids[-size:]
+        return []
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True) if ids else ""
+        return text
 
 
 @define(eq=False)
 class Reading:
     """One answer's way from token ids to text.
 
-    `matched` is the stop string or stop token id that ended it, once one has; `tokens` counts every id up to and with
-    the one that completed the stop.
+    `matched` is the stop string or stop token id that ended it, once one has: the stop string that is complete first,
+    the longest of those if there are several. `tokens` counts every id up to and with the one that completed the stop.
     """
 
     tokenizer: Tokenizer
@@ -26,10 +83,12 @@ class Reading:
     tokens_min: int = 0  # stops count only after as many
     tokens: int = 0
     matched: str | int | None = None
-    _stream: DecodeStream = field(factory=lambda: DecodeStream(skip_special_tokens=True))
-    _undecoded: list[int] = field(factory=list)  # ids whose bytes do not make whole characters yet
+    _decoding: Decoding = field(init=False)
     _held: str = ""  # text that may turn out to be the start of a stop string
     _told: int = 0  # tokens that the texts given out so far stand for
+
+    def __attrs_post_init__(self) -> None:
+        self._decoding = Decoding(self.tokenizer)
 
     def feed(self, ids: Sequence[int]) -> Text | None:
         """Take the next ids and return the text that is certain by now; ids after a stop are ignored."""
@@ -40,40 +99,30 @@ class Reading:
             self.tokens += 1
             if token in self.stop_ids and self.tokens > self.tokens_min:
                 self.matched = token
-                out += self._flushed()
+                out += self._held + self._decoding.flush()
             elif token not in self.silent_ids:
-                out += self._scan(self._decoded(token))
+                out += self._scan(self._decoding.step(token))
         return self._text(out)
 
     def finish(self) -> Text | None:
         """Return what was held back, when no more ids will come."""
-        return self._text(self._flushed() if self.matched is None else "")
-
-    def _decoded(self, token: int) -> str:
-        self._undecoded.append(token)
-        text = self._stream.step(self.tokenizer, token)
-        if text is None:
-            return ""
-        self._undecoded.clear()
-        return str(text)
-
-    def _flushed(self) -> str:
-        # What is left of a character that the answer broke off reads as U+FFFD, as it would in one piece.
-        left = self.tokenizer.decode(self._undecoded, skip_special_tokens=True) if self._undecoded else ""
-        self._undecoded.clear()
-        out = self._scan(left) if self.matched is None else left
-        held, self._held = self._held, ""
-        return out + held
+        if self.matched is not None:
+            return None
+        out = self._scan(self._decoding.flush())
+        if self.matched is None:
+            out += self._held
+        self._held = ""
+        return self._text(out)
 
     def _scan(self, text: str) -> str:
         """Return as much of the text as is surely not part of a stop string, and note a stop that is complete."""
-        if not self.stops or self.tokens <= self.tokens_min:
+        if not text or not self.stops or self.tokens <= self.tokens_min:
             return text
         text = self._held + text
         self._held = ""
-        found = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
         if found:
-            at, self.matched = min(found, key=lambda pair: pair[0])
+            _, at, self.matched = min(found)
             return text[:at]
         keep = self._possible_start(text)
         if keep:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import inf
 
 import trio
@@ -13,7 +14,7 @@ from actors._kit import Asks
 from actors.processor import TextReply
 from protocol.dialects.http import Model
 from protocol.errors import DeadlineExceeded, ModelNotFound, RequestError
-from protocol.messages import Accepted, Finished, Respond, Started, Text, Usage
+from protocol.messages import Accepted, Finished, FinishReason, Respond, Started, Text, Usage
 from supervisor.metrics import Metrics
 
 log = logging.getLogger("espalier.requests")
@@ -41,8 +42,9 @@ class Counted:
     completion_tokens: int = 0
     first_at: float | None = None
     last_at: float | None = None
+    reason: FinishReason | None = None  # once the answer is whole
     cut: RequestError | None = None
-    scope: trio.CancelScope | None = None
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
 
     @property
     def usage(self) -> Usage:
@@ -67,6 +69,25 @@ class Asking:
             raise ModelNotFound(f"no model {model!r} is served here; there is {names}", param="model")
         return served
 
+    @contextmanager
+    def counting(self, counted: Counted) -> Iterator[None]:
+        """Count and log how one request ends that the body answers; until then `cut` can end it."""
+        outcome = "left"
+        self._running.add(counted)
+        try:
+            with counted.scope:
+                yield
+            if counted.scope.cancelled_caught and counted.cut is not None:
+                raise counted.cut
+            if counted.reason is not None:
+                outcome = counted.reason.value
+        except RequestError as error:
+            outcome = error.code
+            raise
+        finally:
+            self._running.discard(counted)
+            self._ended(counted, outcome)
+
     async def answer(
         self, request: Respond, served: Served, counted: Counted, into: Callable[[TextReply], None]
     ) -> Finished:
@@ -82,30 +103,20 @@ class Asking:
         def patience() -> float:
             return counted.asked_at + self.first_token_s if counted.first_at is None else inf
 
-        outcome = "left"
-        self._running.add(counted)
-        try:
-            with trio.move_on_after(self.total_s) as counted.scope:
-                async with served.ask.ask(request, served.credit_max()) as answer:
-                    finished = await answer.relay(pass_on, patience)
-            if counted.scope.cancelled_caught:
-                raise counted.cut or DeadlineExceeded(f"the answer took longer than {self.total_s} s")
-            if finished is None:
-                raise DeadlineExceeded(f"there was no token within {self.first_token_s} s")
-            outcome = finished.reason.value
-            counted.completion_tokens = finished.usage.completion_tokens
-        except RequestError as error:
-            outcome = error.code
-            raise
-        else:
-            return finished
-        finally:
-            self._running.discard(counted)
-            self._ended(counted, outcome)
+        with trio.move_on_after(self.total_s) as total:
+            async with served.ask.ask(request, served.credit_max()) as answer:
+                finished = await answer.relay(pass_on, patience)
+        if total.cancelled_caught:
+            raise DeadlineExceeded(f"the answer took longer than {self.total_s} s")
+        if finished is None:
+            raise DeadlineExceeded(f"there was no token within {self.first_token_s} s")
+        counted.reason = finished.reason
+        counted.completion_tokens = finished.usage.completion_tokens
+        return finished
 
     def cut(self, counted: Counted, why: RequestError) -> None:
         """End one answer early; whoever waits for it is raised `why`."""
-        if counted.scope is not None and counted.cut is None:
+        if counted.cut is None:
             counted.cut = why
             counted.scope.cancel(reason=why.code)
 
@@ -121,7 +132,8 @@ class Asking:
         match reply:
             case Text():
                 if counted.last_at is not None:
-                    self.metrics.token_gap(counted.model, now - counted.last_at, reply.tokens)
+                    first = counted.completion_tokens == 0  # that one came with `Started`, and has no gap before it
+                    self.metrics.token_gap(counted.model, now - counted.last_at, reply.tokens - first)
                 counted.last_at = now
                 counted.completion_tokens += reply.tokens
             case Started():

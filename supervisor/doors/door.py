@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
 from urllib.parse import urlsplit
 
 import trio
 from attrs import define, field, frozen
 
+from actors.processor import TextReply
+from protocol.dialects.options import Within
 from protocol.errors import Draining, Forbidden
-from supervisor.doors.asking import Asking
+from protocol.messages import Finished, Respond
+from supervisor.doors.asking import Asking, Counted, Served
 from supervisor.doors.gate import Gate
+from supervisor.doors.outbox import Outbox
 
+Seconds = Annotated[float, Within(above=0, at_most=1_000_000)]
+Count = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -20,18 +26,18 @@ Headers = Sequence[tuple[bytes, bytes]]
 class DoorLimits:
     """Every limit of the doors; a full one is a clear error or a clear close code."""
 
-    connections_max: int = 1024
-    head_bytes_max: int = 32 * 1024
-    body_bytes_max: int = 4 * 1024 * 1024  # of an HTTP request, or of one WebSocket message
-    backlog_bytes_max: int = 1024 * 1024  # that a client has not read yet
-    send_buffer_bytes: int = 256 * 1024  # in the kernel, beside the backlog
-    queued_max: int = 16  # responses that wait for their turn on one WebSocket
-    head_s: float = 10.0
-    body_s: float = 30.0
-    idle_s: float = 75.0  # between two requests of one HTTP connection
-    stall_s: float = 30.0  # that a client with a backlog may read nothing
-    close_s: float = 2.0
-    connection_s_max: float = 3600.0  # of one WebSocket
+    connections_max: Count = 1024
+    head_bytes_max: Count = 32 * 1024
+    body_bytes_max: Count = 4 * 1024 * 1024  # of an HTTP request, or of one WebSocket message
+    backlog_bytes_max: Count = 1024 * 1024  # that a client has not read yet
+    send_buffer_bytes: Count = 256 * 1024  # in the kernel, beside the backlog
+    queued_max: Count = 16  # responses that wait for their turn on one WebSocket
+    head_s: Seconds = 10.0
+    body_s: Seconds = 30.0
+    idle_s: Seconds = 75.0  # between two requests of one HTTP connection
+    stall_s: Seconds = 30.0  # that a client with a backlog may read nothing
+    close_s: Seconds = 2.0
+    connection_s_max: Seconds = 3600.0  # of one WebSocket
 
 
 class Drainable(Protocol):
@@ -53,7 +59,7 @@ class Door:
     metrics_text: Callable[[], Awaitable[bytes]]
     new_id: Callable[[], str]
     now: Callable[[], float]
-    connections: set[Drainable] = field(factory=set)
+    connections: dict[Outbox, Drainable] = field(factory=dict)  # one each, whatever it speaks by now
     _left: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     def check_caller(self, headers: Headers) -> None:
@@ -69,16 +75,25 @@ class Door:
     def drain(self) -> None:
         """Admit nothing new and let idle connections go; those that are answered end after their answer."""
         self.gate.drain()
-        for connection in tuple(self.connections):
+        for connection in tuple(self.connections.values()):
             connection.drain()
 
     def cut(self) -> int:
         """End every answer that still runs with a retryable error, and return how many there were."""
         return self.asking.cut_all(Draining("the server is shutting down"))
 
-    def forget(self, connection: Drainable) -> None:
+    async def answer(
+        self, request: Respond, served: Served, counted: Counted, into: Callable[[TextReply], None]
+    ) -> Finished:
+        """Admit one request and relay its answer into `into`; raises the `RequestError` that ended it."""
+        with self.asking.counting(counted):
+            async with self.gate.admitted():
+                finished = await self.asking.answer(request, served, counted, into)
+        return finished
+
+    def forget(self, outbox: Outbox) -> None:
         """Note that a connection has ended."""
-        self.connections.discard(connection)
+        del self.connections[outbox]
         if not self.connections:
             self._left.unpark_all()
 

@@ -33,7 +33,7 @@ class Gate:
             yield
         finally:
             self.inside -= 1
-            self._moved.unpark()
+            self._wake_next()
             if not self.inside:
                 self._emptied.unpark_all()
 
@@ -51,20 +51,33 @@ class Gate:
     async def _enter(self) -> None:
         await trio.lowlevel.checkpoint()
         self._check()
-        if self.inside >= self.requests_max:
+        if self.waiting or self.inside >= self.requests_max:  # whoever waits was here first
             if self.waiting >= self.waiting_max:
                 raise Overloaded(f"{self.inside} requests are being served and {self.waiting} wait")
-            self.waiting += 1
-            try:
-                with trio.move_on_after(self.admit_s):
-                    while self.inside >= self.requests_max and not self.draining:
-                        await self._moved.park()
-            finally:
-                self.waiting -= 1
+            await self._wait()
+        self.inside += 1
+        self._wake_next()
+
+    async def _wait(self) -> None:
+        self.waiting += 1
+        admitted = False
+        try:
+            with trio.move_on_after(self.admit_s):
+                await self._moved.park()
+                while self.inside >= self.requests_max and not self.draining:
+                    await self._moved.park()
             self._check()
             if self.inside >= self.requests_max:
                 raise Overloaded(f"no place was free within {self.admit_s} s")
-        self.inside += 1
+            admitted = True
+        finally:
+            self.waiting -= 1
+            if not admitted:
+                self._wake_next()
+
+    def _wake_next(self) -> None:
+        if self.inside < self.requests_max:
+            self._moved.unpark()
 
     def _check(self) -> None:
         if self.draining:

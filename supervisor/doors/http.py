@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
+from urllib.parse import unquote
 
 import h11
 import trio
@@ -15,6 +18,7 @@ from protocol.dialects import http as shapes
 from protocol.errors import (
     BadRequest,
     Draining,
+    Internal,
     MethodNotAllowed,
     ModelNotFound,
     NotFound,
@@ -29,6 +33,8 @@ from supervisor.doors.asking import Counted
 from supervisor.doors.door import Door
 from supervisor.doors.outbox import Outbox
 
+log = logging.getLogger(__name__)
+
 JSON = (b"content-type", b"application/json")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 METRICS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
@@ -36,7 +42,10 @@ EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-contr
 REQUEST_ID_LENGTH_MAX = 128
 AHEAD_BYTES_MAX = 64 * 1024  # that a client may send while its request is being answered
 
+CHAT = "/v1/chat/completions"
+
 Header = tuple[bytes, bytes]
+Handler = Callable[[bytes, str], Awaitable[None]]
 
 
 class Gone(Exception):
@@ -54,9 +63,17 @@ class HttpConnection:
     _raw: bytearray = field(factory=bytearray)  # what has come of this request, for whoever takes over
     _idle: trio.CancelScope | None = None
     _served: int = 0
+    _unheard: bool = False
+    _head_only: bool = False  # the request is a HEAD, so the answer has no body
+    _allow: bytes = b"GET, HEAD"
 
     def __attrs_post_init__(self) -> None:
         self._syntax = h11.Connection(h11.SERVER, max_incomplete_event_size=self.door.limits.head_bytes_max)
+
+    @property
+    def unheard(self) -> bool:
+        """Whether the client may have more to say than was read."""
+        return self._unheard or self._syntax.their_state in {h11.SEND_BODY, h11.ERROR}
 
     def drain(self) -> None:
         """Let go of a connection that waits for its next request."""
@@ -65,35 +82,47 @@ class HttpConnection:
 
     def refuse(self, error: RequestError) -> None:
         """Say no to a connection before it has said anything."""
-        self._send_error(error, self.door.new_id())
+        self._unheard = True
+        with suppress(trio.BrokenResourceError):  # it is gone already
+            self._send_error(error, self.door.new_id())
 
     async def run(self) -> None:
         """Serve requests until the client has had enough, or must close."""
         try:
             while (request := await self._head()) is not None:
                 request_id = self._request_id(request)
+                self._head_only = request.method == b"HEAD"
                 if await self._upgraded(request, request_id):
                     return
                 await self._respond(request, request_id)
                 if self._syntax.our_state is not h11.DONE or self._syntax.their_state is not h11.DONE:
                     return
+                if self.door.gate.draining:
+                    return
                 self._served += 1
                 self._syntax.start_next_cycle()
                 self._raw = bytearray(self._syntax.trailing_data[0])
-        except h11.RemoteProtocolError as error:
-            if self._syntax.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-                sized = TooLarge if error.error_status_hint == 431 else BadRequest
-                self._send_error(sized(f"not HTTP as this server reads it: {error}"), self.door.new_id())
-        except (Gone, trio.BrokenResourceError):
+        except (Gone, SlowClient, trio.BrokenResourceError):
             pass
+
+    def _misread(self, error: h11.RemoteProtocolError) -> None:
+        """Answer what is no HTTP; h11 knows which status says why."""
+        sized = TooLarge if error.error_status_hint == 431 else BadRequest
+        self._send_error(
+            sized(f"not HTTP as this server reads it: {error}"), self.door.new_id(), error.error_status_hint
+        )
 
     # Reading -----------------------------------------------------------------------------
 
     async def _head(self) -> h11.Request | None:
         """Return the next request's head, None if there will be none."""
-        limits = self.door.limits
+        limits, self._head_only = self.door.limits, False
         with trio.move_on_after(limits.idle_s if self._served else limits.head_s) as self._idle:
-            event = await self._event()
+            try:
+                event = await self._event()
+            except h11.RemoteProtocolError as error:
+                self._misread(error)
+                return None
             return event if isinstance(event, h11.Request) else None
         return None
 
@@ -107,7 +136,9 @@ class HttpConnection:
 
     async def _read(self) -> None:
         data = await self.outbox.receive_some()
-        self._idle = None  # from its first byte on a request is no longer idle
+        if self._idle is not None:  # from its first byte on a request is no longer idle
+            self._idle.deadline = min(self._idle.deadline, trio.current_time() + self.door.limits.head_s)
+            self._idle = None
         self._raw += data
         self._syntax.receive_data(bytes(data))
 
@@ -126,6 +157,16 @@ class HttpConnection:
                 else:
                     raise Gone
         raise Gone
+
+    def _all_read(self) -> bool:
+        """Whether the next request can be told from the rest of this one; reads of it what is there already."""
+        try:
+            while self._syntax.their_state is h11.SEND_BODY:
+                if not isinstance(self._syntax.next_event(), h11.Data | h11.EndOfMessage):
+                    return False
+        except h11.RemoteProtocolError:
+            return False
+        return self._syntax.their_state is not h11.ERROR
 
     async def _watch(self, answering: trio.CancelScope) -> None:
         """Notice that the client leaves while it is being answered; keep what it sends ahead."""
@@ -161,11 +202,12 @@ class HttpConnection:
             self.door.check_caller(request.headers)
             if self.door.gate.draining:
                 raise Draining("the server is shutting down")
-            if not headers.get(b"sec-websocket-key") or headers.get(b"sec-websocket-version") != b"13":
+            if not _is_handshake(request, headers):
                 raise BadRequest("this is no WebSocket handshake of version 13")
         except RequestError as error:
             self._send_error(error, request_id)
         else:
+            self._unheard = True
             await self.upgrade(bytes(self._raw), request_id)
         return True
 
@@ -174,52 +216,75 @@ class HttpConnection:
             self.door.check_caller(request.headers)
             handler = self._handler(request)
             body = await self._body()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch, nursery.cancel_scope)
-                try:
-                    await handler(body, request_id)
-                except RequestError as error:
-                    self._send_error(error, request_id)
-                nursery.cancel_scope.cancel(reason="answered")
         except RequestError as error:
             self._send_error(error, request_id)
+        except h11.RemoteProtocolError as error:
+            self._misread(error)
+        else:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch, nursery.cancel_scope)
+                await self._handle(handler, body, request_id)
+                nursery.cancel_scope.cancel(reason="answered")
         if self.outbox.gone:
             raise Gone
 
-    def _handler(self, request: h11.Request) -> Callable[[bytes, str], Awaitable[None]]:
+    async def _handle(self, handler: Handler, body: bytes, request_id: str) -> None:
+        try:
+            try:
+                await handler(body, request_id)
+            except RequestError as error:
+                self._send_error(error, request_id)
+            except trio.BrokenResourceError:
+                raise
+            except Exception:
+                log.exception("a bug failed a request", extra={"request_id": request_id})
+                self._send_error(Internal("the server made a mistake; its log has the details"), request_id)
+        except (trio.BrokenResourceError, SlowClient):
+            self._syntax.send_failed()  # nobody listens any more
+
+    def _handler(self, request: h11.Request) -> Handler:
         path, method = _path(request), request.method.decode()
-        routes: dict[str, dict[str, Callable[[bytes, str], Awaitable[None]]]] = {
-            "/v1/chat/completions": {"POST": self._chat},
-            "/v1/models": {"GET": self._models},
-            "/health": {"GET": self._health},
-            "/ready": {"GET": self._ready},
-            "/metrics": {"GET": self._metrics},
+        gets: dict[str, Handler] = {
+            "/v1/models": self._models,
+            "/health": self._health,
+            "/ready": self._ready,
+            "/metrics": self._metrics,
         }
+        self._allow = b"POST" if path == CHAT else b"GET, HEAD"
+        if path == CHAT:
+            if method != "POST":
+                raise MethodNotAllowed(f"{path} knows POST only")
+            return self._chat
         if path == "/v1/responses":
             raise UpgradeRequired("this server speaks the Responses API over WebSocket only")
         if path.startswith("/v1/models/"):
-            routes[path] = {"GET": partial(self._model, path.removeprefix("/v1/models/"))}
-        if path not in routes:
+            gets[path] = partial(self._model, unquote(path.removeprefix("/v1/models/")))
+        if path not in gets:
             raise NotFound(f"there is nothing at {path}")
-        if method not in routes[path]:
-            raise MethodNotAllowed(f"{path} knows {', '.join(routes[path])} only")
-        return routes[path][method]
+        if method not in {"GET", "HEAD"}:
+            raise MethodNotAllowed(f"{path} knows GET only")
+        return gets[path]
 
-    def _send_error(self, error: RequestError, request_id: str) -> None:
-        """Answer with an error; what was not read of the request makes the connection close."""
+    def _send_error(self, error: RequestError, request_id: str, status: int | None = None) -> None:
+        """Answer with an error, unless the answer has begun: then it never ends, which is an error too."""
         if self._syntax.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             headers = [JSON, *shapes.error_headers(error)]
             if isinstance(error, UpgradeRequired):
                 headers.append((b"upgrade", b"websocket"))
-            self._send(error.http_status, headers, shapes.error_body(error), request_id)
+            if isinstance(error, MethodNotAllowed):
+                headers.append((b"allow", self._allow))
+            self._send(status or error.http_status, headers, shapes.error_body(error), request_id)
+        else:
+            self._syntax.send_failed()
 
     def _send(self, status: int, headers: list[Header], body: bytes, request_id: str) -> None:
         headers = [*headers, (b"content-length", b"%d" % len(body))]
-        self.outbox.put(self._head_bytes(status, headers, request_id) + self._data(body) + self._end())
+        head = self._head_bytes(status, headers, request_id)
+        self.outbox.put(head + self._data(b"" if self._head_only else body) + self._end())
 
     def _head_bytes(self, status: int, headers: list[Header], request_id: str) -> bytes:
         headers = [*headers, (b"x-request-id", request_id.encode())]
-        if self.door.gate.draining:
+        if self.door.gate.draining or not self._all_read():
             headers.append((b"connection", b"close"))
         return self._syntax.send(h11.Response(status_code=status, headers=headers)) or b""
 
@@ -261,38 +326,37 @@ class HttpConnection:
     async def _chat(self, body: bytes, request_id: str) -> None:
         asked = chat.parse(body)
         served = self.door.asking.find(asked.model)
-        async with self.door.gate.admitted():
-            ours = self.door.new_id()
-            respond = chat.to_respond(asked, request_id=ours)
-            counted = Counted(request_id, asked.model, "chat", trio.current_time())
-            created = int(self.door.now())
-            pieces: list[str] = []
-            chunks = chat.Chunks(asked, request_id=ours, created=created) if asked.stream else None
+        ours = self.door.new_id()
+        respond = chat.to_respond(asked, request_id=ours)
+        counted = Counted(request_id, asked.model, "chat", trio.current_time())
+        created = int(self.door.now())
+        pieces: list[str] = []
+        chunks = chat.Chunks(asked, request_id=ours, created=created) if asked.stream else None
 
-            def pass_on(reply: TextReply) -> None:
-                if not isinstance(reply, Text):
-                    return
-                if chunks is None:
-                    pieces.append(reply.text)
-                else:
-                    self._stream(chunks.text(reply.text), request_id)
-
-            try:
-                finished = await self.door.asking.answer(respond, served, counted, pass_on)
-            except RequestError as error:
-                if chunks is None or self._syntax.our_state is not h11.SEND_BODY:
-                    raise
-                # The answer is cut: it says so, and the connection ends without the end of a body.
-                farewell = self.outbox.put_farewell if isinstance(error, SlowClient) else self.outbox.put
-                farewell(self._data(chunks.failed(error)))
-                self._syntax.send_failed()
+        def pass_on(reply: TextReply) -> None:
+            if not isinstance(reply, Text):
                 return
             if chunks is None:
-                text = "".join(pieces)
-                whole = chat.completion(asked, request_id=ours, created=created, text=text, finished=finished)
-                self._send(200, [JSON], whole, request_id)
+                pieces.append(reply.text)
             else:
-                self._finish(chunks, finished, request_id)
+                self._stream(chunks.text(reply.text), request_id)
+
+        try:
+            finished = await self.door.answer(respond, served, counted, pass_on)
+        except RequestError as error:
+            if chunks is None or self._syntax.our_state is not h11.SEND_BODY:
+                raise
+            # The answer is cut: it says so, and the connection ends without the end of a body.
+            farewell = self.outbox.put_farewell if isinstance(error, SlowClient) else self.outbox.put
+            farewell(self._data(chunks.failed(error)))
+            self._syntax.send_failed()
+            return
+        if chunks is None:
+            text = "".join(pieces)
+            whole = chat.completion(asked, request_id=ours, created=created, text=text, finished=finished)
+            self._send(200, [JSON], whole, request_id)
+        else:
+            self._finish(chunks, finished, request_id)
 
     def _stream(self, chunk: bytes, request_id: str) -> None:
         """Write one server-sent event; the first one takes the head along."""
@@ -302,6 +366,17 @@ class HttpConnection:
     def _finish(self, chunks: chat.Chunks, finished: Finished, request_id: str) -> None:
         self._stream(chunks.finish(finished), request_id)
         self.outbox.put(self._end())
+
+
+def _is_handshake(request: h11.Request, headers: dict[bytes, bytes]) -> bool:
+    """Whether the WebSocket library, which reads the same bytes again, will find what it needs."""
+    tokens = {token.strip().lower() for token in headers.get(b"connection", b"").split(b",")}
+    return (
+        request.http_version >= b"1.1"
+        and b"upgrade" in tokens
+        and bool(headers.get(b"sec-websocket-key"))
+        and headers.get(b"sec-websocket-version") == b"13"
+    )
 
 
 def _path(request: h11.Request) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from contextlib import suppress
 
 import trio
 from attrs import define, field
@@ -28,6 +29,7 @@ class Outbox(trio.abc.Stream):
     stall_s: float
     backlog_bytes: int = 0
     gone: bool = False
+    _closed: bool = False
     _rest: list[bytes] = field(factory=list)  # whole frames; the socket may have taken part of the first
     _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _flushed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -35,43 +37,57 @@ class Outbox(trio.abc.Stream):
     def put(self, data: bytes) -> None:
         """Write `data`, now or later, whole and in order.
 
-        Raises `SlowClient` if the backlog has no room for it, `trio.BrokenResourceError` if the client is gone.
+        Raises `SlowClient` if the backlog has no room for it, `trio.BrokenResourceError` if the client is gone. What
+        meets no backlog is taken whatever its size: nobody has been slow yet, and half of it may be on its way.
         """
         if self.gone:
             raise trio.BrokenResourceError("the client is gone")
-        if not self._rest:
-            data = data[self._write(data) :]
-            if not data:
-                return
-        if self.backlog_bytes + len(data) > self.backlog_bytes_max:
-            raise SlowClient(f"{self.backlog_bytes} bytes wait for the client to read")
-        self._park(data)
+        if self._rest:
+            if self.backlog_bytes + len(data) > self.backlog_bytes_max:
+                raise SlowClient(f"{self.backlog_bytes} bytes wait for the client to read")
+            self._park(data)
+        elif rest := data[self._write(data) :]:
+            self._park(rest)
 
     def put_farewell(self, data: bytes) -> None:
         """Write the last thing that this client will hear, in place of everything that it has not begun to get."""
         if not self.gone:
             del self._rest[1:]
             self.backlog_bytes = sum(map(len, self._rest))
-            self._park(data)
+            if self._rest or (data := data[self._write(data) :]):
+                self._park(data)
 
     async def run(self) -> None:
-        """Drain the backlog for ever; raises `SlowClient` if the client reads nothing for `stall_s`."""
-        while True:
-            while self._rest:
-                with trio.move_on_after(self.stall_s) as patience:
-                    await trio.lowlevel.wait_writable(self.stream.socket)
-                if patience.cancelled_caught:
-                    self.gone = True
-                    raise SlowClient(f"the client has read nothing for {self.stall_s} s")
-                self._drain()
-            self._flushed.unpark_all()
-            await self._news.park()
+        """Drain the backlog until the end; raises `SlowClient` if the client reads nothing for `stall_s`."""
+        try:
+            while not self._closed:
+                while self._rest:
+                    with trio.move_on_after(self.stall_s) as patience:
+                        await trio.lowlevel.wait_writable(self.stream.socket)
+                    if patience.cancelled_caught:
+                        self._lost()
+                        raise SlowClient(f"the client has read nothing for {self.stall_s} s")
+                    self._drain()
+                self._flushed.unpark_all()
+                await self._news.park()
+        except trio.ClosedResourceError:
+            pass
 
     async def wait_flushed(self) -> None:
         """Wait until nothing waits for the socket any more, or the client is gone."""
         await trio.lowlevel.checkpoint()
         while self._rest and not self.gone:
             await self._flushed.park()
+
+    async def hear_out(self) -> None:
+        """Say that nothing follows, and wait until the client has no more to say either.
+
+        To close a socket on what has not been read destroys what the client has not read yet.
+        """
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await self.stream.send_eof()
+            while await self.stream.receive_some(READ_BYTES):
+                pass
 
     # What trio-websocket, as the user of a stream, calls ------------------------------
 
@@ -93,7 +109,8 @@ class Outbox(trio.abc.Stream):
 
     async def aclose(self) -> None:
         """Close the socket."""
-        self.gone = True
+        self._closed = True
+        self._lost()
         await self.stream.aclose()
 
     # ------------------------------------------------------------------------------------
@@ -103,6 +120,13 @@ class Outbox(trio.abc.Stream):
         self.backlog_bytes += len(data)
         self._news.unpark()
 
+    def _lost(self) -> None:
+        self.gone = True
+        self._rest.clear()
+        self.backlog_bytes = 0
+        self._flushed.unpark_all()
+        self._news.unpark_all()
+
     def _write(self, data: bytes) -> int:
         """Give the socket as much as it takes without waiting."""
         try:
@@ -110,8 +134,7 @@ class Outbox(trio.abc.Stream):
         except BlockingIOError:
             return 0
         except OSError as error:
-            self.gone = True
-            self._flushed.unpark_all()
+            self._lost()
             raise trio.BrokenResourceError("the client is gone") from error
 
     def _drain(self) -> None:
@@ -121,9 +144,7 @@ class Outbox(trio.abc.Stream):
         except BlockingIOError:
             return
         except OSError:  # its reader sees the end too, and says so
-            self.gone = True
-            self._rest.clear()
-            self.backlog_bytes = 0
+            self._lost()
             return
         self.backlog_bytes -= taken
         whole = 0
@@ -147,5 +168,5 @@ def text_frame(payload: bytes) -> bytes:
 
 def close_frame(code: int, reason: str) -> bytes:
     """Return a whole WebSocket close frame (RFC 6455, section 5.5.1); `reason` is cut to what one may hold."""
-    payload = struct.pack(">H", code) + reason.encode()[:123]
+    payload = struct.pack(">H", code) + reason.encode()[:123].decode(errors="ignore").encode()
     return bytes((0x88, len(payload))) + payload

@@ -6,12 +6,14 @@ comes, and no task of this connection runs for them.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from urllib.parse import parse_qs, urlsplit
 
 import trio
 from attrs import define, field, frozen
 from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_server_stream
+from wsproto.utilities import LocalProtocolError
 
 from actors.processor import TextReply
 from protocol.dialects import responses
@@ -25,29 +27,43 @@ from protocol.errors import (
     RequestError,
     SlowClient,
 )
-from protocol.messages import Accepted, Role, Started, Text, Turn
+from protocol.messages import Accepted, Role, Started, Text, Turn, Usage
 from supervisor.doors.asking import Counted, Served
 from supervisor.doors.door import Door
 from supervisor.doors.outbox import Outbox, close_frame, text_frame
 
-NORMAL, RESTARTING, TRY_AGAIN = 1000, 1012, 1013  # close codes
+log = logging.getLogger(__name__)
+
+NORMAL, BUG, RESTARTING, TRY_AGAIN = 1000, 1011, 1012, 1013  # close codes
 
 
 @define(eq=False)
 class _Replayed(trio.abc.HalfCloseableStream):
-    """A stream whose first bytes had been read already."""
+    """A stream whose first bytes had been read already: the handshake, and what a hasty client sent after it.
+
+    To close it is to read and write no more; the gateway closes the socket, once the client has been heard out.
+    """
 
     stream: Outbox
-    first: bytes
+    handshake: bytes
+    after: bytes
+    accepted: trio.Event = field(factory=trio.Event)  # before it, the library would not look at what follows
+    closed: bool = False
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        if self.first:
+        if self.handshake:
             await trio.lowlevel.checkpoint()
-            first, self.first = self.first, b""
-            return first
+            handshake, self.handshake = self.handshake, b""
+            return handshake
+        await self.accepted.wait()
+        if self.after:
+            after, self.after = self.after, b""
+            return after
+        self._check_open()
         return await self.stream.receive_some(max_bytes)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self._check_open()
         await self.stream.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -57,24 +73,42 @@ class _Replayed(trio.abc.HalfCloseableStream):
         await trio.lowlevel.checkpoint()
 
     async def aclose(self) -> None:
-        await self.stream.aclose()
+        self.closed = True
+        await trio.lowlevel.checkpoint()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise trio.ClosedResourceError
 
 
 async def serve(outbox: Outbox, door: Door, raw: bytes, request_id: str) -> None:
     """Serve one WebSocket client from its handshake, whose bytes are `raw`, to its end."""
+    try:
+        await _serve(outbox, door, raw, request_id)
+    except* LocalProtocolError as group:
+        # The library's reader fails at a ping that comes after our close frame; there was nothing left to say anyway.
+        log.debug("a client spoke after the end: %s", group.exceptions)
+
+
+async def _serve(outbox: Outbox, door: Door, raw: bytes, request_id: str) -> None:
     async with trio.open_nursery() as nursery:
-        proposal = await wrap_server_stream(
-            nursery, _Replayed(outbox, raw), max_message_size=door.limits.body_bytes_max
-        )
-        socket = await proposal.accept(extra_headers=[(b"x-request-id", request_id.encode())])
-        model = parse_qs(urlsplit(proposal.path).query).get("model", [None])[0]
-        expires_at = trio.current_time() + door.limits.connection_s_max
-        session = Session(socket, outbox, door, request_id, model, expires_at)
-        door.connections.add(session)
         try:
+            head, blank, after = raw.lstrip().partition(b"\r\n\r\n")
+            stream = _Replayed(outbox, head + blank, after)
+            proposal = await wrap_server_stream(nursery, stream, max_message_size=door.limits.body_bytes_max)
+            socket = await proposal.accept(extra_headers=[(b"x-request-id", request_id.encode())])
+            stream.accepted.set()
+            model = parse_qs(urlsplit(proposal.path).query).get("model", [None])[0]
+            expires_at = trio.current_time() + door.limits.connection_s_max
+            session = Session(socket, outbox, door, request_id, model, expires_at, draining=door.gate.draining)
+            door.connections[outbox] = session
             await session.run()
+        except ConnectionClosed:
+            pass  # the client left during the handshake
+        except Exception:
+            outbox.put_farewell(close_frame(BUG, "the server made a mistake"))
+            raise
         finally:
-            door.forget(session)
             nursery.cancel_scope.cancel(reason="the session has ended")
 
 
@@ -96,11 +130,11 @@ class Session:
     request_id: str
     model: str | None  # what a request asks for that names none
     _expires_at: float
+    _draining: bool
     _waiting: deque[responses.Create] = field(factory=deque)
     _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _running: tuple[responses.Create, responses.Events, Counted] | None = None
     _latest: _Said | None = None
-    _draining: bool = False
     _too_slow: SlowClient | None = None
 
     def drain(self) -> None:
@@ -113,8 +147,9 @@ class Session:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._listen, nursery.cancel_scope)
             code, reason = await self._answer_all()
-            with trio.move_on_after(self.door.limits.close_s):
-                await self.socket.aclose(code=code, reason=reason)
+            if self._too_slow is None:
+                with trio.move_on_after(self.door.limits.close_s):
+                    await self.socket.aclose(code=code, reason=reason)
             nursery.cancel_scope.cancel(reason="closed")
         if self._too_slow is not None:
             self.outbox.put_farewell(close_frame(TRY_AGAIN, self._too_slow.detail))
@@ -158,6 +193,12 @@ class Session:
             create, events, counted = self._running
             if event.response_id in {None, events.id} and event.stream_id in {None, create.stream_id}:
                 self.door.asking.cut(counted, Left("the client sent response.cancel"))
+        elif self._waiting and event.response_id is None and event.stream_id in {None, self._waiting[0].stream_id}:
+            # Its turn has come, but its task has not.
+            events = responses.Events(
+                self._waiting.popleft(), request_id=self.door.new_id(), created_at=int(self.door.now())
+            )
+            self._say(*events.begin(), *events.cancelled(Usage(0, 0)))
 
     # Answering ---------------------------------------------------------------------------
 
@@ -165,15 +206,16 @@ class Session:
         """Answer one request after the other; return the close code and the reason when it is time to go."""
         try:
             while True:
-                while not self._waiting:
-                    if self._draining:
-                        return RESTARTING, "the server is shutting down"
+                if trio.current_time() >= self._expires_at:
+                    self._say(responses.error_event(ConnectionExpired("create a new connection to continue")))
+                    return NORMAL, "the connection has reached its longest time"
+                if self._waiting:
+                    await self._answer(self._waiting.popleft())
+                elif self._draining:
+                    return RESTARTING, "the server is shutting down"
+                else:
                     with trio.move_on_at(self._expires_at):
                         await self._news.park()
-                    if trio.current_time() >= self._expires_at:
-                        self._say(responses.error_event(ConnectionExpired("create a new connection to continue")))
-                        return NORMAL, "the connection has reached its longest time"
-                await self._answer(self._waiting.popleft())
         except SlowClient as error:
             self._too_slow = error
         except trio.BrokenResourceError:
@@ -182,10 +224,7 @@ class Session:
 
     async def _answer(self, create: responses.Create) -> None:
         try:
-            history = self._history(create)
-            served = self.door.asking.find(create.model)
-            async with self.door.gate.admitted():
-                await self._respond(create, history, served)
+            await self._respond(create, self._history(create), self.door.asking.find(create.model))
         except SlowClient:
             raise
         except RequestError as error:
@@ -228,14 +267,14 @@ class Session:
         self._running = create, events, counted
         try:
             respond = responses.to_respond(create, request_id=ours, history=history)
-            finished = await self.door.asking.answer(respond, served, counted, pass_on)
+            finished = await self.door.answer(respond, served, counted, pass_on)
         except SlowClient:
             raise
         except RequestError as error:
-            if not begun:
-                raise
             if isinstance(error, Left):
-                self._say(*events.cancelled(counted.usage))
+                self._say(*(() if begun else events.begin()), *events.cancelled(counted.usage))
+            elif not begun:
+                raise
             else:
                 self._evict(create)
                 self._say(events.failed(error, counted.usage))

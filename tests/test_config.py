@@ -1,0 +1,240 @@
+"""What people write in `cluster.toml` is read strictly, and every mistake is named at once with its line."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import StartFailed
+from supervisor import check, config
+
+ROOT = Path(__file__).parent.parent
+TINY = ROOT / "examples" / "tiny"
+GOOD = f"""
+[model.tiny]
+path = "{TINY}"
+
+[engine.tiny-0]
+model = "tiny"
+device = "cpu"
+kv_tokens_max = 4096
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        (tmp_path / "cluster.toml").write_text(text)
+        return tmp_path / "cluster.toml"
+
+    return write
+
+
+def mistakes(path):
+    """What is said of each mistake, by its line."""
+    with pytest.raises(StartFailed) as caught:
+        config.read(path)
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"{path} has {len(lines)} mistake{'s'[: len(lines) > 1]}:"
+    assert all(line.startswith("  line ") for line in lines)
+    numbered = [line.removeprefix("  line ").partition(": ") for line in lines]
+    return [(int(number), said) for number, _, said in numbered]
+
+
+def test_the_least_that_is_a_cluster(written):
+    cluster = config.read(written(GOOD))
+    assert cluster.model_path("tiny") == TINY
+    assert list(cluster.engines_on("main")) == ["tiny-0"]
+    assert (cluster.gateway.port, cluster.gateway.host, cluster.node["main"].drain_s) == (8000, "127.0.0.1", 30.0)
+
+
+def test_every_mistake_is_named_at_once_with_its_line(written):
+    said = mistakes(
+        written(
+            f"""# port = "not here"
+[gateway]
+port = "8000"
+tls = "false"
+
+[gateway.limits]
+idle_s = -1
+conections_max = 5   # one n too few
+head_bytes_max = 1.5
+
+[model."qwen-2.5"]
+path = "{TINY}"
+queue_max = true
+
+[engine.a]
+model = "qwen-2.5"
+device = "tpu"
+slots = 0
+memory_fraction = 2
+deadlines.gap_s = "20"
+
+[engine.a.ladder]
+terms_s = 1
+"""
+        )
+    )
+    assert set(said) == {
+        (13, 'model["qwen-2.5"].queue_max: expected an integer, got true'),
+        (17, 'engine.a.device: expected "cpu" or "cuda", got "tpu"'),
+        (18, "engine.a.slots: must be at least 1 and at most 10000000, got 0"),
+        (15, "engine.a.kv_tokens_max: is missing"),
+        (19, "engine.a.memory_fraction: must be above 0 and at most 1, got 2"),
+        (20, 'engine.a.deadlines.gap_s: expected a number, got "20"'),
+        (23, "engine.a.ladder.terms_s: is not a key here; did you mean term_s?"),
+        (3, 'gateway.port: expected an integer, got "8000"'),
+        (7, "gateway.limits.idle_s: must be above 0 and at most 1000000, got -1"),
+        (9, "gateway.limits.head_bytes_max: expected an integer, got 1.5"),
+        (8, "gateway.limits.conections_max: is not a key here; did you mean connections_max?"),
+        (4, "gateway.tls: is not a key here; did you mean total_s?"),
+    }
+    assert len(said) == 12
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "said"),
+    [
+        ('device = "cpu"', 'device = "cpu"\ntensor_parallel = 2', "engine.tiny-0.tensor_parallel", "one rank"),
+        ("kv_tokens_max = 4096", "kv_tokens_max = 31", "engine.tiny-0.kv_tokens_max", "less than two pages of 16"),
+        ('model = "tiny"', 'model = "other"', "engine.tiny-0.model", "there is no model other; there is tiny"),
+        ('model = "tiny"', 'model = "tiny"\nnode = "b"', "engine.tiny-0.node", "there is no node b; there is main"),
+        (str(TINY), "nowhere", "model.tiny.path", "there is no folder"),
+        (f'"{TINY}"', f'"{TINY}"\ntemplate = "no.jinja"', "model.tiny.template", "there is no file"),
+        ("[model.tiny]", '[gateway]\nhost = "0.0.0.0"\n[model.tiny]', "gateway.host", "only loopback"),
+        ("[model.tiny]", '[gateway]\nnode = "b"\n[model.tiny]', "gateway.node", "there is no node b"),
+        ("4096", "4096\ndeadlines.release_s = -3", "engine.tiny-0.deadlines.release_s", "must be above 0, got -3"),
+        ("4096", "4096\nladder.kill_s = 0", "engine.tiny-0.ladder.kill_s", "must be above 0"),
+        ("tiny-0]", "zygote]", "engine.zygote", "is the name of another part of the tree"),
+        ("tiny-0]", '"a/b"]', "engine", "must be letters, digits"),
+        ("4096", "4096\nprefill_chunk = inf", "engine.tiny-0.prefill_chunk", "expected"),
+    ],
+)
+def test_keys_that_disagree_are_mistakes_too(written, old, new, path, said):
+    assert old in GOOD
+    for line, each in mistakes(written(GOOD.replace(old, new))):
+        if each.startswith(path) and said in each:
+            text = GOOD.replace(old, new).splitlines()[line - 1]
+            assert path.rpartition(".")[2].rpartition("-")[0] in text or path.rpartition(".")[2] in text
+            return
+    pytest.fail(f"{path}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "model: is missing"),
+        (GOOD + '[node."B"]\n', "lower-case"),
+        (GOOD + "[node.main]\ndrain_s = nan\n", "finite"),
+        (GOOD + "[nodes.main]\n", "did you mean node?"),
+        ("[model]\n[engine]\n", "must not be empty"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_mistake(written, text, said):
+    assert any(said in each for _, each in mistakes(written(text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [(b"[model", "is not TOML: Expected"), (b"\xff", "cannot be read"), (None, "cannot be read")]
+)
+def test_a_file_that_is_none_is_one_sentence(tmp_path, text, said):
+    path = tmp_path / "cluster.toml"
+    if text is not None:
+        path.write_bytes(text)
+    with pytest.raises(StartFailed, match=said):
+        config.read(path)
+
+
+def test_one_node_needs_no_name_and_several_do(written):
+    cluster = config.read(written(GOOD))
+    assert check.pick(cluster, None) == check.pick(cluster, "main") == "main"
+    with pytest.raises(StartFailed, match="there is no node other; there is main"):
+        check.pick(cluster, "other")
+    several = config.read(written(GOOD + "[node.main]\n[node.b]\n"))
+    with pytest.raises(StartFailed, match="name one with --node: main, b"):
+        check.pick(several, None)
+
+
+# What is known before anything starts --------------------------------------------------------------
+
+
+def test_a_check_prints_the_tree_and_the_limits():
+    lines = check.text(config.read(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
+    names = [line.split("─ ")[1].split()[0] for line in lines if "─ " in line]
+    assert names == ["zygote", "tiny-0", "engine", "decode", "processor-tiny", "gateway"]
+    text = " ".join(line.strip("│├└─ ") for line in lines)
+    for wanted in (
+        "clients at http://127.0.0.1:8000",
+        "tiny on cpu",
+        "KV tokens 16,384 · slots 16",
+        "requests 256 · queue 64",
+        "connections max 1,024",
+        "body bytes max 4,194,304",
+        "backlog bytes max 1,048,576",
+        "permanent · starts within 120 s",
+    ):
+        assert wanted in " ".join(text.split()), wanted
+
+
+def test_the_gpu_example_is_a_cluster():
+    text = check.text(config.read(ROOT / "examples" / "gpu.toml"), "main", {})
+    assert "qwen3-32b on cuda" in text
+    assert "zygote" not in text
+    assert "KV tokens 400,000 · slots 256" in text
+
+
+def test_a_model_without_what_it_needs_is_one_sentence(written, tmp_path):
+    (tmp_path / "empty").mkdir()
+    cluster = config.read(written(GOOD.replace(str(TINY), "empty")))
+    with pytest.raises(StartFailed, match=r"model tiny in .*/empty: .*no tokenizer.json and no config.json"):
+        check.text(cluster, "main", {})
+
+
+def test_a_port_in_use_is_one_sentence(written):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        cluster = config.read(written(f"{GOOD}[gateway]\nport = {port}\n"))
+        with pytest.raises(StartFailed, match=rf"port {port} of 127\.0\.0\.1 cannot be had: .* name another"):
+            check.ahead(cluster, "main")
+
+
+@pytest.mark.parametrize(("available", "enough"), [(1 << 40, True), (1 << 20, False), (None, True)])
+def test_too_little_memory_is_one_sentence(written, monkeypatch, available, enough):
+    monkeypatch.setattr(check, "_available", lambda: available)
+    cluster = config.read(written(f"{GOOD}[gateway]\nport = 0\n"))
+    if enough:
+        check.ahead(cluster, "main")
+        return
+    with pytest.raises(StartFailed, match=r"too little memory: 1 engines? on the CPU needs? about 0\.7 GiB") as caught:
+        check.ahead(cluster, "main")
+    assert "\n" not in str(caught.value)
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "supervisor", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_the_command_checks_and_starts_nothing(written):
+    good = run("--check", "examples/quickstart.toml")
+    assert (good.returncode, good.stderr) == (0, "")
+    assert good.stdout.startswith("main")
+    bad = run("--check", written(GOOD + "[gateway]\nport = '8000'\n"))
+    assert (bad.returncode, bad.stdout) == (1, "")
+    assert bad.stderr.startswith("espalier: ")
+    assert "gateway.port: expected an integer" in bad.stderr
+    assert "Traceback" not in bad.stderr

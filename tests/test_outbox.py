@@ -1,0 +1,233 @@
+"""What is put goes out whole and in order, whatever the socket takes, and a slow client is nobody else's trouble."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import SlowClient
+from supervisor.doors import outbox as module
+from supervisor.doors.outbox import Outbox, close_frame, text_frame
+
+
+@asynccontextmanager
+async def pair(backlog=1 << 20, stall_s=30.0, buffer=4096):
+    """An outbox that is being drained, and the client's end of its socket."""
+    near, far = socket.socketpair()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+    near.setblocking(False)
+    far.setblocking(False)
+    box = Outbox(trio.SocketStream(trio.socket.from_stdlib_socket(near)), backlog, stall_s)
+    client = trio.SocketStream(trio.socket.from_stdlib_socket(far))
+    async with client, trio.open_nursery() as nursery:
+        nursery.start_soon(box.run)
+        await trio.testing.wait_all_tasks_blocked()
+        yield box, client
+        await box.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def read_all(client, size):
+    data = bytearray()
+    while len(data) < size and (piece := await client.receive_some(65536)):
+        data += piece
+    return bytes(data)
+
+
+async def fill(box, size=1000):
+    """Put frames until some wait."""
+    frames = []
+    while not box.backlog_bytes:
+        frames.append(bytes([len(frames) % 251]) * size)
+        box.put(frames[-1])
+    return frames
+
+
+async def test_a_socket_that_takes_it_gets_it_in_the_same_turn():
+    async with pair() as (box, client):
+        box.put(b"now")
+        assert box.backlog_bytes == 0
+        assert os.read(client.socket.fileno(), 10) == b"now"
+
+
+def reluctant(rng):
+    """`write` and `writev` of a socket that takes a little, or nothing."""
+    write, writev = os.write, os.writev
+
+    def some(fd, data):
+        if rng.random() < 0.2:
+            raise BlockingIOError
+        return write(fd, data[: rng.randint(1, 2000)])
+
+    def some_of_many(fd, parts):
+        return some(fd, b"".join(parts)) if rng.random() < 0.9 else writev(fd, parts[:1])
+
+    return some, some_of_many
+
+
+@pytest.mark.parametrize("seed", range(15))
+async def test_frames_go_out_whole_and_in_order_however_little_the_socket_takes(seed, monkeypatch, autojump_clock):
+    rng = random.Random(seed)
+    some, some_of_many = reluctant(rng)
+    monkeypatch.setattr(module.os, "write", some)
+    monkeypatch.setattr(module.os, "writev", some_of_many)
+    frames = [
+        struct.pack(">I", size) + rng.randbytes(size) for size in (rng.choice((0, 1, 90, 5000)) for _ in range(80))
+    ]
+    got = bytearray()
+    async with pair() as (box, client), trio.open_nursery() as nursery:
+
+        async def read():
+            while len(got) < sum(map(len, frames)):
+                got.extend(await client.receive_some(rng.randint(1, 9000)))
+
+        nursery.start_soon(read)
+        for each in frames:
+            box.put(each)
+            assert box.backlog_bytes == sum(map(len, box._rest))
+            if rng.random() < 0.5:
+                await trio.lowlevel.checkpoint()
+        await box.wait_flushed()
+        assert box.backlog_bytes == 0
+    assert bytes(got) == b"".join(frames)
+
+
+async def test_a_full_backlog_refuses_and_keeps_what_it_has():
+    async with pair(backlog=10_000) as (box, client):
+        frames = await fill(box)
+        while True:
+            frame = bytes([len(frames) % 251]) * 1000
+            if box.backlog_bytes + len(frame) > 10_000:
+                break
+            box.put(frame)
+            frames.append(frame)
+        with pytest.raises(SlowClient, match="bytes wait for the client to read"):
+            box.put(frame)
+        assert box.backlog_bytes <= 10_000
+        assert await read_all(client, 1000 * len(frames)) == b"".join(frames)
+
+
+async def test_what_meets_no_backlog_is_never_torn_whatever_its_size():
+    async with pair(backlog=1000) as (box, client):
+        box.put(bytes(300_000))
+        with pytest.raises(SlowClient):
+            box.put(b"more")
+        assert await read_all(client, 300_000) == bytes(300_000)
+        await box.wait_flushed()
+        box.put(b"more")
+        assert await client.receive_some(10) == b"more"
+
+
+async def test_a_farewell_comes_after_the_frame_that_has_begun_and_instead_of_the_rest():
+    async with pair(backlog=1 << 20) as (box, client):
+        frames = await fill(box)
+        begun = b"".join(frames)
+        for _ in range(20):
+            box.put(b"never sent" * 100)
+        box.put_farewell(b"goodbye")
+        assert box.backlog_bytes < 2000
+        assert await read_all(client, len(begun) + 7) == begun + b"goodbye"
+        await box.wait_flushed()
+
+
+async def test_a_farewell_with_nothing_before_it_goes_at_once():
+    async with pair() as (box, client):
+        box.put_farewell(b"goodbye")
+        assert os.read(client.socket.fileno(), 10) == b"goodbye"
+
+
+async def test_a_client_that_reads_nothing_for_long_is_slow(autojump_clock):
+    async with pair(stall_s=7.0) as (box, _):
+        watched = Outbox(box.stream, box.backlog_bytes_max, 7.0)
+        await fill(watched)
+        with pytest.raises(SlowClient, match=r"nothing for 7\.0 s"):
+            await watched.run()
+        assert trio.current_time() == 7
+        with pytest.raises(trio.BrokenResourceError):
+            watched.put(b"x")
+
+
+async def test_a_client_that_reads_now_and_then_is_not_slow(autojump_clock):
+    async with pair(stall_s=7.0) as (box, client):
+        frames = await fill(box)
+        for _ in range(30):
+            frames.append(bytes(1000))
+            box.put(frames[-1])
+        got = b""
+        while len(got) < 1000 * len(frames):
+            await trio.sleep(6)
+            got += await read_all(client, min(10_000, 1000 * len(frames) - len(got)))
+        assert got == b"".join(frames)
+        assert trio.current_time() >= 12
+
+
+async def test_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it():
+    async with pair() as (box, client):
+        await fill(box)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(box.wait_flushed)
+            await trio.testing.wait_all_tasks_blocked()
+            await client.aclose()
+        assert box.gone
+        assert box.backlog_bytes == 0
+        for put in (box.put, box.put):
+            with pytest.raises(trio.BrokenResourceError):
+                put(b"x")
+        box.put_farewell(b"x")
+
+
+async def test_closing_ends_whoever_waits_or_drains():
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    with far:
+        box = Outbox(trio.SocketStream(trio.socket.from_stdlib_socket(near)), 1 << 20, 30.0)
+        async with trio.open_nursery() as nursery:
+            await fill(box, 100_000)
+            nursery.start_soon(box.run)
+            nursery.start_soon(box.wait_flushed)
+            await trio.testing.wait_all_tasks_blocked()
+            await box.aclose()
+        with pytest.raises(trio.BrokenResourceError):
+            box.put(b"x")
+
+
+async def test_hearing_out_waits_for_the_client_to_end():
+    async with pair() as (box, client):
+        box.put(b"no")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(box.hear_out)
+            await client.send_all(b"but I had more to say" * 100)
+            assert await client.receive_some(10) == b"no"
+            assert await client.receive_some(10) == b""
+            await client.send_eof()
+
+
+@given(st.binary(max_size=70_000) | st.sampled_from([bytes(n) for n in (0, 125, 126, 65_535, 65_536)]))
+def test_text_frames_are_what_the_rfc_says(payload):
+    from wsproto.frame_protocol import FrameProtocol, Opcode
+
+    reader = FrameProtocol(client=True, extensions=[])
+    reader.receive_bytes(text_frame(payload.hex().encode()))
+    frames = list(reader.received_frames())
+    assert {each.opcode for each in frames} <= {Opcode.TEXT, Opcode.CONTINUATION}
+    assert "".join(each.payload for each in frames) == payload.hex()
+    assert frames[-1].message_finished
+
+
+def test_close_frames_are_what_the_rfc_says_and_short_enough():
+    from wsproto.frame_protocol import FrameProtocol
+
+    reader = FrameProtocol(client=True, extensions=[])
+    reader.receive_bytes(close_frame(1013, "é" * 100))
+    (frame,) = reader.received_frames()
+    assert frame.payload[0] == 1013
+    assert len(frame.payload[1].encode()) <= 123
