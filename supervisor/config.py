@@ -132,8 +132,6 @@ def _disagreements(cluster: Cluster) -> Iterator[Mistake]:
         yield Mistake("gateway.host", f"only loopback ({', '.join(LOOPBACK)}) until clients need keys")
     for name, model in cluster.model.items():
         at = join("model", segment(name))
-        if "/" in name:
-            yield Mistake(at, "a model's name has no slash, because the paths of the tree have")
         if all(engine.model != name for engine in cluster.engine.values()):
             yield Mistake(at, "no engine serves it")
         if not cluster.model_path(name).is_dir():

@@ -81,7 +81,7 @@ def build(cluster: Cluster, node: str, world: World) -> House:
         plugs = [engines[key] for key in of_model]
         processors.append(
             Child(
-                name=f"processor-{name}",
+                name=f"processor-{name.replace('/', ':')}",
                 run=processor,
                 args=(
                     asked_inbox,
@@ -98,7 +98,7 @@ def build(cluster: Cluster, node: str, world: World) -> House:
         served[name] = Served(partial(_model, name, plugs, int(world.now())), asked, partial(_longest, plugs))
     door = _door(cluster, served, engines, world)
     children += [*processors, _gateway(cluster, door)]
-    about = f"node on {cluster.node[node].host}"
+    about = f"node on {cluster.node[node].host}, drains for {cluster.node[node].drain_s:g} s"
     return House(
         Tree(name=node, children=tuple(children), restarts_max=5, restarts_window_s=300.0, about=about), door, engines
     )
@@ -196,6 +196,9 @@ def _gateway(cluster: Cluster, door: Door) -> Child:
         limits=(
             ("requests", section.requests_max),
             ("waiting", section.waiting_max),
+            ("admit s", section.admit_s),
+            ("first token s", section.first_token_s),
+            ("total s", section.total_s),
             *((key.replace("_", " "), value) for key, value in asdict(section.limits).items()),
         ),
     )

@@ -16,7 +16,7 @@ from random import SystemRandom
 import trio
 from attrs import define, field, frozen
 
-from protocol.errors import ActorError
+from protocol.errors import ActorError, StartFailed
 from supervisor import folders, reaper
 from supervisor.config import Cluster
 from supervisor.happenings import Happening, Kind
@@ -44,7 +44,10 @@ async def run(cluster: Cluster, name: str, terminal: Terminal, environment: Mapp
     with folders.folder(base) as folder:
         section = cluster.node[name]
         logs = folder.path if section.logs is None else Path(section.logs)
-        logs.mkdir(parents=True, exist_ok=True)
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StartFailed(f"the folder for logs cannot be made: {error}") from error
         world = World(
             folder=folder,
             logs=logs,
