@@ -47,6 +47,7 @@ class Answer(Generic[Rep, Res]):
     _failure: RequestError | None = None
     _broken: Exception | None = None
     _enough: bool = False
+    _first_wakes: bool = False  # the relay waits for the first reply with a deadline of its own
 
     # The answerer's side: all of it synchronous ----------------------------------------
 
@@ -93,10 +94,12 @@ class Answer(Generic[Rep, Res]):
         """Hand every reply to `into` in the turn in which it comes, and return the result.
 
         Raises what `into` raised, or the `RequestError` that ended the answer. `until` says up to what time (of Trio's
-        clock) to wait, judged anew whenever that time has come; then, as after `enough()`, the result is None.
+        clock) to wait, judged anew at the first reply and whenever that time has come, so it may come nearer at the
+        first reply only; once it is past, as after `enough()`, the result is None.
         """
         await trio.lowlevel.checkpoint()
         self._into = into
+        self._first_wakes = until is not None
         while self._waiting:
             self._deliver(self._waiting.popleft())
         while not (self.over.is_set() or self._enough):
@@ -129,6 +132,9 @@ class Answer(Generic[Rep, Res]):
         except Exception as error:  # noqa: BLE001  # it is raised again, in the relaying task
             self._broken = error
             self.enough()
+        if self._first_wakes:
+            self._first_wakes = False
+            self._news.unpark_all()
 
     def _close(self) -> None:
         self.over.set()

@@ -127,6 +127,7 @@ class Scheduler:
     waiting: deque[_Held] = Factory(deque)
     running: dict[str, _Held] = Factory(dict)
     crashed: trio.Event = field(factory=trio.Event)
+    _step_began_at: float = -inf
     _step_ends_at: float | None = None
     _wake: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
@@ -186,7 +187,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         now = trio.current_time()
-        while self._step_ends_at is None and self.waiting and len(self.running) < self.costs.slots:
+        joins = self._step_ends_at is None or self._step_began_at == now
+        while joins and self.waiting and len(self.running) < self.costs.slots:
             promised = sum(held.tokens_max for held in self.running.values())
             if promised + self.waiting[0].tokens_max > self.costs.kv_tokens_max:
                 break
@@ -194,7 +196,7 @@ class Scheduler:
             held.ready_at = now + self.costs.prefill_s * len(held.request.tokens) * self.costs.slow
             self.running[held.request.id] = held
         if self._step_ends_at is None and any(held.free_at == inf for held in self.running.values()):
-            self._step_ends_at = now + self.costs.step_s * self.costs.slow
+            self._step_began_at, self._step_ends_at = now, now + self.costs.step_s * self.costs.slow
 
     def _step(self, now: float) -> None:
         turn = Turn()

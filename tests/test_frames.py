@@ -100,7 +100,7 @@ def test_one_byte_at_a_time_is_the_same_as_all_at_once(sent):
     assert [frame for byte in data for frame in trickle.feed(bytes((byte,)))] == list(FrameReader().feed(data)) == sent
 
 
-def of(hint):
+def of(hint):  # noqa: PLR0911  # one kind of hint each
     """Whatever fits a type hint of a message and the wire."""
     if attrs.has(hint):
         hints = get_type_hints(hint)
@@ -283,7 +283,9 @@ def test_a_frame_cut_short_is_not_a_frame():
     assert list(greeted_peer().receive(data[:-1])) == []
 
 
-@pytest.mark.parametrize("frame", [Open(1, b"", 0), Credit(1, 1), Item(1, b"", 0), Step([], [], [], [], []), End(1, b"")])
+@pytest.mark.parametrize(
+    "frame", [Open(1, b"", 0), Credit(1, 1), Item(1, b"", 0), Step([], [], [], [], []), End(1, b"")]
+)
 def test_whoever_does_not_say_hello_first_is_not_heard(frame):
     with pytest.raises(PeerViolation, match=f"{type(frame).__name__} before Hello"):
         list(Peer("here", serves_max=2).receive(encode(frame)))

@@ -143,8 +143,11 @@ async def ends_with_length_at_tokens_max(engine: Engine) -> None:
 
 
 async def ends_with_stop_at_a_stop_token(engine: Engine) -> None:
-    wanted = request(engine, 12)
-    ids, _ = await complete(engine, wanted)
+    ended = None
+    while ended is not FinishReason.LENGTH:  # a model that ends by itself would do so before the stop token
+        wanted = request(engine, 12, ignore_eos=False)
+        ids, finished = await complete(engine, wanted)
+        ended = finished.reason
     place = max(ids.index(token) for token in ids)  # the last token that is new where it stands
     sampling = Sampling(12, temperature=0.0, stop_token_ids=(ids[place],))  # ignore_eos would ignore it
     got, finished = await complete(engine, Generate(new_id(), wanted.tokens, sampling))

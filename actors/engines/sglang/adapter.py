@@ -12,6 +12,8 @@ from actors.engines.port import Generation
 from protocol.errors import BadRequest, ContextTooLong
 from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Message
 
+KEPT = 6  # tokens; SGLang: `max_req_input_len`
+
 
 class Line(Asks[Message, Message, Message], Protocol):
     """What this needs of the link to its host."""
@@ -88,7 +90,7 @@ def check(request: Generate, info: EngineInfo) -> None:
 def limit(info: EngineInfo) -> int:
     """Return how many tokens of prompt and answer together one request may have.
 
-    SGLang keeps one token of the context, and one page of the KV memory, for itself; what passes either limit it would
-    cut short without saying so.
+    Of the KV memory SGLang keeps a page for itself, and it refuses prompts of the last `KEPT` tokens of either limit,
+    however little is asked for; what passes the limits otherwise it would cut short without saying so.
     """
-    return min(info.context_max - 1, info.kv_tokens_max - info.page_size)
+    return min(info.context_max - KEPT, info.kv_tokens_max - max(info.page_size, KEPT))

@@ -1,0 +1,525 @@
+"""A link: many streams, one reader that never waits, one writer that is never torn."""
+
+from __future__ import annotations
+
+import random
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from attrs import define, field
+from trio.testing import wait_all_tasks_blocked
+
+from actors._kit import Answer, Bugs, mailbox
+from protocol import messages
+from protocol.errors import EngineLost, EngineRefused, Internal, LinkLost, Overloaded, PeerLost, PeerViolation
+from protocol.frames import VERSION, Credit, End, Fail, FrameReader, Hello, Item, Open, encode
+from protocol.messages import Done, FlushCache, GetLoad, Text, Tokens
+from protocol.peer import Peer
+from supervisor.link import Link
+from tests.fakes import Costs, far_engine, generate, whole
+from tests.sim import SimTransport, counting, sim_pair, simulate
+
+
+@define(eq=False)
+class Ends:
+    """Two links, one asking and one serving, and how each of them ended."""
+
+    asker: Link
+    server: Link
+    near: SimTransport
+    far: SimTransport
+    how: dict = field(factory=dict)
+
+    async def carry(self, name, link):
+        try:
+            await link.run()
+        except (PeerLost, PeerViolation) as error:
+            self.how[name] = (type(error), trio.current_time())
+
+
+async def answering(inbox, one, bugs):
+    async def serve(call):
+        with call.answering(bugs) as replies:
+            await one(call, replies)
+
+    async with trio.open_nursery() as nursery:
+        async for call in inbox:
+            nursery.start_soon(serve, call)
+
+
+@asynccontextmanager
+async def linked(one, *, streams=4, inbox_size=4, rng=None, room=65536, **fields):
+    """Two ends of a link, where `one(call, replies)` answers every FlushCache."""
+    near, far = sim_pair(rng, delay_s=0.01 if rng else 0, piece_max=9 if rng else 65536, room=room)
+    address, inbox = mailbox(inbox_size)
+    ends = Ends(
+        Link(near, Peer("asker", serves_max=0), **fields),
+        Link(far, Peer("server", serves_max=streams), {FlushCache: address}),
+        near,
+        far,
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ends.carry, "asker", ends.asker)
+        nursery.start_soon(ends.carry, "server", ends.server)
+        nursery.start_soon(answering, inbox, one, Bugs())
+        await ends.asker.wait_ready()
+        yield ends
+        nursery.cancel_scope.cancel()
+
+
+async def counts(call, replies):
+    for number in range(3):
+        await trio.sleep(1)
+        replies.put(Tokens([number]))
+    replies.end(Done())
+
+
+async def forever(call, replies):
+    await trio.sleep_forever()
+
+
+async def ask(link, credit=9):
+    async with link.ask(FlushCache(), credit) as replies:
+        got = [reply async for reply in replies]
+        return got, await replies.result()
+
+
+def at_rest(ends):
+    for link in (ends.asker, ends.server):
+        assert not link._asked
+        assert not link._serving
+        assert len(link.peer.asked) == len(link.peer.served) == 0
+    return True
+
+
+# Asking across ----------------------------------------------------------------------------
+
+
+async def test_asking_over_a_link_is_asking_an_actor_next_door(autojump_clock):
+    async with linked(counts) as ends:
+        assert await ask(ends.asker) == ([Tokens([0]), Tokens([1]), Tokens([2])], Done())
+        assert trio.current_time() == 3
+        assert at_rest(ends)
+
+
+async def test_an_answer_without_a_result_is_whole_all_the_same(autojump_clock):
+    async def nothing(call, replies):
+        replies.end(None)
+
+    async with linked(nothing) as ends:
+        assert await ask(ends.asker) == ([], None)
+        assert at_rest(ends)
+
+
+async def test_an_error_crosses_as_itself(autojump_clock):
+    async def refuses(call, replies):
+        raise EngineRefused("not this", param="stop")
+
+    async with linked(refuses) as ends:
+        with pytest.raises(EngineRefused, match="not this") as caught:
+            await ask(ends.asker)
+        assert caught.value.param == "stop"
+        assert at_rest(ends)
+
+
+async def test_a_bug_crosses_without_its_traceback(autojump_clock):
+    async def buggy(call, replies):
+        raise KeyError("a secret")
+
+    async with linked(buggy) as ends:
+        with pytest.raises(Internal) as caught:
+            await ask(ends.asker)
+        assert "secret" not in str(caught.value)
+
+
+async def test_one_stream_answers_many_after_one_another(autojump_clock):
+    async with linked(counts, streams=1) as ends:
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(ask, ends.asker)
+        assert trio.current_time() == 12
+        assert at_rest(ends)
+
+
+async def test_an_ask_before_hello_waits_for_it(nursery, autojump_clock):
+    near, far = sim_pair()
+    address, inbox = mailbox(1)
+    asker = Link(near, Peer("a", serves_max=0))
+    server = Link(far, Peer("b", serves_max=1), {FlushCache: address})
+    nursery.start_soon(answering, inbox, counts, Bugs())
+    nursery.start_soon(asker.run)
+
+    async def late():
+        await trio.sleep(5)
+        await server.run()
+
+    nursery.start_soon(late)
+    assert (await ask(asker))[1] == Done()
+    assert trio.current_time() == 8
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_ask_without_waiting_is_refused_where_no_stream_is_free(autojump_clock):
+    async with linked(forever, streams=2) as ends:
+        for _ in range(2):
+            ends.asker.open(FlushCache(), 1)
+        with pytest.raises(Overloaded, match="2 streams are open"):
+            ends.asker.open(FlushCache(), 1)
+
+
+# Leaving ----------------------------------------------------------------------------------
+
+
+def leaves_slowly(release_s, log=None):
+    async def one(call, replies):
+        try:
+            replies.put(Tokens([1]))
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(release_s)
+            if log is not None:
+                log.append(trio.current_time())
+
+    return one
+
+
+async def test_a_streams_permit_returns_only_when_the_far_end_has_released(autojump_clock):
+    released = []
+    async with linked(leaves_slowly(3, released), streams=1) as ends:
+        with trio.move_on_after(1):
+            await ask(ends.asker)
+        assert trio.current_time() == 1
+        async with ends.asker.ask(FlushCache(), 9) as replies:
+            await anext(replies)
+            assert trio.current_time() == 4
+        assert released == [4]
+
+
+async def test_an_answerer_that_never_lets_go_costs_its_stream_for_ten_seconds(autojump_clock):
+    async with linked(leaves_slowly(100), streams=1) as ends:
+        with trio.move_on_after(1):
+            await ask(ends.asker)
+        async with ends.asker.ask(FlushCache(), 9):
+            assert trio.current_time() == 11
+
+
+async def test_leaving_while_the_inbox_is_full_frees_the_stream_at_once(autojump_clock):
+    near, far = sim_pair()
+    address, _inbox = mailbox(0)
+    asker, server = Link(near, Peer("a", serves_max=0)), Link(far, Peer("b", serves_max=1), {FlushCache: address})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(asker.run)
+        nursery.start_soon(server.run)
+        with trio.move_on_after(1):
+            await ask(asker)
+        await wait_all_tasks_blocked()
+        assert len(asker.peer.asked) == len(server._serving) == 0
+        assert trio.current_time() == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_leaving_while_waiting_for_a_stream_takes_none(autojump_clock):
+    async with linked(counts, streams=1) as ends:
+        async with ends.asker.ask(FlushCache(), 9):
+            with trio.move_on_after(1):
+                await ask(ends.asker)
+        await trio.sleep(1)
+        assert at_rest(ends)
+        assert ends.asker.peer.asked.last == 1
+
+
+async def test_leaving_after_the_end_says_nothing(autojump_clock):
+    async with linked(counts) as ends:
+        async with ends.asker.ask(FlushCache(), 9) as replies:
+            await trio.sleep(5)
+            queued = ends.asker.peer.queued_bytes
+        assert replies.over.is_set()
+        assert ends.asker.peer.queued_bytes == queued == 0
+        ends.asker.leave(1)
+
+
+async def test_replies_that_cross_a_cancel_are_dropped(autojump_clock):
+    async def busy(call, replies):
+        for number in range(100):
+            replies.put(Tokens([number]))
+            await trio.sleep(0.001)
+
+    async def scenario(rng):
+        async with linked(busy, rng=rng) as ends:
+            for _ in range(5):
+                async with ends.asker.ask(FlushCache(), 100) as replies:
+                    await anext(replies)
+            await trio.sleep(20)
+            assert at_rest(ends)
+            assert ends.how == {}
+
+    for seed in range(5):
+        await trio.to_thread.run_sync(simulate, scenario, seed)
+
+
+# A link that ends -------------------------------------------------------------------------
+
+
+async def test_a_cut_fails_whoever_asked_and_cancels_whoever_answers(autojump_clock):
+    released = []
+    async with linked(leaves_slowly(2, released), lost_as=EngineLost) as ends, trio.open_nursery() as nursery:
+
+        async def cut():
+            await trio.sleep(1)
+            ends.near.cut()
+
+        nursery.start_soon(cut)
+        with pytest.raises(EngineLost):
+            await ask(ends.asker)
+        assert trio.current_time() == 1
+        with pytest.raises(EngineLost):
+            await ask(ends.asker)
+        with pytest.raises(EngineLost):
+            ends.asker.open(FlushCache(), 1)
+        await trio.sleep(5)
+        assert released == [3]
+        assert ends.how == {"asker": (PeerLost, 1), "server": (PeerLost, 1)}
+        assert not ends.server._serving
+
+
+async def test_a_cut_fails_those_who_wait_for_a_stream(autojump_clock):
+    async with linked(forever, streams=1) as ends:
+        async with trio.open_nursery() as nursery:
+            times = []
+
+            async def one():
+                with pytest.raises(LinkLost):
+                    await ask(ends.asker)
+                times.append(trio.current_time())
+
+            for _ in range(3):
+                nursery.start_soon(one)
+            await trio.sleep(1)
+            ends.far.cut()
+        assert times == [1, 1, 1]
+
+
+async def test_askers_hear_of_the_end_before_answerers_have_let_go(nursery, autojump_clock):
+    near, far = sim_pair()
+    address, inbox = mailbox(1)
+    both = [Link(end, Peer("x", serves_max=4), {FlushCache: address}) for end in (near, far)]
+    nursery.start_soon(answering, inbox, leaves_slowly(8), Bugs())
+    ends = Ends(*both, near, far)
+    nursery.start_soon(ends.carry, "near", both[0])
+    nursery.start_soon(ends.carry, "far", both[1])
+    await both[0].wait_ready()
+    await both[1].wait_ready()
+
+    async def leaver():
+        with trio.move_on_after(1):
+            await ask(both[1])
+
+    nursery.start_soon(leaver)
+
+    async def cut():
+        await trio.sleep(2)
+        near.cut()
+
+    nursery.start_soon(cut)
+    with pytest.raises(LinkLost):
+        await ask(both[0])
+    assert trio.current_time() == 2
+    nursery.cancel_scope.cancel()
+
+
+async def test_cancelling_a_link_fails_its_askers_at_once(autojump_clock):
+    near, _far = sim_pair()
+    far_peer = Peer("far", serves_max=1)
+    link = Link(near, Peer("near", serves_max=0))
+    async with trio.open_nursery() as nursery:
+        carrying = trio.CancelScope()
+
+        async def carry():
+            with carrying:
+                await link.run()
+
+        nursery.start_soon(carry)
+        await _far.send_all(far_peer.take())
+        await link.wait_ready()
+        _, answer = link.open(FlushCache(), 1)
+        carrying.cancel()
+        with pytest.raises(LinkLost):
+            await answer.result()
+
+
+async def test_a_bye_says_why(nursery, autojump_clock):
+    near, far = sim_pair()
+    link = Link(near, Peer("a", serves_max=0))
+    other = Peer("b", serves_max=0)
+    async with trio.open_nursery() as inner:
+
+        async def carry():
+            with pytest.raises(PeerLost, match="shutdown: the node stops it"):
+                await link.run()
+
+        inner.start_soon(carry)
+        await far.send_all(other.take())
+        await link.wait_ready()
+        from protocol.frames import Bye
+
+        other.send(Bye("shutdown", "the node stops it"))
+        await far.send_all(other.take())
+        far.close()
+    assert link.farewell.detail == "the node stops it"
+
+
+# A peer that lies or sleeps ---------------------------------------------------------------
+
+
+@asynccontextmanager
+async def facing(**fields):
+    """A link with a hand-written other end."""
+    near, far = sim_pair(room=4096)
+    link = Link(near, Peer("here", serves_max=2), **fields)
+    async with trio.open_nursery() as nursery:
+        ended = []
+
+        async def carry():
+            try:
+                await link.run()
+            except (PeerLost, PeerViolation) as error:
+                ended.append(error)
+
+        nursery.start_soon(carry)
+        await far.send_all(encode(Hello(VERSION, "there", 8)))
+        await link.wait_ready()
+        yield link, far, ended
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        encode(Item(1, messages.encode(Text("x", 1)), 99)),
+        encode(Item(1, b"", 1)),
+        encode(Item(1, b"\xff", 1)),
+        encode(End(1, b"\x01\xc1")),
+        encode(End(2, b"")),
+        encode(Credit(1, 1)),
+        encode(Open(1, messages.encode(GetLoad()), 1)),
+        encode(Open(1, b"", 1)),
+        encode(Hello(VERSION, "again", 1)),
+        b"\xff" * 5,
+    ],
+    ids=repr,
+)
+async def test_a_lie_ends_the_link_and_fails_its_askers(lie, autojump_clock):
+    async with facing() as (link, far, ended):
+        _, answer = link.open(FlushCache(), 5)
+        await far.send_all(lie)
+        with trio.fail_after(1), pytest.raises(LinkLost):
+            await answer.result()
+        await wait_all_tasks_blocked()
+        assert [type(error) for error in ended] == [PeerViolation]
+
+
+async def test_a_peer_that_does_not_read_ends_the_link_and_no_bystander(autojump_clock):
+    async with facing(queued_bytes_max=20_000) as (link, _, ended):
+        answers = []
+        with pytest.raises(LinkLost):
+            for number in range(8):
+                answers.append(link.open(generate(str(number), prompt=4000), 1)[1])
+                await wait_all_tasks_blocked()
+        assert [type(error) for error in ended] == [PeerViolation]
+        assert "unread" in str(ended[0])
+        for answer in answers:
+            with pytest.raises(LinkLost):
+                await answer.result()
+
+
+async def test_credit_that_comes_before_the_answerer_was_asked_is_not_lost(autojump_clock):
+    address, inbox = mailbox(0)
+    async with facing() as (link, far, _):
+        link.serves = {FlushCache: address}
+        await far.send_all(encode(Open(1, messages.encode(FlushCache()), 1)))
+        await wait_all_tasks_blocked()  # it waits: the inbox has no room
+        await far.send_all(encode(Credit(1, 5)))
+        await wait_all_tasks_blocked()
+        call = await inbox.receive()
+        await wait_all_tasks_blocked()
+        assert call.answer.credit == 6
+        await far.send_all(encode(Credit(1, 2)))
+        await wait_all_tasks_blocked()
+        assert call.answer.credit == 8
+
+
+async def test_an_unknown_code_arrives_as_internal(autojump_clock):
+    async with facing() as (link, far, _):
+        _, answer = link.open(FlushCache(), 5)
+        await far.send_all(encode(Fail(1, "from_the_future", "x")))
+        with pytest.raises(Internal):
+            await answer.result()
+
+
+# Nobody waits for anybody -----------------------------------------------------------------
+
+
+async def test_a_slow_reader_does_not_delay_others(autojump_clock):
+    async with far_engine(Costs(step_s=1)) as far:
+        unread = far.engine.submit(generate("slow", tokens_max=200))
+        fast = generate("fast", tokens_max=5)
+        answer = far.engine.submit(fast)
+        await answer.over.wait()
+        assert trio.current_time() == 5
+        assert unread.credit == 195
+
+
+async def test_a_step_wakes_only_the_reader_of_the_link(autojump_clock):
+    async with far_engine(Costs(slots=32, waiting_max=32, step_s=1)) as far, trio.open_nursery() as nursery:
+        sinks = [Answer(50) for _ in range(32)]
+        for number, sink in enumerate(sinks):
+            wanted = generate(str(number), tokens_max=50)
+            answer = far.engine.submit(wanted)
+
+            async def relay(answer=answer, sink=sink):
+                await answer.relay(lambda reply: sink.put(reply, len(reply.ids) if isinstance(reply, Tokens) else 0))
+
+            nursery.start_soon(relay, name="relay")
+        await trio.sleep(1.5)
+        with counting() as steps:
+            await trio.sleep(10)
+        assert all(sink.credit == 50 - 11 for sink in sinks)
+        assert "relay" not in steps.by_name
+        assert steps.by_name["link"] <= 2 * 10 + 2
+
+
+async def test_a_writer_sends_all_that_is_queued_as_one_message(autojump_clock):
+    sent = []
+
+    class Recording(SimTransport):
+        async def send_all(self, data):
+            sent.append(data)
+            await super().send_all(data)
+
+    near, far = sim_pair()
+    link = Link(Recording(near._into, near._out), Peer("a", serves_max=0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run)
+        await far.send_all(encode(Hello(VERSION, "there", 8)))
+        await link.wait_ready()
+        for _ in range(5):
+            link.open(FlushCache(), 1)
+        await wait_all_tasks_blocked()
+        assert len(list(FrameReader().feed(sent[-1]))) == 5
+        assert len(sent) == 2
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_stream_is_whole_over_a_bad_network(seed):
+    async def scenario(rng: random.Random):
+        async with far_engine(Costs(step_s=0.01), rng, 0.02, piece_max=rng.choice((1, 9)), room=200) as far:
+            for number in range(12):
+                wanted = generate(str(number), tokens_max=rng.randint(1, 20))
+                answer = far.engine.submit(wanted)
+                ids = [token for reply in [each async for each in answer][1:] for token in reply.ids]
+                assert (ids, await answer.result()) == whole(wanted)
+
+    simulate(scenario, seed)

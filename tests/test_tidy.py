@@ -1,0 +1,216 @@
+"""Rules that a linter does not know, kept on every run: the doors between the rooms, and sizes."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("protocol", "actors", "supervisor", "bench")
+FILES = [path.relative_to(ROOT) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+
+SGLANG = Path("actors/engines/sglang")
+HOST_SIDE = {SGLANG / name for name in ("host.py", "guard.py", "zygote.py", "__main__.py", "leftovers.py")}
+FOR_ALL = {SGLANG / "leftovers.py"}  # of the host's files the one that a node may import: it removes what hosts left
+
+# Time, chance, threads, other loops and the machine: they come in through a parameter, or through the supervisor.
+UNTAMED = {"asyncio", "anyio", "threading", "concurrent", "multiprocessing", "uuid", "ctypes", "sglang", "torch"}
+CLOCKS_AND_CHANCE = {"time", "datetime", "random", "secrets"}
+MACHINE = {"os", "socket", "subprocess", "signal", "select", "fcntl", "shutil", "tempfile", "pathlib", "tomllib", "sys"}
+TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs: the libraries of its own trade
+    Path("actors/_text/model.py"): {"jinja2", "tokenizers"},
+    Path("actors/_text/reading.py"): {"tokenizers"},
+    SGLANG / "settings.py": {"msgspec"},
+}
+HANDS = {  # where clock, chance and libc are taken in hand: each has its reason in the file
+    Path("supervisor/node.py"): {"time", "random", "secrets"},
+    Path("supervisor/reaper.py"): {"time", "ctypes"},
+}
+ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing that it waits for has its own
+    ("supervisor/engine.py", "engine"),
+    ("supervisor/run.py", "supervise"),
+    ("supervisor/run.py", "_Life"),
+}
+
+
+def is_host_side(path: Path) -> bool:
+    return path in HOST_SIDE or SGLANG / "cpu" in path.parents
+
+
+NODE_SIDE = [path for path in FILES if path.parts[0] != "bench" and not is_host_side(path)]
+each_file = pytest.mark.parametrize("path", FILES, ids=str)
+each_node_file = pytest.mark.parametrize("path", NODE_SIDE, ids=str)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Name every module that a file imports, and what it imports from packages of ours, wherever in the file."""
+    package = path.parent.parts
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            yield module
+            if (ROOT / module.replace(".", "/")).is_dir():
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def roots(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in imports(path)}
+
+
+def module(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def foreign(path: Path) -> set[str]:
+    return roots(path) - set(sys.stdlib_module_names) - {"__future__"}
+
+
+def in_room(room: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", [path for path in NODE_SIDE if path.parts[0] == room], ids=str)
+
+
+# The doors --------------------------------------------------------------------------------
+
+
+@in_room("protocol")
+def test_the_protocol_is_pure_data(path):
+    assert foreign(path) <= {"protocol", "attr", "attrs", "cattrs", "msgspec"}
+    assert not roots(path) & (UNTAMED | CLOCKS_AND_CHANCE | MACHINE | {"logging"})
+
+
+@in_room("actors")
+def test_an_actor_knows_its_ports_and_its_trade_alone(path):
+    assert foreign(path) <= {"protocol", "actors", "trio", "attrs"} | TRADES.get(path, set())
+    assert not roots(path) & (UNTAMED | CLOCKS_AND_CHANCE | MACHINE)
+
+
+@in_room("actors")
+def test_an_actor_imports_no_other_actor(path):
+    common = {"actors", "actors._kit", "actors._text", "actors.engines", "actors.engines.port", module(path.parent)}
+    for name in imports(path):
+        if name.partition(".")[0] == "actors":
+            shared = name in common or name.startswith("actors._") or module(path.parent) in name
+            assert shared, f"{name} is another actor's"
+            assert not is_actor(name, path), f"{name} is another actor's"
+
+
+def is_actor(name: str, path: Path) -> bool:
+    parts = name.split(".")
+    return len(parts) == 2 and parts[1] != "engines" and not parts[1].startswith("_") and name != module(path)
+
+
+@in_room("supervisor")
+def test_the_supervisor_takes_time_and_chance_in_hand_in_few_places(path):
+    assert not roots(path) & (UNTAMED | CLOCKS_AND_CHANCE) - HANDS.get(path, set())
+    assert not roots(path) & {"bench", "tests"}
+
+
+@each_node_file
+def test_a_node_imports_nothing_of_the_hosts_side_but_what_removes_its_leftovers(path):
+    theirs = {module(each) for each in HOST_SIDE - FOR_ALL} | {"actors.engines.sglang.cpu"}
+    assert not theirs & set(imports(path))
+
+
+@pytest.mark.parametrize("path", sorted(HOST_SIDE), ids=str)
+def test_the_hosts_side_imports_its_own_folder_and_the_protocol_alone(path):
+    ours = {name for name in imports(path) if name.partition(".")[0] in ROOMS}
+    assert all(name.startswith(("protocol", "actors.engines.sglang")) for name in ours)
+    assert "trio" not in roots(path)
+
+
+@each_node_file
+def test_the_environment_is_read_where_the_process_begins(path):
+    names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+    assert path == Path("supervisor/__main__.py") or not names & {"environ", "getenv"}
+
+
+@in_room("actors")
+def test_no_actor_starts_a_thread(path):
+    names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+    assert not names & {"to_thread", "from_thread"}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "bench"], ids=str)
+def test_the_bench_sees_what_a_client_sees(path):
+    assert not roots(path) & {"actors", "supervisor", "tests", "sglang", "torch"}
+
+
+def test_importing_a_whole_node_imports_neither_torch_nor_sglang():
+    names = [module(path) for path in NODE_SIDE if path.name != "__main__.py"]
+    code = f"""
+import importlib, sys
+for name in {names!r}:
+    importlib.import_module(name)
+print(*sorted({{name.partition(".")[0] for name in sys.modules}} & {{"torch", "sglang", "transformers", "numpy"}}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+# Sizes and manners ------------------------------------------------------------------------
+
+
+@each_file
+def test_a_file_is_read_in_one_sitting_and_a_function_on_one_screen(path):
+    assert len((ROOT / path).read_text().splitlines()) < LINES_MAX
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno + 1 < FUNCTION_LINES_MAX, node.name
+
+
+def shields(node: ast.AST) -> list[ast.Call]:
+    return [
+        each
+        for each in ast.walk(node)
+        if isinstance(each, ast.Call)
+        and any(word.arg == "shield" and getattr(word.value, "value", None) is True for word in each.keywords)
+    ]
+
+
+@each_node_file
+def test_a_shield_has_a_deadline_and_stands_alone(path):
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            fields = [each for each in getattr(node, "body", []) if isinstance(each, ast.AnnAssign)]
+            of_class = isinstance(node, ast.ClassDef)
+            found = [call for field in fields for call in shields(field)] if of_class else shields(node)
+            assert len(found) <= 1, f"{node.name} shields twice"
+            endless = [call for call in found if getattr(call.func, "attr", "") == "CancelScope"]
+            assert not endless or (str(path), node.name) in ENDLESS_SHIELDS, f"{node.name} shields without a deadline"
+
+
+@each_node_file
+def test_nobody_swallows_a_cancellation(path):
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ExceptHandler):
+            caught = ast.unparse(node.type) if node.type else "BaseException"
+            assert "Cancelled" not in caught
+            if "BaseException" in caught and "Group" not in caught:
+                assert any(isinstance(inner, ast.Raise) for inner in ast.walk(node)), "it must be raised again"
+
+
+@each_file
+def test_nothing_is_left_to_do(path):
+    words = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
+    assert not any(word in (ROOT / path).read_text() for word in words)
+
+
+def test_every_room_is_looked_at():
+    assert {path.parts[0] for path in FILES} == set(ROOMS)
+    assert all((ROOT / path).exists() for path in {*HOST_SIDE, *TRADES, *HANDS})
