@@ -76,7 +76,7 @@ class EngineSection:
     page_size: Count = 16
     tensor_parallel: Count = 1
     memory_fraction: Annotated[float, Within(above=0, at_most=1)] | None = None
-    prefill_chunk: Count | None = 512
+    prefill_chunk: Count | None = None  # the longest piece of a prompt that an engine step computes
     start_within_s: Seconds = 120.0
     deadlines: Deadlines = Deadlines()
     ladder: Ladder = Ladder()

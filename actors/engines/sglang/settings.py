@@ -25,6 +25,8 @@ ON_CPU: dict[str, Setting] = {
     "device": "cpu",
     "attention_backend": "torch_native",
     "disable_cuda_graph": True,
+    "chunked_prefill_size": 256,  # an abort waits for the piece that is being computed: some 20 ms
+    "mem_fraction_static": 0.1,
 }
 ENVIRONMENT = {
     "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",  # else a crash takes 5 s
@@ -74,8 +76,6 @@ def boot(spec: EngineSpec, folder: str) -> Boot:
     """Return the boot message of a host that is to live in `folder`."""
     on_cpu = spec.device == "cpu"
     arguments: dict[str, Setting] = {
-        **ALWAYS,
-        **(ON_CPU if on_cpu else {}),
         "model_path": spec.model_path,
         "max_running_requests": spec.slots,
         "max_total_tokens": spec.kv_tokens_max,
@@ -83,13 +83,13 @@ def boot(spec: EngineSpec, folder: str) -> Boot:
         "tp_size": spec.tensor_parallel,
         "context_length": spec.context_max,
         "chunked_prefill_size": spec.prefill_chunk,
-        "mem_fraction_static": spec.memory_fraction if spec.memory_fraction is not None else (0.1 if on_cpu else None),
+        "mem_fraction_static": spec.memory_fraction,
     }
-    arguments = {name: value for name, value in arguments.items() if value is not None}
+    said = {name: value for name, value in arguments.items() if value is not None}
     return Boot(
         name=spec.name,
         folder=folder,
-        arguments={**arguments, **spec.settings},
+        arguments={**ALWAYS, **(ON_CPU if on_cpu else {}), **said, **spec.settings},
         environment={**environment(spec.device), **spec.environment},
     )
 
