@@ -144,6 +144,9 @@ class Scheduler:
             held.free_at = trio.current_time() + self.costs.release_s
             self._wake.unpark_all()
 
+    def holds(self, request_id: str) -> bool:
+        return self._find(request_id) is not None
+
     def crash(self) -> None:
         self.crashed.set()
         self._wake.unpark_all()

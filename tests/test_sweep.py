@@ -37,7 +37,7 @@ async def sweep_one(rng, step: int, act: Callable[[World, trio.CancelScope], Non
     """Do `act` just before the step; return whether that came before the victim had ended."""
     costs = Costs(slots=1, step_s=0.05, prefill_s=0.01, release_s=0.03)
     async with living(World(costs=costs, inbox_size=1, streams=3)) as world:
-        victim = trio.CancelScope()
+        victim, submitted = trio.CancelScope(), []
 
         async def ask(name, scope):
             with scope:
@@ -46,6 +46,10 @@ async def sweep_one(rng, step: int, act: Callable[[World, trio.CancelScope], Non
                 except (LinkLost, EngineLost, ActorLost):
                     if act is leave:
                         raise
+            if scope.cancelled_caught:
+                await trio.sleep(0.04)  # a little longer than a release takes, and shorter than a step
+                assert not world.hosts[0].scheduler.holds(name), "whoever leaves is aborted"
+                submitted.append(f"submit {name}" in world.hosts[0].scheduler.log)
 
         with counting(step, lambda: act(world, victim)) as steps:
             async with trio.open_nursery() as clients:
@@ -61,6 +65,7 @@ async def sweep_one(rng, step: int, act: Callable[[World, trio.CancelScope], Non
         assert "after" in served
         if act is leave:
             assert "bystander" in served, "who stays is served"
+            assert submitted in ([], ["victim" in served]), "nothing begins for one who has left"
             assert len({life.path for life in world.happenings}) * 2 == len(world.happenings), "it restarts nobody"
     return steps.taken < step
 

@@ -1,0 +1,224 @@
+"""Many requests of every kind, a third of them left at random moments, on the real engine: does anything grow?
+
+Samples memory, file descriptors, threads and files of each process while nothing runs, once every `EVERY` requests, and
+fits a line through the samples after the warm-up. Every answer that ends well must be the one that was given at first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock
+
+from bench._client import Chat, Outcome, Running, Socket, chat_body, response_body
+from bench._node import Node, memory_bytes, metric, node, open_files, place, threads, wait_until
+
+PROMPTS = (
+    "Tell me about the oak",
+    "Say hello in Japanese",
+    "What is the capital of Paraguay?",
+    "Tell me a story about the fox",
+    "Tell me about the willow",
+    "Write a poem about the moon",
+)
+CANCELLED = 0.3
+LEAVES_WITHIN_S = 1.2  # about as long as an answer takes among fifteen others
+EVERY = 100
+WARM_UP = 0.25  # of all requests: allocators and caches fill
+ROLES = ("node", "host", "scheduler")
+BOUNDS = {"MB": 6.0, "fds": 1.0, "threads": 1.0, "files": 0.5}  # by 1,000 requests, of each process
+
+
+@dataclass
+class Tally:
+    """What has happened so far, and what must not have."""
+
+    texts: dict[str, str]
+    outcomes: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    lock: Lock = field(default_factory=Lock)
+
+    def note(self, kind: str, left: bool, prompt: str, outcome: Outcome) -> None:
+        """Count one answer; one that claims to be whole must be."""
+        how = "whole" if outcome.whole else "left" if left else "failed"
+        with self.lock:
+            self.outcomes[f"{kind} {how}"] += 1
+            if outcome.whole and outcome.text != self.texts[prompt]:
+                self.wrong.append(f"{prompt!r} was answered {outcome.text!r}")
+            if how == "failed":
+                self.wrong.append(f"{kind} {prompt!r} failed: {outcome.error}")
+
+
+# One request -----------------------------------------------------------------------------
+
+
+def stream(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
+    """Ask over HTTP for a stream."""
+    chat = Chat(port, chat_body(prompt))
+    return _read(chat.read, chat.outcome, chat.leave, leave_after_s)
+
+
+def whole(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
+    """Ask over HTTP for an answer in one piece."""
+    chat = Chat(port, chat_body(prompt, stream=False))
+
+    def read() -> Outcome:
+        try:
+            choice = chat.whole_body()["choices"][0]
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            chat.outcome.error = {"code": "connection", "message": repr(error)}
+        else:
+            chat.outcome.text, chat.outcome.finish = choice["message"]["content"], choice["finish_reason"]
+        return chat.outcome
+
+    return _read(read, chat.outcome, chat.leave, leave_after_s)
+
+
+def response(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
+    """Ask over a WebSocket."""
+    socket, outcome = Socket(port), Outcome()
+    socket.send(response_body(prompt))
+    _read(lambda: [None for _ in socket.events(outcome)] and outcome, outcome, socket.leave, leave_after_s)
+    if leave_after_s is None:
+        socket.close()
+    return outcome
+
+
+def cancelled_response(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
+    """Ask over a WebSocket, and take it back with `response.cancel` instead of leaving."""
+    socket, outcome = Socket(port), Outcome()
+    socket.send(response_body(prompt))
+
+    def cancel() -> None:
+        socket.send({"type": "response.cancel"})
+
+    _read(lambda: [None for _ in socket.events(outcome)] and outcome, outcome, cancel, leave_after_s)
+    socket.close()
+    return outcome
+
+
+def _read(
+    read: Callable[[], object], outcome: Outcome, leave: Callable[[], None], leave_after_s: float | None
+) -> Outcome:
+    if leave_after_s is None:
+        read()
+        return outcome
+    running = Running(lambda: read() and outcome)
+    wait_until(lambda: running.outcome is not None, leave_after_s, every_s=0.01)
+    leave()
+    running.wait(30.0)
+    return outcome
+
+
+KINDS: dict[str, Callable[[int, str, float | None], Outcome]] = {
+    "stream": stream,
+    "whole": whole,
+    "response": response,
+    "response.cancel": cancelled_response,
+}
+
+
+def one(port: int, seed: int, tally: Tally) -> None:
+    """Make the request of this number; the same number always makes the same one."""
+    chance = random.Random(seed)
+    prompt, kind = chance.choice(PROMPTS), chance.choice(tuple(KINDS))
+    leaves = chance.random() < CANCELLED
+    leave_after_s = chance.random() ** 2 * LEAVES_WITHIN_S if leaves else None  # early moments more often
+    try:
+        outcome = KINDS[kind](port, prompt, leave_after_s)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is a finding
+        outcome = Outcome(error={"code": "client", "message": repr(error)})
+    tally.note(kind, leaves, prompt, outcome)
+
+
+# What is measured ------------------------------------------------------------------------
+
+
+def sample(of: Node) -> dict[tuple[str, str], float]:
+    """Measure every process of an idle node."""
+    wait_until(lambda: of.metric("espalier_requests_running") == 0, 20.0, 0.02)
+    time.sleep(0.3)
+    values: dict[tuple[str, str], float] = {}
+    living = of.look()
+    for role in ROLES:
+        pid = living[role].pid
+        values[role, "MB"] = memory_bytes(pid, "Rss") / 1e6
+        values[role, "fds"] = open_files(pid)
+        values[role, "threads"] = threads(pid)
+    values["node", "files"] = sum(1 for _ in of.tmp.rglob("*")) + len(of.names)  # these under /dev/shm
+    return values
+
+
+def slope(points: list[tuple[float, float]]) -> float:
+    """Return the least-squares slope of points (requests, value), by 1,000 requests."""
+    count = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return 1000 * sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+
+
+def run(of: Node, requests: int, concurrency: int, seed: int) -> tuple[Tally, list[tuple[int, dict]]]:
+    """Make all requests, stopping every so often to look."""
+    tally = Tally({prompt: Chat(of.port, chat_body(prompt)).read().text for prompt in PROMPTS})
+    samples = [(0, sample(of))]
+    with ThreadPoolExecutor(concurrency) as pool:
+        for done in range(0, requests, EVERY):
+            numbers = range(done, min(done + EVERY, requests))
+            for _ in pool.map(lambda number: one(of.port, seed * 1_000_000 + number, tally), numbers):
+                pass
+            samples.append((numbers[-1] + 1, sample(of)))
+            print(f"{numbers[-1] + 1:>6} {json.dumps(_short(samples[-1][1]))}", file=sys.stderr, flush=True)
+    return tally, samples
+
+
+def _short(values: dict[tuple[str, str], float]) -> dict[str, float]:
+    return {" ".join(key): round(value, 1) for key, value in values.items()}
+
+
+def main() -> int:
+    """Run, print slopes and outcomes, and return 1 if something grows or an answer was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=20)
+    arguments = parser.parse_args()
+    with place() as folder, node(folder) as of:
+        start = time.perf_counter()
+        tally, samples = run(of, arguments.requests, arguments.concurrency, arguments.seed)
+        took_s = time.perf_counter() - start
+        text = of.get("/metrics")[1].decode()
+    print(f"{arguments.requests} requests in {took_s:.0f} s, seed {arguments.seed}")
+    print(dict(sorted(tally.outcomes.items())))
+    print(f"restarts of children: {metric(text, 'espalier_restarts_total'):g}")
+    bad = _slopes(samples, arguments.requests)
+    held = {name: metric(text, f"espalier_engine_{name}") for name in ("running", "waiting", "kv_tokens_used")}
+    print(f"at the end the engine holds {held}")
+    for line in tally.wrong[:10]:
+        print(f"WRONG: {line}")
+    return 1 if bad or tally.wrong or any(held.values()) else 0
+
+
+def _slopes(samples: list[tuple[int, dict]], requests: int) -> bool:
+    bad = False
+    head = f"{'process':<12}{'what':<10}{'at first':>10}{'after warm-up':>15}"
+    print(f"{head}{'at the end':>12}{'by 1,000':>10}{'bound':>8}")
+    warm = [(count, values) for count, values in samples if count >= WARM_UP * requests]
+    for role, what in samples[0][1]:
+        grows = slope([(count, values[role, what]) for count, values in warm])
+        bound = BOUNDS[what]
+        first, begin, end = (each[1][role, what] for each in (samples[0], warm[0], warm[-1]))
+        verdict = "" if grows <= bound else "  GROWS"
+        print(f"{role:<12}{what:<10}{first:>10.1f}{begin:>15.1f}{end:>12.1f}{grows:>10.2f}{bound:>8.1f}{verdict}")
+        bad = bad or grows > bound
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The real engine: once behind a node that clients can reach, and once alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from openai import OpenAI
+
+from actors.engines.port import Engine
+from actors.engines.sglang.settings import EngineSpec
+from bench._node import MODEL, ROOT, Node, node, place
+from supervisor import folders, hosts
+from supervisor.chatter import Chatter
+from supervisor.engine import EngineHouse, engine
+from supervisor.plug import Plug
+from supervisor.process import Hurry, Ladder
+
+STARTED_WITHIN_S = 120.0
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[Node]:
+    with place() as folder, node(folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(served: Node) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key="none", max_retries=0) as stock:
+        yield stock
+
+
+@pytest.fixture
+def make_engine() -> Callable[[], AsyncIterator[Engine]]:
+    return real_engine
+
+
+@asynccontextmanager
+async def real_engine() -> AsyncIterator[Engine]:
+    """Run a zygote, and an engine forked from it, without a node around them."""
+    with place() as base, folders.folder(base) as folder:
+        spec = EngineSpec(MODEL, str(ROOT / "examples" / MODEL), "cpu", slots=16, kv_tokens_max=16384)
+        zygotes: Plug[hosts.Zygote] = Plug()
+        engines: Plug[Engine] = Plug()
+        hurry = Hurry()
+
+        def chatter(name: str) -> Chatter:
+            return Chatter(Path(base) / f"{name}.log")
+
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        environment["TMPDIR"] = str(base)
+        zygote = partial(hosts.zygote, zygotes, chatter("zygote"), hurry, Ladder(0.5, 0.5, 1.0), environment)
+        house = EngineHouse(folder, chatter, hurry, Ladder())
+        async with trio.open_nursery() as nursery:
+            await nursery.start(zygote)
+            with trio.fail_after(STARTED_WITHIN_S):
+                await nursery.start(engine, spec, hosts.forked(zygotes), engines, house)
+            assert engines.now is not None
+            yield engines.now
+            nursery.cancel_scope.cancel(reason="the test has ended")

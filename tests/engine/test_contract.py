@@ -1,0 +1,118 @@
+"""The engine contract, and what only a real engine can show, on SGLang itself."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from actors.engines.sglang.adapter import limit
+from protocol.errors import Left, RequestError
+from protocol.messages import Generate, Sampling, Tokens
+from tests.contracts.engine import at_rest, check_engine, complete, new_id, request
+
+pytestmark = pytest.mark.engine
+
+STORM = 200
+
+
+async def test_sglang_keeps_the_contract(make_engine):
+    async with make_engine() as engine:
+
+        @asynccontextmanager
+        async def same():
+            yield engine
+
+        await check_engine(same)
+        for fact in (answers_greedily_alike, aborts_a_long_prefill, survives_a_storm_of_aborts, says_what_it_is):
+            await fact(engine)
+            await at_rest(engine)
+
+
+async def answers_greedily_alike(engine):
+    """One prompt has one greedy answer, alone and among others."""
+    wanted = request(engine, 24)
+    expected, _ = await complete(engine, wanted)
+    got = []
+
+    async def again():
+        got.append((await complete(engine, Generate(new_id(), wanted.tokens, wanted.sampling)))[0])
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(12):
+            nursery.start_soon(again)
+            nursery.start_soon(complete, engine, request(engine, 24))
+    assert got == [expected] * 12
+
+
+async def aborts_a_long_prefill(engine):
+    """A prompt of many chunks is left in each of them, and no token of it comes."""
+    for pause_s in (0.0, 0.01, 0.03, 0.06, 0.1, 0.2):
+        wanted = request(engine, 16, limit(engine.info) - 32)
+        generation = engine.submit(wanted)
+        await trio.sleep(pause_s)
+        engine.abort(wanted.id)
+        with trio.fail_after(5):
+            await engine.wait_released(wanted.id)
+        with pytest.raises(Left):
+            await generation.result()
+        assert generation.credit == 16
+
+
+async def survives_a_storm_of_aborts(engine):
+    """Requests that leave at every moment leave nothing; those among them that stay are whole."""
+    stays = request(engine, 64)
+    expected, _ = await complete(engine, stays)
+    whole = []
+
+    async def leaver(number: int) -> None:
+        wanted = request(engine, 64, 5 + number % 60)
+        generation = engine.submit(wanted)
+        with trio.move_on_after(0.002 * (number % 50)), pytest.raises(RequestError):
+            await generation.result()
+            raise Left("it was faster")
+        engine.abort(wanted.id)
+        with trio.fail_after(5):
+            await engine.wait_released(wanted.id)
+
+    async def stayer() -> None:
+        whole.append((await complete(engine, Generate(new_id(), stays.tokens, stays.sampling)))[0])
+
+    async with trio.open_nursery() as nursery:
+        free = trio.CapacityLimiter(engine.info.running_max)
+
+        async def limited(work, *args):
+            async with free:
+                await work(*args)
+
+        for number in range(STORM):
+            nursery.start_soon(limited, leaver, number)
+            if number % 20 == 0:
+                nursery.start_soon(limited, stayer)
+    assert whole == [expected] * (STORM // 20)
+
+
+async def says_what_it_is(engine):
+    """Its own limits, and that a seed means nothing to it on a CPU, which is so."""
+    info = engine.info
+    assert (info.kind, info.running_max, info.vocabulary_size, info.context_max) == ("sglang", 16, 512, 4096)
+    assert info.honours_seed is False
+    prompt = request(engine).tokens
+    answers = set()
+    for _ in range(4):
+        sampling = Sampling(24, temperature=1.0, seed=7, ignore_eos=True)
+        async with _whole(engine, Generate(new_id(), prompt, sampling)) as ids:
+            answers.add(tuple(ids))
+    assert len(answers) > 1
+
+
+@asynccontextmanager
+async def _whole(engine, wanted):
+    generation = engine.submit(wanted)
+    ids = []
+    async for reply in generation:
+        if isinstance(reply, Tokens):
+            ids += reply.ids
+    await engine.wait_released(wanted.id)
+    yield ids
