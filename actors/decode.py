@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 
 from actors._kit import Bugs, Call
 from actors.engines.port import Engine, Generation
-from protocol.errors import DeadlineExceeded, EngineStuck
+from protocol.errors import DeadlineExceeded, EngineDied, EngineStuck
 from protocol.messages import Finished, Generate, Started, Tokens
 
 
@@ -34,16 +34,23 @@ async def decode(
 ) -> None:
     """Serve generations, at most `slots` at a time; what an engine cannot take yet waits in the inbox.
 
-    Several may share one inbox: whoever has a slot takes the next call.
+    Several may share one inbox: whoever has a slot takes the next call. Raises `EngineDied` when the engine is lost.
     """
     free = trio.Semaphore(slots)
     bugs = Bugs()
     async with trio.open_nursery() as requests:
+        requests.start_soon(_end_with, engine)
         task_status.started()
         while True:
             await free.acquire()  # the slot first: a call that must wait had better wait where others can take it
             call = await inbox.receive()
             requests.start_soon(_generate, call, engine, free, deadlines, bugs)
+
+
+async def _end_with(engine: Engine) -> None:
+    """End this actor with its engine, so that what comes now waits in the inbox for the next one."""
+    await engine.wait_lost()
+    raise EngineDied("the engine is lost")
 
 
 async def _generate(

@@ -64,6 +64,12 @@ def record(happening: Happening) -> None:
         level = logging.CRITICAL
     elif happening.kind is Kind.GAVE_UP:
         level = logging.ERROR
-    expected = error is None or isinstance(error, EspalierError)  # anything else is a bug: show where it rose
+    expected = error is None or _is_ours(error)  # anything else is a bug: show where it rose
     fields = {"child": happening.path, "happening": happening.kind.name.lower()}
     log.log(level, "%s", happening, exc_info=None if expected else error, extra=fields)
+
+
+def _is_ours(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_ours, error.exceptions))
+    return isinstance(error, EspalierError)

@@ -97,7 +97,8 @@ def build(cluster: Cluster, node: str, world: World) -> House:
         )
         served[name] = Served(partial(_model, name, plugs, int(world.now())), asked, partial(_longest, plugs))
     door = _door(cluster, served, engines, world)
-    children += [*processors, _gateway(cluster, door)]
+    # The gateway comes first and goes last: it says why nobody is served yet, and how the last ones ended.
+    children = [_gateway(cluster, door), *children, *processors]
     about = f"node on {cluster.node[node].host}, drains for {cluster.node[node].drain_s:g} s"
     return House(
         Tree(name=node, children=tuple(children), restarts_max=5, restarts_window_s=300.0, about=about), door, engines

@@ -58,6 +58,7 @@ class Link:
     _ready: trio.Event = field(factory=trio.Event)
     _carrying: trio.CancelScope = field(factory=trio.CancelScope)
     _violation: PeerViolation | None = None
+    _over: trio.Event = field(factory=trio.Event)
     _bye: Bye | None = None
     _lost: bool = False
 
@@ -171,6 +172,10 @@ class Link:
         """Wait until the other end has said Hello."""
         await self._ready.wait()
 
+    async def wait_lost(self) -> None:
+        """Wait until the link is lost."""
+        await self._over.wait()
+
     @property
     def farewell(self) -> Bye | None:
         """What the other end said when it ended the link, if it said anything."""
@@ -252,6 +257,7 @@ class Link:
     def _end(self) -> None:
         """Fail whoever asked; idempotent."""
         self._lost = True
+        self._over.set()
         asked, self._asked = self._asked, {}
         for answer in asked.values():
             answer.fail(self.lost_as("the link went down"))

@@ -277,6 +277,9 @@ class FakeEngine:
         if (answer := self._answers.get(request_id)) is not None:
             await answer.over.wait()
 
+    async def wait_lost(self):
+        await self.crashed.wait()
+
     async def load(self) -> EngineLoad:
         await trio.lowlevel.checkpoint()
         if self.crashed.is_set():

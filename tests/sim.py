@@ -13,15 +13,22 @@ import trio.testing
 from attrs import Factory, define, field
 
 
+DEADLOCKED_S = 1e6  # of virtual time, so at once when nothing else is left to happen
+
+
 def simulate(scenario: Callable[[random.Random], Awaitable[object]], seed: int) -> object:
-    """Run `scenario(rng)` so that the seed decides everything: time, order, faults."""
+    """Run `scenario(rng)` so that the seed decides everything: time, order, faults. A deadlock is a failure."""
     from trio._core import _run  # the one private import; see python-trio/trio#3089
+
+    async def bounded(rng: random.Random) -> object:
+        with trio.fail_after(DEADLOCKED_S):
+            return await scenario(rng)
 
     rng, before, allowed = random.Random(seed), _run._r.getstate(), _run._ALLOW_DETERMINISTIC_SCHEDULING
     _run._r.seed(seed)
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True
     try:
-        return trio.run(scenario, rng, clock=trio.testing.MockClock(autojump_threshold=0))
+        return trio.run(bounded, rng, clock=trio.testing.MockClock(autojump_threshold=0))
     except BaseException as error:
         error.add_note(f"seed {seed}")
         raise

@@ -167,7 +167,7 @@ def test_one_node_needs_no_name_and_several_do(written):
 def test_a_check_prints_the_tree_and_the_limits():
     lines = check.text(config.read(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
     names = [line.split("─ ")[1].split()[0] for line in lines if "─ " in line]
-    assert names == ["zygote", "tiny-0", "engine", "decode", "processor-tiny", "gateway"]
+    assert names == ["gateway", "zygote", "tiny-0", "engine", "decode", "processor-tiny"]
     text = " ".join(line.strip("│├└─ ") for line in lines)
     for wanted in (
         "clients at http://127.0.0.1:8000",

@@ -15,6 +15,7 @@ from protocol.errors import (
     ActorLost,
     BadRequest,
     DeadlineExceeded,
+    EngineDied,
     EngineLost,
     EngineRefused,
     EngineStuck,
@@ -262,20 +263,21 @@ async def test_a_refused_request_fails_alone(autojump_clock):
         assert await ask(worker, generate("good")) == whole(generate("good"))
 
 
-async def test_a_lost_engine_fails_its_requests_and_not_the_actor(autojump_clock):
-    async with working() as worker:
+async def test_a_lost_engine_fails_its_requests_and_ends_the_actor(autojump_clock):
+    failed = []
 
-        async def crash():
-            await trio.sleep(1.5)
-            worker.engine.crash()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(crash)
-            with pytest.raises(EngineLost):
-                await ask(worker, generate())
-        assert trio.current_time() == 1.5
+    async def ask_and_fail(worker):
         with pytest.raises(EngineLost):
             await ask(worker, generate())
+        failed.append(trio.current_time())
+
+    with pytest.RaisesGroup(EngineDied, flatten_subgroups=True):
+        async with working() as worker, trio.open_nursery() as nursery:
+            nursery.start_soon(ask_and_fail, worker)
+            await trio.sleep(1.5)
+            worker.engine.crash()
+            await trio.sleep(1)
+    assert failed == [1.5]
 
 
 class Buggy(FakeEngine):

@@ -31,6 +31,9 @@ class Engine(Protocol):
     async def wait_released(self, request_id: str) -> None:
         """Wait until the engine itself says that it holds nothing for the request any more."""
 
+    async def wait_lost(self) -> None:
+        """Wait until the engine can be asked no more, whatever the reason."""
+
     async def load(self) -> EngineLoad:
         """Return the engine's own count of what it runs and holds."""
 

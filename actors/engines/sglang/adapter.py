@@ -24,6 +24,9 @@ class Line(Asks[Message, Message, Message], Protocol):
     def leave(self, stream: int) -> None:
         """Stop caring about a stream; idempotent."""
 
+    async def wait_lost(self) -> None:
+        """Wait until the link is lost."""
+
 
 @define(eq=False)
 class SglangEngine:
@@ -52,6 +55,10 @@ class SglangEngine:
         if (running := self._streams.get(request_id)) is not None:
             await running[1].over.wait()
             self._streams.pop(request_id, None)
+
+    async def wait_lost(self) -> None:
+        """Wait for the end of the link, which is the end of the engine."""
+        await self.line.wait_lost()
 
     async def load(self) -> EngineLoad:
         """Return the scheduler's own count."""
