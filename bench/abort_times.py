@@ -105,7 +105,7 @@ def leave_socket(of: Node, prompt: str, pause_s: float, pieces: int) -> float:
                 break
     time.sleep(pause_s)
     left_at = time.perf_counter()
-    socket.leave()
+    socket.leave()  # no more: the polling must begin at once
     return left_at
 
 

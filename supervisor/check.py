@@ -39,7 +39,7 @@ def text(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
         return []
 
     nowhere = Path(tempfile.gettempdir())
-    world = World(Folder(nowhere, -1), nowhere, environment, str, float, aside, Hurry(), Metrics())
+    world = World(Folder(nowhere, -1), nowhere, environment, str, float, str, aside, Hurry(), Metrics())
     return render(build(cluster, name, world).tree)
 
 

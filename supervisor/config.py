@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,11 +17,9 @@ from protocol.dialects.mistakes import Mistake, Mistakes, join, segment
 from protocol.dialects.options import Holds, Matches, Within
 from protocol.dialects.structure import structure
 from protocol.errors import StartFailed
-from supervisor.doors.door import DoorLimits
+from supervisor.doors.door import Count, DoorLimits, Seconds
 from supervisor.process import Ladder
 
-Seconds = Annotated[float, Within(above=0, at_most=1_000_000)]
-Count = Annotated[int, Within(at_least=1, at_most=10_000_000)]
 NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letters, digits and dashes")]
 EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]
 RESERVED = ("gateway", "zygote")
@@ -158,8 +157,8 @@ def _engine_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Itera
         yield Mistake(f"{at}.kv_tokens_max", f"is less than two pages of {engine.page_size} tokens")
     for table, times in (("deadlines", asdict(engine.deadlines)), ("ladder", asdict(engine.ladder))):
         for key, value in times.items():
-            if value <= 0:
-                yield Mistake(f"{at}.{table}.{key}", f"must be above 0, got {value}")
+            if not 0 < value < inf:
+                yield Mistake(f"{at}.{table}.{key}", f"must be above 0 and finite, got {value}")
 
 
 def _line(text: str, path: str) -> int:

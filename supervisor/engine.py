@@ -90,7 +90,9 @@ async def engine(
                     await process.wait()
             finally:
                 goodbye = partial(link.bye, "shutdown", "the node stops it")
-                await process.end(house.ladder, house.hurry, ask=goodbye)  # noqa: ASYNC102  # shielded, rung by rung
+                # A host that still loads does not listen yet.
+                ask = goodbye if link.ready else None
+                await process.end(house.ladder, house.hurry, ask=ask)  # noqa: ASYNC102  # shielded, rung by rung
                 aside.cancel()
     raise _why(link, chatter, spec.name)
 

@@ -33,14 +33,26 @@ class Folder:
 @contextmanager
 def folder(base: Path) -> Iterator[Folder]:
     """Make a node's folder under `base`, locked; remove it and all it names when the body ends."""
-    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-    lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    while (made := _made(base)) is None:
+        pass
+    path, lock = made
     try:
         yield Folder(path, lock)
     finally:
         remove(path)
         os.close(lock)
+
+
+def _made(base: Path) -> tuple[Path, int] | None:
+    """Make a folder and lock it; None if another node's sweep came in between."""
+    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    with suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if (path / LOCK).exists():
+            return path, lock
+    os.close(lock)
+    return None
 
 
 def sweep(base: Path) -> list[Path]:
@@ -60,7 +72,8 @@ def sweep(base: Path) -> list[Path]:
 
 def remove(path: Path) -> None:
     """Remove a node's folder with all that its hosts left."""
-    for host in path.iterdir():
-        if host.is_dir():
-            leftovers.remove(host)
+    with suppress(FileNotFoundError):  # somebody was faster
+        for host in path.iterdir():
+            if host.is_dir():
+                leftovers.remove(host)
     shutil.rmtree(path, ignore_errors=True)

@@ -35,7 +35,8 @@ async def gateway(
             listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, door.limits.send_buffer_bytes)
         serving = partial(trio.serve_listeners, partial(_connection, door), listeners, handler_nursery=connections)
         await connections.start(serving)
-        task_status.started(listeners[0].socket.getsockname()[1])
+        door.port = int(listeners[0].socket.getsockname()[1])
+        task_status.started(door.port)
 
 
 async def _connection(door: Door, stream: trio.SocketStream) -> None:

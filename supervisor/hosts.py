@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 import trio
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 import actors
 from actors.engines.sglang import settings
@@ -89,7 +89,7 @@ async def zygote(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Keep one zygote; `started()` at once, since whoever needs it waits at the plug."""
+    """Keep one zygote; `started()` means that it can fork. Raises `StartFailed` if it cannot import SGLang."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     output, write = chatter.pipe()
     arguments = [*command, str(theirs.fileno()), str(os.getpid())]
@@ -101,8 +101,8 @@ async def zygote(
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(chatter.keep, output)
-            task_status.started()
             if ready := bool(await _received(control)):
+                task_status.started()
                 with plug.offering(Zygote(control, trio.Lock())):
                     await process.wait()
             nursery.cancel_scope.cancel(reason="the zygote has ended")
@@ -136,8 +136,10 @@ def spawned(environment: Mapping[str, str], device: str, command: tuple[str, ...
     async def spawn(boot: settings.Boot, descriptors: Descriptors) -> Process:
         await trio.lowlevel.checkpoint()
         numbers = [str(fd) for fd in (descriptors.link, descriptors.node, descriptors.log)]
-        arguments = [*command, *numbers, settings.encode(boot).decode()]
-        return start(boot.name, arguments, host_environment(environment, device), list(descriptors), descriptors.log)
+        # The operator's variables may be secrets, and a command line is for everybody to read.
+        own = {**host_environment(environment, device), **boot.environment}
+        arguments = [*command, *numbers, settings.encode(evolve(boot, environment={})).decode()]
+        return start(boot.name, arguments, own, list(descriptors), descriptors.log)
 
     return spawn
 

@@ -20,7 +20,7 @@ from actors.engines.sglang.settings import EngineSpec
 from actors.processor import Aside, TextReply, processor
 from protocol.dialects.http import Model
 from protocol.errors import RequestError, StartFailed
-from protocol.messages import EngineInfo, Finished, Generate, Respond, Started, Tokens
+from protocol.messages import EngineInfo, EngineLoad, Finished, Generate, Respond, Started, Tokens
 from supervisor import hosts
 from supervisor.chatter import Chatter
 from supervisor.config import Cluster, EngineSection
@@ -51,6 +51,7 @@ class World:
     environment: Mapping[str, str]
     new_id: Callable[[], str]
     now: Callable[[], float]
+    strftime: Callable[[str], str]
     aside: Aside[list[int]]
     hurry: Hurry
     metrics: Metrics
@@ -62,7 +63,6 @@ class House:
 
     tree: Tree
     door: Door
-    engines: dict[str, Plug[Engine]]
 
 
 def build(cluster: Cluster, node: str, world: World) -> House:
@@ -85,7 +85,7 @@ def build(cluster: Cluster, node: str, world: World) -> House:
                 run=processor,
                 args=(
                     asked_inbox,
-                    _text(cluster, name),
+                    _text(cluster, name, world.strftime),
                     work,
                     partial(_limits, plugs),
                     world.aside,
@@ -100,9 +100,7 @@ def build(cluster: Cluster, node: str, world: World) -> House:
     # The gateway comes first and goes last: it says why nobody is served yet, and how the last ones ended.
     children = [_gateway(cluster, door), *children, *processors]
     about = f"node on {cluster.node[node].host}, drains for {cluster.node[node].drain_s:g} s"
-    return House(
-        Tree(name=node, children=tuple(children), restarts_max=5, restarts_window_s=300.0, about=about), door, engines
-    )
+    return House(Tree(name=node, children=tuple(children), restarts_max=5, restarts_window_s=300.0, about=about), door)
 
 
 def _work(size: int) -> tuple[Address[Generate, Started | Tokens, Finished], WorkInbox]:
@@ -120,14 +118,23 @@ def _starts(cluster: Cluster, node: str, world: World, children: list[Child | Tr
     """Return how hosts are started on each kind of device, adding the zygote that a CPU's need."""
     zygote: Plug[hosts.Zygote] = Plug()
     if any(each.device == "cpu" for each in cluster.engines_on(node).values()):
+        process = Child(
+            name="process",
+            run=hosts.zygote,
+            args=(zygote, _chatter(cluster, node, world)("zygote"), world.hurry, ZYGOTE_LADDER, world.environment),
+            start_within_s=120.0,
+            stop_within_s=ZYGOTE_LADDER.total_s + 1.0,
+            about="has imported SGLang once",
+        )
+        # A tree of its own: it is remade in the background, and its deaths are not counted with anybody else's.
         children.append(
-            Child(
+            Tree(
                 name="zygote",
-                run=hosts.zygote,
-                args=(zygote, _chatter(cluster, node, world)("zygote"), world.hurry, ZYGOTE_LADDER, world.environment),
-                start_within_s=10.0,
-                stop_within_s=ZYGOTE_LADDER.total_s + 1.0,
-                about="a process that forks the hosts of engines on a CPU",
+                children=(process,),
+                restarts_max=30,
+                restarts_window_s=300.0,
+                backoff=Backoff(min_s=1.0),
+                about="forks the hosts of engines on a CPU",
             )
         )
     return {"cpu": hosts.forked(zygote), "cuda": hosts.spawned(world.environment, "cuda")}
@@ -218,7 +225,7 @@ def _door(cluster: Cluster, served: Mapping[str, Served], engines: Mapping[str, 
         asking=asking,
         gate=gate,
         limits=section.limits,
-        hosts=frozenset(section.names),
+        names=frozenset(section.names),
         unready=partial(_unready, engines),
         metrics_text=partial(_metrics, engines, world.metrics),
         new_id=world.new_id,
@@ -246,13 +253,17 @@ def _up(engines: Mapping[str, Plug[Engine]]) -> dict[str, float]:
 
 async def _metrics(engines: Mapping[str, Plug[Engine]], metrics: Metrics) -> bytes:
     """Return the metrics with each engine's own count as it is now; one that does not answer in time is left out."""
-    metrics.loads.clear()
-    with trio.move_on_after(LOADS_WITHIN_S):
+    loads: dict[str, EngineLoad] = {}
+
+    async def ask(name: str, asked: Engine) -> None:
+        with trio.move_on_after(LOADS_WITHIN_S), suppress(RequestError):
+            loads[name] = await asked.load()
+
+    async with trio.open_nursery() as nursery:
         for name, plug in engines.items():
             if plug.now is not None:
-                with suppress(RequestError):
-                    metrics.loads[name] = await plug.now.load()
-    return metrics.text()
+                nursery.start_soon(ask, name, plug.now)
+    return metrics.text(loads)
 
 
 def _limits(plugs: Sequence[Plug[Engine]]) -> tuple[EngineInfo, int] | None:
@@ -302,17 +313,11 @@ def _chatter(cluster: Cluster, node: str, world: World) -> Callable[[str], Chatt
     return lambda name: Chatter(world.logs / f"{name}.log", section.chatter_bytes_max, kept=section.logs is not None)
 
 
-def _text(cluster: Cluster, name: str) -> TextModel:
+def _text(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextModel:
     section, folder = cluster.model[name], cluster.model_path(name)
-    files = {file: (folder / file).read_bytes() for file in FILES if (folder / file).is_file()}
-    template = None
-    if section.template is not None:
-        path = cluster.folder / section.template
-        try:
-            template = path.read_text()
-        except OSError as error:
-            raise StartFailed(f"the template of model {name} cannot be read: {error}") from error
     try:
-        return load(files, template)
-    except StartFailed as error:
+        files = {file: (folder / file).read_bytes() for file in FILES if (folder / file).is_file()}
+        template = None if section.template is None else (cluster.folder / section.template).read_text()
+        return load(files, template, strftime=strftime)
+    except (StartFailed, OSError, UnicodeDecodeError) as error:
         raise StartFailed(f"model {name} in {folder}: {error}") from error

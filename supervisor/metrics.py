@@ -9,9 +9,10 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
-from attrs import define, field
+from attrs import define, field, frozen
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from protocol.errors import Left
 from protocol.messages import EngineLoad, Usage
@@ -51,7 +52,6 @@ class Metrics:
     """Counts what the doors and the tree tell it; `gauges` says what to read anew at every scrape."""
 
     gauges: dict[str, tuple[str, Callable[[], Mapping[str, float]]]] = field(factory=dict)
-    loads: dict[str, EngineLoad] = field(factory=dict)  # each engine's own count, as of this scrape
     _first_token: defaultdict[Labels, _Histogram] = field(factory=_histograms)
     _gap: defaultdict[Labels, _Histogram] = field(factory=_histograms)
     _duration: defaultdict[Labels, _Histogram] = field(factory=_histograms)
@@ -83,13 +83,13 @@ class Metrics:
         """Note that a child of the tree is started again."""
         self._restarts[path,] += 1
 
-    def text(self) -> bytes:
-        """Return everything in Prometheus's text format."""
+    def text(self, loads: Mapping[str, EngineLoad]) -> bytes:
+        """Return everything in Prometheus's text format; `loads` is each engine's own count."""
         registry = CollectorRegistry()
-        registry.register(self)
+        registry.register(_Scrape(self, loads))
         return generate_latest(registry)
 
-    def collect(self) -> Iterator[Metric]:
+    def families(self, loads: Mapping[str, EngineLoad]) -> Iterator[Metric]:
         """Yield the metric families as they are now."""
         yield from (
             _histogram_family(
@@ -113,7 +113,7 @@ class Metrics:
             ("kv_tokens_used", "KV memory that running requests hold, in tokens, by the engine's own count"),
         ):
             gauge = GaugeMetricFamily(f"espalier_engine_{name}", about, labels=("engine",))
-            for engine, load in self.loads.items():
+            for engine, load in loads.items():
                 gauge.add_metric((engine,), float(getattr(load, name)))
             yield gauge
 
@@ -133,3 +133,14 @@ def _counter_family(name: str, about: str, labels: str, counters: Mapping[Labels
     for values, count in counters.items():
         family.add_metric(values, count)
     return family
+
+
+@frozen(eq=False)
+class _Scrape(Collector):
+    """One answer to one scrape."""
+
+    metrics: Metrics
+    loads: Mapping[str, EngineLoad]
+
+    def collect(self) -> Iterator[Metric]:
+        return self.metrics.families(self.loads)

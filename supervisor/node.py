@@ -54,6 +54,7 @@ async def run(cluster: Cluster, name: str, terminal: Terminal, environment: Mapp
             environment=environment,
             new_id=partial(secrets.token_hex, 16),
             now=time.time,
+            strftime=time.strftime,
             aside=partial(trio.to_thread.run_sync, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)),
             hurry=Hurry(),
             metrics=Metrics(),
@@ -61,7 +62,7 @@ async def run(cluster: Cluster, name: str, terminal: Terminal, environment: Mapp
         house = build(cluster, name, world)
         node = _Node(house, world, terminal, section.drain_s)
         log.info("starting", extra={"node": name, "engine_logs": str(logs)})
-        return await node.run(partial(_announce, cluster, terminal))
+        return await node.run(partial(_announce, cluster, house, terminal))
 
 
 @define(eq=False)
@@ -146,10 +147,11 @@ class _Up:
         self.ready()
 
 
-def _announce(cluster: Cluster, terminal: Terminal) -> None:
+def _announce(cluster: Cluster, house: House, terminal: Terminal) -> None:
     """Say where to knock, and give a line to paste."""
     section = cluster.gateway
-    url = f"http://{section.host}:{section.port}"
+    host = f"[{section.host}]" if ":" in section.host else section.host
+    url = f"http://{host}:{house.door.port}"
     model = next(iter(cluster.model))
     body = (
         f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me about the oak"}}]}}'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -28,7 +29,8 @@ from supervisor.gateway import gateway
 from supervisor.metrics import Metrics
 
 FOLDER = Path(__file__).parent.parent / "examples" / "tiny"
-TINY: TextModel = load({name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()})
+load_at_noon = partial(load, strftime=lambda form: time.strftime(form, time.gmtime(43_200)))
+TINY: TextModel = load_at_noon({name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()})
 INFO = EngineInfo("fake", "1", 512, 2048, 65_536, 16, 16, honours_seed=False)
 LINE = "The oak is old, wörld. 日本 🙂 "
 SECRET = "quetzalcoatl"  # put into prompts and answers, and looked for in logs
@@ -146,7 +148,7 @@ async def rig(
 
     async def metrics_text() -> bytes:
         await trio.lowlevel.checkpoint()
-        return metrics.text()
+        return metrics.text({})
 
     async def aside(function):
         await trio.lowlevel.checkpoint()
@@ -156,7 +158,7 @@ async def rig(
         asking=Asking({"tiny": served}, metrics, first_token_s, total_s),
         gate=Gate(requests_max, admit_s, waiting_max, why),
         limits=attrs.evolve(DoorLimits(), **limits),
-        hosts=frozenset({"127.0.0.1", "::1", "localhost"}),
+        names=frozenset({"127.0.0.1", "::1", "localhost"}),
         unready=why,
         metrics_text=metrics_text,
         new_id=new_id or (lambda: f"{next(numbers):032x}"),

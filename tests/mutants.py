@@ -82,10 +82,10 @@ MUTANTS = (
     ),
     Mutant("an engine that keeps a slot is forgiven", DECODE, "if waiting.cancelled_caught:", "if False:"),
     Mutant(
-        "a slot is lost with each failed request",
+        "a slot is lost with each request that is left",
         DECODE,
-        "    finally:\n        free.release()",
-        "    except ZeroDivisionError:\n        pass\n    else:\n        free.release()",
+        "        free.release()",
+        "        if not call.scope.cancel_called:\n            free.release()",
     ),
     Mutant("work is begun for an asker who left", DECODE, "await trio.lowlevel.checkpoint_if_cancelled()", "pass"),
     Mutant(

@@ -12,7 +12,6 @@ import trio
 import trio.testing
 from attrs import Factory, define, field
 
-
 DEADLOCKED_S = 1e6  # of virtual time, so at once when nothing else is left to happen
 
 

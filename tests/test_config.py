@@ -84,7 +84,7 @@ terms_s = 1
     assert set(said) == {
         (13, 'model["qwen-2.5"].queue_max: expected an integer, got true'),
         (17, 'engine.a.device: expected "cpu" or "cuda", got "tpu"'),
-        (18, "engine.a.slots: must be at least 1 and at most 10000000, got 0"),
+        (18, "engine.a.slots: must be at least 1 and at most 1000000000, got 0"),
         (15, "engine.a.kv_tokens_max: is missing"),
         (19, "engine.a.memory_fraction: must be above 0 and at most 1, got 2"),
         (20, 'engine.a.deadlines.gap_s: expected a number, got "20"'),
@@ -109,7 +109,12 @@ terms_s = 1
         (f'"{TINY}"', f'"{TINY}"\ntemplate = "no.jinja"', "model.tiny.template", "there is no file"),
         ("[model.tiny]", '[gateway]\nhost = "0.0.0.0"\n[model.tiny]', "gateway.host", "only loopback"),
         ("[model.tiny]", '[gateway]\nnode = "b"\n[model.tiny]', "gateway.node", "there is no node b"),
-        ("4096", "4096\ndeadlines.release_s = -3", "engine.tiny-0.deadlines.release_s", "must be above 0, got -3"),
+        (
+            "4096",
+            "4096\ndeadlines.release_s = -3",
+            "engine.tiny-0.deadlines.release_s",
+            "must be above 0 and finite, got -3",
+        ),
         ("4096", "4096\nladder.kill_s = 0", "engine.tiny-0.ladder.kill_s", "must be above 0"),
         ("tiny-0]", "zygote]", "engine.zygote", "is the name of another part of the tree"),
         ("tiny-0]", '"a/b"]', "engine", "must be letters, digits"),
@@ -167,7 +172,7 @@ def test_one_node_needs_no_name_and_several_do(written):
 def test_a_check_prints_the_tree_and_the_limits():
     lines = check.text(config.read(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
     names = [line.split("─ ")[1].split()[0] for line in lines if "─ " in line]
-    assert names == ["gateway", "zygote", "tiny-0", "engine", "decode", "processor-tiny"]
+    assert names == ["gateway", "zygote", "process", "tiny-0", "engine", "decode", "processor-tiny"]
     text = " ".join(line.strip("│├└─ ") for line in lines)
     for wanted in (
         "clients at http://127.0.0.1:8000",

@@ -11,11 +11,11 @@ import trio
 import trio.testing
 
 from actors._kit import mailbox
-from actors._text.model import Defaults, load
+from actors._text.model import Defaults
 from actors.processor import LONG_CHARACTERS, processor
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, NotReady, StartFailed
 from protocol.messages import Accepted, Finished, FinishReason, Respond, Role, Started, Text, Turn, Usage
-from tests.doors import FILES, FOLDER, INFO, TINY, Worker
+from tests.doors import FILES, FOLDER, INFO, TINY, Worker, load_at_noon
 
 MOST = 100
 CONTENTS = {name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()}
@@ -107,7 +107,7 @@ async def test_without_a_wish_the_answer_may_fill_the_context(autojump_clock):
 
 async def test_what_a_request_leaves_open_the_models_authors_decide(autojump_clock):
     config = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
-    model = load(CONTENTS | {"generation_config.json": json.dumps(config).encode()})
+    model = load_at_noon(CONTENTS | {"generation_config.json": json.dumps(config).encode()})
     worker = spy()
     async with running(worker, model) as address:
         await ask(address, respond())
@@ -129,7 +129,7 @@ async def test_what_a_request_leaves_open_the_models_authors_decide(autojump_clo
     ],
 )
 def test_defaults_are_read_as_transformers_writes_them(config, wanted):
-    assert load(CONTENTS | {"generation_config.json": json.dumps(config).encode()}).defaults == wanted
+    assert load_at_noon(CONTENTS | {"generation_config.json": json.dumps(config).encode()}).defaults == wanted
 
 
 # Refusals, by the client's own names ---------------------------------------------------------
@@ -181,7 +181,7 @@ async def test_before_the_first_engine_nothing_is_ready(autojump_clock):
 async def test_a_prompt_is_never_shortened_in_silence():
     tokenizer = json.loads(CONTENTS["tokenizer.json"])
     tokenizer["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-    model = load(CONTENTS | {"tokenizer.json": json.dumps(tokenizer).encode()})
+    model = load_at_noon(CONTENTS | {"tokenizer.json": json.dumps(tokenizer).encode()})
     assert model.encode(respond("a long way to go").turns) == TINY.encode(respond("a long way to go").turns)
 
 
@@ -207,7 +207,10 @@ async def test_a_prompt_is_never_shortened_in_silence():
 )
 async def test_a_template_can_refuse_but_do_nothing_else(template, autojump_clock, caplog):
     worker = Worker()
-    async with running(worker, load(CONTENTS, template)) as address:
+    with pytest.raises(StartFailed, match="chat template refuses"):
+        load_at_noon(CONTENTS, template)  # not even a greeting gets through
+    template = "{% if messages[0]['content'] != 'Hello' %}" + template + "{% endif %}"
+    async with running(worker, load_at_noon(CONTENTS, template)) as address:
         for _ in range(8):  # more than there may be bugs
             with pytest.raises(BadRequest, match="chat template refuses"):
                 await ask(address, respond())
@@ -215,9 +218,29 @@ async def test_a_template_can_refuse_but_do_nothing_else(template, autojump_cloc
     assert not caplog.records
 
 
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ strftime_now('%Y') }}", "1970"),
+        ("{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=True, separators=(',', ':'), sort_keys=true) }}", None),
+        ("{% generation %}{{ messages[0]['content'] }}{% endgeneration %}", "n=4"),
+    ],
+)
+def test_a_template_has_what_transformers_gives_it(template, text):
+    said = load_at_noon(CONTENTS, template).prompt(respond("n=4").turns)
+    assert said == (text if text is not None else '{"a":1,"b":"\\u00e9"}')
+
+
+def test_of_several_templates_the_default_one_counts():
+    named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]
+    files = {name: data for name, data in CONTENTS.items() if name != "chat_template.jinja"}
+    files["tokenizer_config.json"] = json.dumps({"chat_template": named}).encode()
+    assert load_at_noon(files).prompt(respond().turns) == "yes"
+
+
 @pytest.mark.parametrize("template", ["{{ lipsum.__globals__ }}", "{{ raise_exception.__globals__ }}"])
 def test_a_template_sees_nothing_of_the_program(template):
-    assert load(CONTENTS, template).prompt(respond().turns) == ""
+    assert load_at_noon(CONTENTS, template).prompt(respond().turns) == ""
 
 
 @pytest.mark.parametrize(
@@ -232,13 +255,13 @@ def test_a_template_sees_nothing_of_the_program(template):
 )
 def test_a_model_that_cannot_be_used_says_why(contents, template, said):
     with pytest.raises(StartFailed, match=said):
-        load(contents, template)
+        load_at_noon(contents, template)
 
 
 def test_an_older_files_template_and_tokens_are_found():
     config = {"chat_template": "{{ bos_token }}{{ messages[0]['content'] }}", "bos_token": {"content": "<|endoftext|>"}}
     files = {name: CONTENTS[name] for name in ("tokenizer.json", "config.json")}
-    model = load(files | {"tokenizer_config.json": json.dumps(config).encode()})
+    model = load_at_noon(files | {"tokenizer_config.json": json.dumps(config).encode()})
     assert model.prompt(respond("x").turns) == "<|endoftext|>x"
 
 

@@ -15,6 +15,7 @@ from protocol.errors import (
     DeadlineExceeded,
     EngineLost,
     EngineRefused,
+    EngineStuck,
     LinkLost,
     Overloaded,
     RequestError,
@@ -65,6 +66,13 @@ class Run:
         # How often, in three seconds, each thing goes wrong; most seeds have few faults, so that each is seen alone.
         kinds = ("cut the front", "cut the line", "crash", "slow", "stuck")
         self.seed_says = {kind: rng.choice((0, 0, 0, 1, 3)) for kind in kinds}
+        if self.seed_says["stuck"] or self.trickles:
+            self.world.faults += (EngineStuck,)
+
+    @property
+    def trickles(self) -> bool:
+        """Whether a Cancel may wait long behind what was said before it."""
+        return self.world.network["room"] == 50  # bytes
 
     def note(self, *what: object) -> None:
         self.trace.append((round(trio.current_time(), 9), *what))
@@ -89,8 +97,7 @@ class Run:
             except RequestError as error:
                 raise AssertionError(f"{type(error).__name__}: {error}") from error
         self.note(wanted.id, outcome)
-        trickles = self.world.network["room"] == 50  # bytes: there a Cancel waits long behind what was said before it
-        if patience.cancelled_caught and not trickles:
+        if patience.cancelled_caught and not self.trickles:
             await trio.sleep(GONE_WITHIN_S)
             held = [number for number, host in self.world.hosts.items() if host.scheduler.holds(wanted.id)]
             assert not held, "whoever leaves is aborted"

@@ -27,6 +27,7 @@ CLOCKS_AND_CHANCE = {"time", "datetime", "random", "secrets"}
 MACHINE = {"os", "socket", "subprocess", "signal", "select", "fcntl", "shutil", "tempfile", "pathlib", "tomllib", "sys"}
 TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs: the libraries of its own trade
     Path("actors/_text/model.py"): {"jinja2", "tokenizers"},
+    Path("actors/_text/template.py"): {"jinja2"},
     Path("actors/_text/reading.py"): {"tokenizers"},
     SGLANG / "settings.py": {"msgspec"},
 }

@@ -13,7 +13,7 @@ from actors._kit import Address, mailbox
 from actors.decode import Deadlines, decode
 from actors.engines.port import Engine
 from actors.engines.sglang.adapter import SglangEngine
-from protocol.errors import EngineDied, EngineLost, EngineStuck, PeerLost
+from protocol.errors import EngineDied, EngineLost, PeerLost
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GetInfo, Tokens, Usage
 from protocol.peer import Peer
 from supervisor.link import Link
@@ -24,7 +24,6 @@ from tests.fakes import Costs, FakeHost, generate, whole
 from tests.sim import SimTransport, sim_pair, tasks
 
 DEADLINES = Deadlines(first_token_s=4.0, gap_s=2.0, total_s=12.0, release_s=1.0)
-EXPECTED = (EngineDied, EngineStuck, PeerLost)  # what may end an actor here
 LONG_S = 30.0  # longer than every deadline of the system together
 
 
@@ -38,6 +37,7 @@ class World:
     inbox_size: int = 2
     streams: int = 8
     network: dict = field(factory=dict)
+    faults: tuple = (EngineDied, PeerLost)  # what may end an actor here
     address: Address = field(init=False)
     inbox: trio.MemoryReceiveChannel = field(init=False)
     front: Plug[Link] = field(factory=Plug)
@@ -189,7 +189,7 @@ class World:
             error = happening.error
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
-            if error is not None and not isinstance(error, EXPECTED):
+            if error is not None and not isinstance(error, self.faults):
                 raise AssertionError(f"{happening}") from error
 
 

@@ -54,11 +54,12 @@ class Door:
     asking: Asking
     gate: Gate
     limits: DoorLimits
-    hosts: frozenset[str]  # names that clients may call this server by, without the port
+    names: frozenset[str]  # names that clients may call this server by, without the port
     unready: Callable[[], str | None]  # why a load balancer had better not send anybody here now
     metrics_text: Callable[[], Awaitable[bytes]]
     new_id: Callable[[], str]
     now: Callable[[], float]
+    port: int | None = None  # once the gateway listens
     connections: dict[Outbox, Drainable] = field(factory=dict)  # one each, whatever it speaks by now
     _left: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
@@ -66,10 +67,10 @@ class Door:
         """Raise `Forbidden` for a foreign `Host` or `Origin`: any web page can make a browser knock at localhost."""
         given = dict(headers)
         host = given.get(b"host", b"").decode("latin-1")
-        if _hostname(f"//{host}") not in self.hosts:
+        if _hostname(f"//{host}") not in self.names:
             raise Forbidden(f"this server does not answer to the host {host!r}")
         origin = given.get(b"origin")
-        if origin is not None and _hostname(origin.decode("latin-1")) not in self.hosts:
+        if origin is not None and _hostname(origin.decode("latin-1")) not in self.names:
             raise Forbidden(f"pages of {origin.decode('latin-1')!r} may not use this server")
 
     def drain(self) -> None:

@@ -188,16 +188,16 @@ class Session:
             self._news.unpark()
 
     def _cancel(self, event: responses.CancelResponse) -> None:
-        """End the running response that the event names; one that has ended already is nobody's mistake."""
+        """End the response that the event names, running or waiting; one that has ended is nobody's mistake."""
         if self._running is not None:
             create, events, counted = self._running
             if event.response_id in {None, events.id} and event.stream_id in {None, create.stream_id}:
                 self.door.asking.cut(counted, Left("the client sent response.cancel"))
-        elif self._waiting and event.response_id is None and event.stream_id in {None, self._waiting[0].stream_id}:
-            # Its turn has come, but its task has not.
-            events = responses.Events(
-                self._waiting.popleft(), request_id=self.door.new_id(), created_at=int(self.door.now())
-            )
+                return
+        waiting = [create for create in self._waiting if event.stream_id in {None, create.stream_id}]
+        if waiting and event.response_id is None:  # one that waits has no id yet; the first of its lane is meant
+            self._waiting.remove(waiting[0])
+            events = responses.Events(waiting[0], request_id=self.door.new_id(), created_at=int(self.door.now()))
             self._say(*events.begin(), *events.cancelled(Usage(0, 0)))
 
     # Answering ---------------------------------------------------------------------------

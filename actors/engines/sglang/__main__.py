@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import socket
 import sys
+from pathlib import Path
 
 from actors.engines.sglang import settings
+from actors.engines.sglang.guard import stand
 
 
 def main() -> None:
     """Read three descriptors and a boot message from the command line, and run the host."""
-    link, node, log = (int(number) for number in sys.argv[1:4])
+    link, node, _log = (int(number) for number in sys.argv[1:4])  # the log is this process's output already
+    boot = settings.decode(sys.argv[4].encode())
+    guard = stand(Path(boot.folder), link, node)  # before SGLang is imported, which takes many seconds
     from actors.engines.sglang import host
 
-    host.run(settings.decode(sys.argv[4].encode()), socket.socket(fileno=link), node, log)
+    host.run(boot, socket.socket(fileno=link), guard)
 
 
 if __name__ == "__main__":

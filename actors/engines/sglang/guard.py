@@ -25,15 +25,16 @@ class Guard:
         self._folder = folder
         self._poll = select.epoll()
         self._why: dict[int, str] = {}
-        self._off = False
+        self._children: list[int] = []
 
     def start(self) -> None:
         """Watch from now on."""
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
 
-    def stop(self) -> None:
-        """Watch no more: this process is about to end by itself, and its children before it."""
-        self._off = True
+    def release_children(self) -> None:
+        """Let this process's children end: it is about to end them itself. The node and the link are watched on."""
+        for pidfd in self._children:
+            self._poll.unregister(pidfd)
 
     def watch_link(self, fd: int) -> None:
         """End when the other end of the socket `fd` is closed."""
@@ -42,6 +43,11 @@ class Guard:
     def watch_process(self, pidfd: int, name: str) -> None:
         """End when the process behind `pidfd` has ended."""
         self._add(pidfd, select.EPOLLIN, f"{name} has ended")
+
+    def watch_child(self, pid: int) -> None:
+        """End when a child of this process ends, until `release_children`."""
+        self._children.append(os.pidfd_open(pid))
+        self.watch_process(self._children[-1], f"the engine's process {pid}")
 
     def end(self, why: str) -> NoReturn:
         """Remove what would be left behind and kill every process of this group, this one included."""
@@ -57,6 +63,13 @@ class Guard:
     def _watch(self) -> None:
         while True:
             for fd, _ in self._poll.poll():
-                if self._off:
-                    return
                 self.end(self._why[fd])
+
+
+def stand(folder: Path, link: int, node: int) -> Guard:
+    """Return a guard that already watches a host's link and its node: the first thing that a host does."""
+    guard = Guard(folder)
+    guard.watch_link(link)
+    guard.watch_process(node, "the node")
+    guard.start()
+    return guard

@@ -308,18 +308,12 @@ def _failure(reason: dict[str, object]) -> RequestError:
     return EngineRefused(detail) if status < HTTPStatus.INTERNAL_SERVER_ERROR else Internal(detail)
 
 
-def run(boot: settings.Boot, link: socket.socket, node: int, log: int) -> NoReturn:
-    """Become the engine that `boot` describes, at the end `link`, for as long as the process behind `node` lives."""
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+def run(boot: settings.Boot, link: socket.socket, guard: Guard) -> NoReturn:
+    """Become the engine that `boot` describes, at the end `link`, for as long as its guard lets it live."""
     folder = Path(boot.folder)
     tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
     os.environ.update(boot.environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the node's to judge
-    guard = Guard(folder)
-    guard.watch_link(link.fileno())
-    guard.watch_process(node, "the node")
-    guard.start()
     _hook_ports(folder)
     try:
         engine = _Engine(**boot.arguments)
@@ -329,12 +323,12 @@ def run(boot: settings.Boot, link: socket.socket, node: int, log: int) -> NoRetu
         link.sendall(peer.take())
         guard.end(f"the engine could not start: {error!r}")
     for pid in engine.get_all_child_pids():
-        guard.watch_process(os.pidfd_open(pid), f"the engine's process {pid}")
+        guard.watch_child(pid)
     leftovers.record(folder, leftovers.mapped())
     peer = Peer(boot.name, serves_max=engine.server_args.max_running_requests + CONTROL_STREAMS)
     why = engine.loop.run_until_complete(Host(engine, peer, link, guard).serve())
     print(f"host ends: {why}", file=sys.stderr, flush=True)
-    guard.stop()
+    guard.release_children()
     engine.shutdown()
     leftovers.remove(folder)
     os._exit(0)

@@ -14,8 +14,10 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 
 from actors.engines.sglang import settings
+from actors.engines.sglang.guard import stand
 
 READY = b"ready"
 MESSAGE_BYTES_MAX = 128 * 1024
@@ -37,14 +39,16 @@ def main() -> None:
         message, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES_MAX, 4)
         if not message:
             return
+        # Until there is a pidfd nobody may reap the host, else its id might already be somebody else's.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         pid = os.fork()
         if pid == 0:
             control.close()
             _become_host(message, fds)
         for fd in fds:
             os.close(fd)
-        # Not reaped before the handler runs, so the id is still this host's.
         pidfd = os.pidfd_open(pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         socket.send_fds(control, [str(pid).encode()], [pidfd])
         os.close(pidfd)
 
@@ -71,8 +75,13 @@ def _become_host(message: bytes, fds: list[int]) -> None:
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         link, node, log, _lock = fds  # the lock is held, not used
-        host.run(settings.decode(message), socket.socket(fileno=link), node, log)
+        boot = settings.decode(message)
+        guard = stand(Path(boot.folder), link, node)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        host.run(boot, socket.socket(fileno=link), guard)
     except BaseException:  # noqa: BLE001  # a fork must never return into its zygote's loop
         traceback.print_exc()
     finally:
