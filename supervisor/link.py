@@ -128,7 +128,9 @@ class Link:
 
     # The wire --------------------------------------------------------------------------
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(  # noqa: ASYNC128  # _read_frames calls started()
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """Carry the link until it is cancelled; raises `PeerLost` or `PeerViolation` if it ends otherwise.
 
         `started()` means that the other end has said Hello.
