@@ -19,7 +19,8 @@ demo: $(VENV)/ready  ## install what is needed and serve the tiny model on http:
 test: check  ## every test, the real engine included
 	$(BIN)/python -m pytest -m "realtime or engine"
 
-check: $(VENV)/ready-dev lint types fast  ## tidy, types, lint, units, simulation, sweep: under 45 s
+check: $(VENV)/ready-dev  ## tidy, types, lint, units, simulation, sweep: under 45 s
+	@$(MAKE) --no-print-directory -j2 lint types fast
 
 fast: $(VENV)/ready-dev
 	$(BIN)/python -m pytest -m "not realtime and not engine"
