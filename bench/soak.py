@@ -1,6 +1,6 @@
 """Many requests of every kind, a third of them left at random moments, on the real engine: does anything grow?
 
-Samples memory, file descriptors, threads and files of each process while nothing runs, once every `EVERY` requests, and
+Samples memory, file descriptors, threads, tasks and files of each process while nothing runs, once every `EVERY` requests, and
 fits a line through the samples after the warm-up. Every answer that ends well must be the one that was given at first.
 """
 
@@ -33,7 +33,7 @@ LEAVES_WITHIN_S = 1.2  # about as long as an answer takes among fifteen others
 EVERY = 100
 WARM_UP = 0.25  # of all requests: allocators and caches fill
 ROLES = ("node", "host", "scheduler")
-BOUNDS = {"MB": 6.0, "fds": 1.0, "threads": 1.0, "files": 0.5}  # by 1,000 requests, of each process
+BOUNDS = {"MB": 6.0, "fds": 1.0, "threads": 1.0, "tasks": 1.0, "files": 0.5}  # by 1,000 requests, of each process
 
 
 @dataclass
@@ -152,6 +152,7 @@ def sample(of: Node) -> dict[tuple[str, str], float]:
         values[role, "MB"] = memory_bytes(pid, "Rss") / 1e6
         values[role, "fds"] = open_files(pid)
         values[role, "threads"] = threads(pid)
+    values["node", "tasks"] = of.metric("espalier_tasks")
     values["node", "files"] = sum(1 for _ in of.tmp.rglob("*")) + len(of.names)  # these under /dev/shm
     return values
 

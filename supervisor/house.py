@@ -219,6 +219,10 @@ def _door(cluster: Cluster, served: Mapping[str, Served], engines: Mapping[str, 
     world.metrics.gauges |= {
         "espalier_requests_running": ("Requests being answered", lambda: {"gateway": gate.inside}),
         "espalier_requests_waiting": ("Requests that wait at the gate", lambda: {"gateway": gate.waiting}),
+        "espalier_tasks": (
+            "Tasks that live in the node",
+            lambda: {"node": trio.lowlevel.current_statistics().tasks_living},
+        ),
         "espalier_engine_up": ("Whether the engine can be asked", lambda: _up(engines)),
     }
     return Door(
