@@ -1,7 +1,8 @@
 """Many requests of every kind, a third of them left at random moments, on the real engine: does anything grow?
 
-Samples memory, file descriptors, threads, tasks and files of each process while nothing runs, once every `EVERY` requests, and
-fits a line through the samples after the warm-up. Every answer that ends well must be the one that was given at first.
+Samples memory, file descriptors, threads, tasks and files of each process while nothing runs, once every `EVERY`
+requests, and fits a line through the samples after the warm-up. Every answer that ends well must be the one that was
+given at first.
 """
 
 from __future__ import annotations
