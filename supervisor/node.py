@@ -158,5 +158,5 @@ def _announce(cluster: Cluster, house: House, terminal: Terminal) -> None:
     )
     terminal.tell("")
     terminal.tell(f"Ready: {url}  models: {', '.join(cluster.model)}  (Ctrl-C drains and stops)")
-    terminal.tell(f"Try:   curl -N {url}/v1/chat/completions -d '{body}'")
+    terminal.tell(f"Try:   curl -sN {url}/v1/chat/completions -d '{body}'")
     terminal.tell("")
