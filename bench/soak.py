@@ -29,7 +29,7 @@ PROMPTS = (
     "Tell me about the willow",
     "Write a poem about the moon",
 )
-CANCELLED = 0.3
+CANCELLED = 0.39  # drawn to leave; about a fifth of them have their answer before they do: 30 % really leave
 LEAVES_WITHIN_S = 1.2  # about as long as an answer takes among fifteen others
 EVERY = 100
 WARM_UP = 0.25  # of all requests: allocators and caches fill

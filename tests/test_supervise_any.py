@@ -1,0 +1,206 @@
+"""Any tree, any faults: random trees whose children fail at random keep the promises of supervision."""
+
+from __future__ import annotations
+
+import random
+from math import inf
+
+import pytest
+import trio
+
+from protocol.errors import StartFailed
+from supervisor.run import Kind, RestartsExceeded, supervise
+from supervisor.tree import Backoff, Child, Restart, Strategy, Tree
+
+ONE = Strategy.ONE_FOR_ONE
+PERMANENT, TRANSIENT, TEMPORARY = Restart
+
+START_WITHIN_S, STOP_WITHIN_S, DEAF_S = 5, 3, 8
+HEALS_AT, WELL_AT = 60, 200
+
+
+class World:
+    """A random tree whose children fail at random until the world heals, and what must hold all the while."""
+
+    def __init__(self, rng):
+        self.rng = rng
+        self.members = {}  # path -> Child or Tree
+        self.running = set()  # as the children see it
+        self.state = {"t": "ready"}  # as the supervisor tells it: path -> starting, ready, stopping or over
+        self.deaf = set()
+        self.restarts = {}  # path of a tree -> when it restarted what, in its current life
+        self.broken = []
+        self.tree = self.make_tree("t", 0)
+
+    def make_tree(self, path, depth):
+        rng = self.rng
+        children = []
+        for number in range(rng.randint(1, 4)):
+            inner = f"{path}/{number}"
+            nested = depth < 2 and rng.random() < 0.3
+            children.append(self.make_tree(inner, depth + 1) if nested else self.make_child(inner))
+        self.members[path] = made = Tree(
+            name=path.rpartition("/")[2],
+            children=tuple(children),
+            strategy=rng.choice(list(Strategy)),
+            restarts_max=rng.randint(0, 6) if depth else rng.choice([8, 40]),
+            restarts_window_s=rng.choice([5, 10]),
+            restart=rng.choice([PERMANENT, PERMANENT, TRANSIENT, TEMPORARY]),
+            backoff=Backoff(min_s=0.25, max_s=4, jitter=0.5, reset_after_s=20),
+        )
+        return made
+
+    def make_child(self, path):
+        self.members[path] = made = Child(
+            name=path.rpartition("/")[2],
+            run=self.live,
+            args=(path,),
+            restart=self.rng.choice([PERMANENT, PERMANENT, PERMANENT, TRANSIENT, TEMPORARY]),
+            start_within_s=START_WITHIN_S,
+            stop_within_s=STOP_WITHIN_S,
+        )
+        return made
+
+    async def live(self, path, *, task_status):
+        chance = self.rng.random
+        assert path not in self.running
+        self.running.add(path)
+        try:
+            faulty = 1 < trio.current_time() < HEALS_AT
+            if faulty and chance() < 0.3:
+                await trio.sleep(self.rng.choice([1, 2, 7]))
+            if faulty and chance() < 0.15:
+                raise OSError("no device")
+            task_status.started()
+            await trio.sleep(self.rng.choice([0, 1, 3, 10, inf]) if faulty or trio.current_time() <= 1 else inf)
+            if chance() < 0.8:
+                raise ValueError("it broke")
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(self.rng.choice([0] * 9 + [0.5, 1, DEAF_S]))
+            self.running.remove(path)
+
+    def watch(self, happening):
+        try:
+            self.check(happening)
+        except AssertionError as error:  # from here it would only be logged
+            self.broken.append(error)
+
+    def check(self, happening):
+        path, kind = happening.path, happening.kind
+        parent = path.rpartition("/")[0]
+        match kind:
+            case Kind.STARTING:
+                self.check_start(path, parent)
+                self.state[path], self.restarts[path] = "starting", []
+            case Kind.STARTED:
+                assert self.state[path] == "starting"
+                self.state[path] = "ready"
+            case Kind.STOPPING:
+                self.check_stop(path, parent)
+                self.state[path] = "stopping"
+                if any(deaf.startswith(f"{path}/") for deaf in self.deaf):
+                    self.deaf.add(path)
+            case Kind.IGNORES_CANCEL:
+                assert path not in self.deaf
+                above = [path[:at] for at, letter in enumerate(path) if letter == "/"]
+                self.deaf |= {path, *(tree for tree in above if self.state[tree] == "stopping")}
+            case Kind.STOPPED:
+                assert self.state[path] == "stopping"
+                self.state[path] = "over"
+                self.deaf.discard(path)
+            case Kind.ENDED | Kind.FAILED if not str(happening.error).startswith(f"{path} was not ready"):
+                assert self.state[path] in ("starting", "ready")
+                self.state[path] = "over"
+            case Kind.RESTARTING:
+                times = self.restarts.setdefault(parent, [])
+                times.append(happening.at)
+                spec = self.members[parent]
+                recent = [at for at in times if at >= happening.at - spec.restarts_window_s]
+                assert len(recent) <= spec.restarts_max
+                assert self.members[path].restart is not TEMPORARY
+
+    def siblings(self, path, parent):
+        """The paths before it and those after it, in its tree."""
+        paths = [f"{parent}/{child.name}" for child in self.members[parent].children]
+        return paths[: paths.index(path)], paths[paths.index(path) + 1 :]
+
+    def check_start(self, path, parent):
+        assert self.state[parent] in ("starting", "ready")  # a tree inside lives on until it is its turn
+        assert self.state.get(path, "over") == "over"
+        before, after = self.siblings(path, parent)
+        assert not [other for other in before + after if self.state.get(other) == "starting"]
+        if self.members[parent].strategy is not ONE:
+            needed = [other for other in before if self.members[other].restart is PERMANENT]
+            assert all(self.state[other] == "ready" for other in needed)
+
+    def check_stop(self, path, parent):
+        _, after = self.siblings(path, parent)
+        if self.members[parent].strategy is ONE and self.state[path] == "starting":
+            return  # it is too slow; or the tree stops, and then nothing after it was started
+        for other in after:
+            if self.state.get(other, "over") != "over":
+                assert self.state[other] == "stopping"
+                assert any(f"{deaf}/".startswith(f"{other}/") for deaf in self.deaf)
+
+    def check_all_is_well(self):
+        """Everything runs that may be restarted, and none of whose trees is one that may not."""
+        for path, member in self.members.items():
+            names = path.split("/")
+            trees = [self.members["/".join(names[:length])] for length in range(2, len(names))]
+            lasting = member.restart is PERMANENT or (member.restart is TRANSIENT and isinstance(member, Tree))
+            if path != "t" and lasting and TEMPORARY not in [above.restart for above in trees]:
+                assert self.state[path] == "ready", path
+
+
+async def any_tree(rng):
+    world = World(rng)
+    lives_long = rng.random() < 0.5
+    outcome = "cancelled"
+    cancel_at = WELL_AT if lives_long else rng.choice([rng.randint(0, 30), rng.uniform(0, 30)])
+    async with trio.open_nursery() as nursery:
+
+        async def cancel():
+            await trio.sleep_until(cancel_at)
+            if lives_long and not world.broken:
+                world.check_all_is_well()
+            world.state["t"] = "stopping"
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(cancel)
+        try:
+            await supervise(world.tree, rng=rng, watch=world.watch)
+        except (RestartsExceeded, StartFailed) as error:
+            outcome = type(error).__name__
+            nursery.cancel_scope.cancel()
+    if world.broken:
+        raise world.broken[0]
+    assert not world.running
+    if outcome == "cancelled":
+        assert trio.current_time() <= cancel_at + world.tree.stop_within_s + DEAF_S
+    restarts = sum(map(len, world.restarts.values()))
+    return outcome, lives_long, restarts, round(trio.current_time(), 3)
+
+
+def simulate(seed):
+    """Run a random tree so that the seed decides everything."""
+    from trio._core import _run  # the one private import; see python-trio/trio#3089
+
+    before, allowed = _run._r.getstate(), _run._ALLOW_DETERMINISTIC_SCHEDULING
+    _run._r.seed(seed)
+    _run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    try:
+        return trio.run(any_tree, random.Random(seed), clock=trio.testing.MockClock(autojump_threshold=0))
+    finally:
+        _run._r.setstate(before)
+        _run._ALLOW_DETERMINISTIC_SCHEDULING = allowed
+
+
+@pytest.mark.parametrize("seeds", [range(first, first + 50) for first in range(0, 400, 50)], ids=str)
+def test_any_tree_keeps_its_promises_under_any_faults(seeds, unlogged):
+    for seed in seeds:
+        try:
+            simulate(seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
