@@ -215,11 +215,29 @@ class Asks(Protocol[Req_contra, Rep, Res]):
         """Ask, promising space for `credit` units; leaving the context is leaving the answer."""
 
 
+T_co = TypeVar("T_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Inbox(Protocol[T_co]):
+    """Where an actor finds its calls, one after the other."""
+
+    async def receive(self) -> T_co:
+        """Wait for the next one."""
+
+
+class Slot(Protocol[T_contra]):
+    """Where calls are put in."""
+
+    async def send(self, value: T_contra, /) -> None:
+        """Put one in, waiting while there is no room."""
+
+
 @frozen
 class Address(Generic[Req, Rep, Res]):
     """Where an actor of this process is asked: its inbox."""
 
-    inbox: trio.MemorySendChannel[Call[Req, Rep, Res]]
+    inbox: Slot[Call[Req, Rep, Res]]
 
     @asynccontextmanager
     async def ask(self, request: Req, credit: int) -> AsyncIterator[Answer[Rep, Res]]:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import trio
 from attrs import define, field, frozen
 
-from actors._kit import Bugs, Call
+from actors._kit import Bugs, Call, Inbox
 from actors.engines.port import Engine, Generation
 from protocol.errors import DeadlineExceeded, EngineDied, EngineStuck
 from protocol.messages import Finished, Generate, Started, Tokens
@@ -25,7 +25,7 @@ class Deadlines:
 
 
 async def decode(
-    inbox: trio.MemoryReceiveChannel[Call[Generate, Started | Tokens, Finished]],
+    inbox: Inbox[Call[Generate, Started | Tokens, Finished]],
     engine: Engine,
     slots: int,
     deadlines: Deadlines,

@@ -10,10 +10,10 @@ import struct
 from collections.abc import Iterator
 
 import msgspec
-from attrs import frozen
+from attrs import Factory, frozen
 
 from .errors import PeerViolation
-from .messages import UNREADABLE, FinishReason
+from .messages import UNREADABLE, FinishReason, Logprob
 
 VERSION = 1
 FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -87,7 +87,7 @@ class Step:
     """All tokens of one engine step: parallel arrays, one unit of credit a token.
 
     Stream `streams[i]` gets the next `counts[i]` ids of `tokens`. `begun` comes before the tokens of its stream and
-    `ended` after them.
+    `ended` after them. `logprobs` has, by stream, one a token for the streams that asked for them.
     """
 
     streams: list[int]
@@ -95,6 +95,7 @@ class Step:
     tokens: list[int]
     begun: list[Begun]
     ended: list[Ended]
+    logprobs: dict[int, tuple[Logprob, ...]] = Factory(dict)
 
     def pieces(self) -> Iterator[tuple[int, list[int]]]:
         """Yield each stream with its token ids."""

@@ -36,6 +36,23 @@ class Usage:
     cached_tokens: int = 0
 
 
+class GrammarKind(StrEnum):
+    """In which language a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+@frozen
+class Grammar:
+    """What an answer must look like; `text` is JSON for schemas and structural tags."""
+
+    kind: GrammarKind
+    text: str
+
+
 @frozen
 class Sampling:
     """How tokens are chosen and when the engine stops by itself; defaults leave the model's distribution alone."""
@@ -52,6 +69,8 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
+    logit_bias: dict[int, float] = Factory(dict)  # by token id, added before anything else
+    grammar: Grammar | None = None
 
 
 # Asked of an engine's worker ----------------------------------------------------------
@@ -59,11 +78,18 @@ class Sampling:
 
 @frozen
 class Generate:
-    """Continue `tokens`; answered by one `Started`, then `Tokens`, and `Finished`."""
+    """Continue `tokens`; answered by one `Started`, then `Tokens`, and `Finished`.
+
+    `logprobs` asks for each token's log probability and those of as many of the likeliest; None asks for none. Requests
+    with different `cache_salt` share no prefix cache. Of those that wait for a slot, the higher `priority` goes first.
+    """
 
     id: str
     tokens: list[int]
     sampling: Sampling
+    logprobs: int | None = None
+    cache_salt: str | None = None
+    priority: int = 0
 
 
 @frozen
@@ -74,10 +100,19 @@ class Started:
 
 
 @frozen
+class Logprob:
+    """The natural logarithm of a token's probability where it stands, and the likeliest ids there with theirs."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@frozen
 class Tokens:
-    """The next token ids of one answer: as many as one engine step gave it."""
+    """The next token ids of one answer, as many as one engine step gave it; one `Logprob` each if asked for."""
 
     ids: list[int]
+    logprobs: tuple[Logprob, ...] = ()
 
 
 @frozen
@@ -111,9 +146,11 @@ class EngineInfo:
     vocabulary_size: int
     context_max: int  # prompt and answer together
     kv_tokens_max: int  # what all requests that run at once can hold together
+    request_tokens_max: int  # what one request can hold, prompt and answer together
     running_max: int
     page_size: int
     honours_seed: bool
+    grammars: tuple[GrammarKind, ...] = ()  # that it can keep answers to
     hand_off: HandOff = HandOff.NONE
     ranks: int = 1
 
@@ -164,14 +201,19 @@ class Turn:
 
 @frozen
 class Respond:
-    """Answer a conversation in text; answered by `Accepted`, `Started`, then `Text`, and `Finished`.
+    """Continue prompts in text; answered by `Accepted`, `Started`, then `Text` and `ChoiceEnded`, and `Answered`.
 
-    `tokens_max` None asks for as many as the model's limits leave. `params` says how the client spelled a field, so
-    that an error names the client's own.
+    The prompt is a conversation (`turns`), or else each of `texts`, or each of `token_lists`. Every prompt gets `n`
+    choices, numbered from 0 through all prompts. `tokens_max` None asks for as many as the model's limits leave.
+    `params` says how the client spelled a field, so that an error names the client's own.
     """
 
     id: str
-    turns: tuple[Turn, ...]
+    turns: tuple[Turn, ...] = ()
+    texts: tuple[str, ...] = ()
+    token_lists: tuple[tuple[int, ...], ...] = ()
+    n: int = 1
+    best_of: int | None = None  # so many are computed, and the `n` likeliest answered
     tokens_max: int | None = None
     tokens_min: int = 0
     temperature: float | None = None  # None: the model's own default
@@ -182,25 +224,103 @@ class Respond:
     presence_penalty: float = 0.0
     repetition_penalty: float | None = None
     stop: tuple[str, ...] = ()
+    stop_included: bool = False  # the text ends with the stop string that ended it
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
+    logit_bias: dict[int, float] = Factory(dict)
+    grammar: Grammar | None = None
+    logprobs: int | None = None  # how many of the likeliest tokens beside the chosen one; None: no log probabilities
+    token_ids: bool = False  # `Text` tells its token ids too
+    echo: bool = False  # each choice begins with its prompt
+    truncate: bool = False  # of a conversation that is too long, leave out the oldest turns
+    warm_up: bool = False  # compute the prompt, and answer with no choices
+    priority: int = 0  # of those who wait, the higher goes first
+    cache_salt: str | None = None
     params: dict[str, str] = Factory(dict)
+
+    @property
+    def choices(self) -> int:
+        """How many choices there will be."""
+        return max(1, len(self.texts), len(self.token_lists)) * self.n
 
 
 @frozen
 class Accepted:
-    """The request is valid and on its way to an engine."""
+    """The request is valid and on its way to an engine; `prompt_tokens` of all prompts together."""
 
     prompt_tokens: int
 
 
 @frozen
+class TokenText:
+    """One token as text: what it adds to an answer is its `data`, which may be part of a character."""
+
+    text: str
+    data: bytes
+    logprob: float
+    top: tuple[tuple[str, bytes, float], ...] = ()  # the likeliest tokens here, the likeliest first
+
+
+@frozen
 class Text:
-    """The next piece of an answer, and how many tokens it stands for."""
+    """The next piece of one choice, and how many tokens it stands for.
+
+    `logprobs` has one entry a token that ends in this piece, and `ids` one a token, if they were asked for.
+    """
 
     text: str
     tokens: int
+    choice: int = 0
+    logprobs: tuple[TokenText, ...] = ()
+    ids: tuple[int, ...] = ()
+
+
+@frozen
+class ChoiceEnded:
+    """One choice is whole; `matched` is the stop string or token id that ended it, if one did."""
+
+    reason: FinishReason
+    choice: int = 0
+    matched: str | int | None = None
+
+
+@frozen
+class Answered:
+    """Every choice is whole; `usage` counts each prompt once, and the tokens of everything that was computed."""
+
+    usage: Usage
+
+
+@frozen
+class Tokenize:
+    """Ask for the token ids of a conversation, or of a text as it is; the result is `Tokenized`."""
+
+    turns: tuple[Turn, ...] = ()
+    text: str = ""
+    special: bool = True  # add what the tokenizer puts around a text
+
+
+@frozen
+class Tokenized:
+    """Token ids, and how many of them one request may have."""
+
+    ids: list[int]
+    context_max: int
+
+
+@frozen
+class Detokenize:
+    """Ask for the text of token ids; the result is `Detokenized`."""
+
+    ids: tuple[int, ...]
+
+
+@frozen
+class Detokenized:
+    """What token ids read as."""
+
+    text: str
 
 
 Message = (
@@ -217,6 +337,12 @@ Message = (
     | Respond
     | Accepted
     | Text
+    | ChoiceEnded
+    | Answered
+    | Tokenize
+    | Tokenized
+    | Detokenize
+    | Detokenized
 )
 
 KINDS: dict[int, type[Message]] = {
@@ -233,6 +359,12 @@ KINDS: dict[int, type[Message]] = {
     11: Respond,
     12: Text,
     13: Accepted,
+    14: ChoiceEnded,
+    15: Answered,
+    16: Tokenize,
+    17: Tokenized,
+    18: Detokenize,
+    19: Detokenized,
 }
 _KIND_OF = {cls: bytes((kind,)) for kind, cls in KINDS.items()}
 _DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}

@@ -215,8 +215,9 @@ class Link:
         asked = self._asked
         for begun in step.begun:
             asked[begun.stream].put(Started(begun.cached_tokens), 0)
+        logprobs = step.logprobs
         for stream, ids in step.pieces():
-            asked[stream].put(Tokens(ids), len(ids))
+            asked[stream].put(Tokens(ids, logprobs[stream]) if stream in logprobs else Tokens(ids), len(ids))
         for ended in step.ended:
             usage = Usage(ended.prompt_tokens, ended.completion_tokens, ended.cached_tokens)
             self._closed(ended.stream).end(Finished(ended.reason, usage, ended.matched))

@@ -18,20 +18,22 @@ from attrs import Factory, define, field, frozen
 
 from actors._kit import Answer, mailbox
 from actors._text.model import FILES, TextModel, load
+from actors._text.prompts import Limits
 from actors.processor import processor
 from protocol.dialects.http import Model
 from protocol.errors import EngineLost
-from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Started, Tokens, Usage
+from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GrammarKind, Started, Tokens, Usage
 from supervisor.doors.asking import Asking, Served
 from supervisor.doors.door import Door, DoorLimits
 from supervisor.doors.gate import Gate
 from supervisor.gateway import gateway
 from supervisor.metrics import Metrics
+from tests.fakes import logprob_at
 
 FOLDER = Path(__file__).parent.parent / "examples" / "tiny"
 load_at_noon = partial(load, strftime=lambda form: time.strftime(form, time.gmtime(43_200)))
 TINY: TextModel = load_at_noon({name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()})
-INFO = EngineInfo("fake", "1", 512, 2048, 65_536, 16, 16, honours_seed=False)
+INFO = EngineInfo("fake", "1", 512, 2048, 65_536, 2048, 16, 16, honours_seed=False, grammars=tuple(GrammarKind))
 LINE = "The oak is old, wörld. 日本 🙂 "
 SECRET = "quetzalcoatl"  # put into prompts and answers, and looked for in logs
 
@@ -83,7 +85,9 @@ class Worker:
             if place == 0:
                 answer.put(Started(self.cached), 0)
                 self.began.set()
-            answer.put(Tokens([line[place % len(line)]]), 1)
+            token = line[place % len(line)]
+            scored = () if request.logprobs is None else (logprob_at(token, place, request.logprobs, 512),)
+            answer.put(Tokens([token], scored), 1)
         reason = FinishReason.LENGTH if wanted == request.sampling.tokens_max else FinishReason.STOP
         answer.end(Finished(reason, Usage(len(request.tokens), wanted, self.cached)))
 
@@ -97,7 +101,7 @@ class Rig:
     metrics: Metrics
     port: int = 0
     ready: list[str] = Factory(list)  # why it is not, while there is a reason
-    limits: list[tuple[EngineInfo, int] | None] = field(factory=lambda: [(INFO, 2048)])
+    limits: list[Limits | None] = field(factory=lambda: [Limits(INFO, 2048, 2048)])
 
     _streams: list[trio.SocketStream] = Factory(list)
 
@@ -140,7 +144,7 @@ async def rig(
     asked, inbox = mailbox(requests_max)
     numbers = count(1)
     unready: list[str] = []
-    known: list[tuple[EngineInfo, int] | None] = [(INFO, 2048)]
+    known: list[Limits | None] = [Limits(INFO, 2048, 2048)]
     served = Served(lambda: Model("tiny", 7, "tiny", 2048, honours_seed=False), asked, lambda: 2048)
 
     def why() -> str | None:

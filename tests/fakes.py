@@ -12,8 +12,9 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from actors._kit import Answer
+from actors.engines.limits import check
 from actors.engines.port import Generation
-from actors.engines.sglang.adapter import SglangEngine, check
+from actors.engines.sglang.adapter import SglangEngine
 from protocol import messages
 from protocol.errors import EngineLost, EngineRefused, Left, Overloaded, PeerLost, PeerViolation, RequestError
 from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
@@ -27,6 +28,7 @@ from protocol.messages import (
     Generate,
     GetInfo,
     GetLoad,
+    Logprob,
     Message,
     Sampling,
     Usage,
@@ -50,11 +52,22 @@ def token_at(prompt: list[int], place: int, vocabulary_size: int = 100) -> int:
     return crc32(repr((prompt, place)).encode()) % vocabulary_size
 
 
+def logprob_at(token: int, place: int, top: int, vocabulary_size: int = 100) -> Logprob:
+    """The log probability that every fake engine gives a token at `place`, and those of the likeliest: it comes first."""
+    logprob = -0.5 - place % 7 / 16
+    likeliest = [(token, logprob), *(((token + more) % vocabulary_size, logprob - 1 - more) for more in range(1, top))]
+    return Logprob(logprob, tuple(likeliest[:top]))
+
+
 def whole(request: Generate, vocabulary_size: int = 100) -> tuple[list[int], Finished]:
     """The ids and the end that a request gets when nothing goes wrong."""
     wanted, ids = request.sampling, []
+    forced = next((token for token, bias in wanted.logit_bias.items() if bias >= 100), None)
     while len(ids) < wanted.tokens_max:
-        ids.append(token_at(request.tokens, len(ids), vocabulary_size))
+        token = token_at(request.tokens, len(ids), vocabulary_size) if forced is None else forced
+        while wanted.logit_bias.get(token, 0) <= -100:
+            token = (token + 1) % vocabulary_size
+        ids.append(token)
         if ids[-1] in wanted.stop_token_ids and len(ids) >= wanted.tokens_min:
             return ids, Finished(FinishReason.STOP, Usage(len(request.tokens), len(ids)), ids[-1])
     return ids, Finished(FinishReason.LENGTH, Usage(len(request.tokens), len(ids)))
@@ -85,6 +98,7 @@ class Costs:
             vocabulary_size=self.vocabulary_size,
             context_max=self.context_max,
             kv_tokens_max=self.kv_tokens_max,
+            request_tokens_max=min(self.context_max - 6, self.kv_tokens_max - self.page_size),
             running_max=self.slots,
             page_size=self.page_size,
             honours_seed=True,
@@ -113,6 +127,7 @@ class Turn:
 
     begun: list[str] = Factory(list)
     tokens: list[tuple[str, int]] = Factory(list)
+    logprobs: dict[str, Logprob] = Factory(dict)
     ended: list[tuple[str, Finished]] = Factory(list)
     failed: list[tuple[str, RequestError]] = Factory(list)
 
@@ -212,7 +227,10 @@ class Scheduler:
                 continue
             if held.given == 0:
                 turn.begun.append(request_id)
-            turn.tokens.append((request_id, held.ids[held.given]))
+            token = held.ids[held.given]
+            turn.tokens.append((request_id, token))
+            if (top := held.request.logprobs) is not None:
+                turn.logprobs[request_id] = logprob_at(token, held.given, top, self.costs.vocabulary_size)
             held.given += 1
             if held.given == len(held.ids):
                 turn.ended.append((request_id, held.finished))
@@ -295,7 +313,8 @@ class FakeEngine:
         for request_id in turn.begun:
             self._answers[request_id].put(messages.Started(), 0)
         for request_id, token in turn.tokens:
-            self._answers[request_id].put(messages.Tokens([token]))
+            logprobs = (turn.logprobs[request_id],) if request_id in turn.logprobs else ()
+            self._answers[request_id].put(messages.Tokens([token], logprobs))
         for request_id, finished in turn.ended:
             self._answers.pop(request_id).end(finished)
         for request_id, error in turn.failed:
@@ -370,6 +389,7 @@ class FakeHost:
     def _told(self, turn: Turn) -> None:
         begun = [Begun(self.numbers[request_id], 0) for request_id in turn.begun]
         streams = [self.numbers[request_id] for request_id, _ in turn.tokens]
+        logprobs = {self.numbers[request_id]: (each,) for request_id, each in turn.logprobs.items()}
         ended = [
             Ended(
                 self._forget(request_id),
@@ -382,7 +402,8 @@ class FakeHost:
             for request_id, finished in turn.ended
         ]
         if streams:
-            self._send(Step(streams, [1] * len(streams), [token for _, token in turn.tokens], begun, ended))
+            tokens = [token for _, token in turn.tokens]
+            self._send(Step(streams, [1] * len(streams), tokens, begun, ended, logprobs))
         for request_id, error in turn.failed:
             self._send(Fail(self._forget(request_id), error.code, error.detail))
 

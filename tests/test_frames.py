@@ -111,8 +111,10 @@ def of(hint):  # noqa: PLR0911  # one kind of hint each
             return PLAIN[hint]
         case builtins.list:
             return st.lists(*inner, max_size=3)
-        case builtins.tuple:
+        case builtins.tuple if ... in get_args(hint):
             return st.lists(*inner, max_size=3).map(tuple)
+        case builtins.tuple:
+            return st.tuples(*inner)
         case builtins.dict:
             return st.dictionaries(*inner, max_size=3)
         case typing.Literal:
@@ -369,7 +371,7 @@ def test_a_status_in_the_400s_means_the_client_and_only_then(cls):
 
 @by_name
 def test_when_to_come_back_is_said_exactly_where_coming_back_helps(cls):
-    assert (cls.retry_after_s is not None) == (cls.http_status == 503) == cls("x").retryable
+    assert (cls.retry_after_s is not None) == (cls.http_status in {429, 503}) == cls("x").retryable
     assert cls.retry_after_s is None or cls.retry_after_s > 0
 
 

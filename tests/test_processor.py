@@ -12,18 +12,31 @@ import trio.testing
 
 from actors._kit import mailbox
 from actors._text.model import Defaults
+from actors._text.prompts import Limits
 from actors.processor import LONG_CHARACTERS, processor
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, NotReady, StartFailed
-from protocol.messages import Accepted, Finished, FinishReason, Respond, Role, Started, Text, Turn, Usage
+from protocol.messages import (
+    Accepted,
+    Answered,
+    ChoiceEnded,
+    FinishReason,
+    Respond,
+    Role,
+    Started,
+    Text,
+    Turn,
+    Usage,
+)
 from tests.doors import FILES, FOLDER, INFO, TINY, Worker, load_at_noon
 
 MOST = 100
+KNOWN = Limits(INFO, MOST, MOST)
 CONTENTS = {name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()}
 
 
 def respond(said="n=5", *, turns=None, params=None, **fields):
     turns = turns or (Turn(Role.USER, said),)
-    return Respond("r" * 32, tuple(turns), params=params or {}, **fields)
+    return Respond("a" * 32, tuple(turns), params=params or {}, **fields)
 
 
 def spy():
@@ -42,7 +55,7 @@ def spy():
 
 
 @asynccontextmanager
-async def running(worker=None, model=TINY, known=(INFO, MOST), aside=None, requests_max=4):
+async def running(worker=None, model=TINY, known=KNOWN, aside=None, requests_max=4):
     async def at_once(function):
         await trio.lowlevel.checkpoint()
         return function()
@@ -71,12 +84,13 @@ def text(replies):
 async def test_a_conversation_becomes_text_with_usage(autojump_clock):
     worker = Worker(cached=3)
     async with running(worker) as address:
-        replies, finished = await ask(address, respond("n=4"))
+        replies, answered = await ask(address, respond("n=4"))
     prompt = len(TINY.encode([Turn(Role.USER, "n=4")]))
     assert replies[:2] == [Accepted(prompt), Started(3)]
     assert text(replies) == "The oak is o"
     assert sum(reply.tokens for reply in replies if isinstance(reply, Text)) == 4
-    assert finished == Finished(FinishReason.STOP, Usage(prompt, 4, 3))
+    assert replies[-1] == ChoiceEnded(FinishReason.STOP)
+    assert answered == Answered(Usage(prompt, 4, 3))
 
 
 async def test_the_engine_is_asked_for_the_prompt_of_the_template(autojump_clock):
@@ -159,15 +173,15 @@ async def test_what_the_engine_could_not_take_is_refused_by_the_clients_name(
             await ask(address, request_)
         assert caught.value.param == param
         assert worker.prompts == []
-        assert (await ask(address, respond()))[1].reason is FinishReason.STOP
+        assert (await ask(address, respond()))[0][-1] == ChoiceEnded(FinishReason.STOP)
 
 
 async def test_the_last_token_that_fits_fits(autojump_clock):
     prompt = len(TINY.encode(respond("n=999").turns))
     async with running() as address:
-        _, finished = await ask(address, respond("n=999", tokens_max=MOST - prompt))
-        assert finished.usage.completion_tokens == MOST - prompt
-        assert finished.reason is FinishReason.LENGTH
+        replies, answered = await ask(address, respond("n=999", tokens_max=MOST - prompt))
+        assert answered.usage.completion_tokens == MOST - prompt
+        assert replies[-1] == ChoiceEnded(FinishReason.LENGTH)
         with pytest.raises(ContextTooLong):
             await ask(address, respond("n=999", tokens_max=MOST - prompt + 1))
 
@@ -271,13 +285,14 @@ def test_an_older_files_template_and_tokens_are_found():
 async def test_a_stop_string_ends_the_workers_call_at_once(autojump_clock):
     worker = Worker()
     async with running(worker) as address:
-        replies, finished = await ask(address, respond("n=80 s=1", stop=("is old",)))
+        replies, answered = await ask(address, respond("n=80 s=1", stop=("is old",)))
         assert trio.current_time() == 5
         assert worker.running == 0
         assert worker.left == 1
     assert text(replies) == "The oak "
     prompt = replies[0].prompt_tokens
-    assert finished == Finished(FinishReason.STOP, Usage(prompt, 5), "is old")
+    assert replies[-1] == ChoiceEnded(FinishReason.STOP, matched="is old")
+    assert answered == Answered(Usage(prompt, 5))
 
 
 async def test_a_stop_token_ends_the_workers_call_at_once(autojump_clock):
@@ -285,10 +300,10 @@ async def test_a_stop_token_ends_the_workers_call_at_once(autojump_clock):
 
     worker = Worker()
     async with running(worker) as address:
-        replies, finished = await ask(address, respond("n=80 s=1", stop_token_ids=(ids(" is")[0],)))
+        replies, answered = await ask(address, respond("n=80 s=1", stop_token_ids=(ids(" is")[0],)))
         assert (trio.current_time(), worker.running) == (3, 0)
     assert text(replies) == "The oak"
-    assert (finished.matched, finished.usage.completion_tokens) == (ids(" is")[0], 3)
+    assert (replies[-1].matched, answered.usage.completion_tokens) == (ids(" is")[0], 3)
 
 
 async def test_an_engine_that_dies_fails_the_answer(autojump_clock):
@@ -315,7 +330,7 @@ async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock):
         sizes.append(len(ids))
         return ids
 
-    async with running(aside=aside, known=(INFO, 10**6)) as address:
+    async with running(aside=aside, known=Limits(INFO, 10**6, 10**6)) as address:
         await ask(address, respond("a" * (LONG_CHARACTERS // 2)))
         assert sizes == []
         await ask(address, respond("a" * LONG_CHARACTERS))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TypeAlias, cast
 
 import jinja2
 from attrs import Factory, frozen
 from tokenizers import Tokenizer
 
+from actors._text.scores import TokenData, token_data
 from actors._text.template import compiled
 from protocol.errors import BadRequest, StartFailed
 from protocol.messages import Role, Turn
@@ -55,6 +57,24 @@ class TextModel:
         [encoding] = self.tokenizer.encode_batch_fast([self.prompt(turns)], add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids
+
+    def encode_text(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the token ids of a text as it is, with what the tokenizer itself puts around it if `special`."""
+        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return what token ids read as, special tokens included; raises `BadRequest` for ids that are none."""
+        if any(self.tokenizer.id_to_token(token) is None for token in ids):
+            raise BadRequest("these are not all token ids of this model")
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    @cached_property
+    def data(self) -> TokenData:
+        """What each token adds to a text, as bytes."""
+        return token_data(self.tokenizer)
 
 
 def _role(role: Role) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 from attrs import define, field
 from tokenizers import Tokenizer
 
-from protocol.messages import Text
+from actors._text.scores import Scores
+from protocol.messages import Logprob, Text
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 CHARACTER_BYTES_MAX = 4
@@ -70,7 +71,7 @@ class Decoding:
 
 @define(eq=False)
 class Reading:
-    """One answer's way from token ids to text.
+    """One choice's way from token ids to text.
 
     `matched` is the stop string or stop token id that ended it, once one has: the stop string that is complete first,
     the longest of those if there are several. `tokens` counts every id up to and with the one that completed the stop.
@@ -81,28 +82,38 @@ class Reading:
     stop_ids: Collection[int] = ()
     silent_ids: Collection[int] = ()  # they end an answer too, but that is for the engine to say
     tokens_min: int = 0  # stops count only after as many
+    stop_included: bool = False  # the text ends with the stop string
+    choice: int = 0
+    scores: Scores | None = None  # where log probabilities are wanted
+    tells_ids: bool = False
     tokens: int = 0
     matched: str | int | None = None
     _decoding: Decoding = field(init=False)
     _held: str = ""  # text that may turn out to be the start of a stop string
     _told: int = 0  # tokens that the texts given out so far stand for
+    _ids: list[int] = field(factory=list)  # that no text has told yet
 
     def __attrs_post_init__(self) -> None:
         self._decoding = Decoding(self.tokenizer)
 
-    def feed(self, ids: Sequence[int]) -> Text | None:
+    def feed(self, ids: Sequence[int], logprobs: Sequence[Logprob] = ()) -> Text | None:
         """Take the next ids and return the text that is certain by now; ids after a stop are ignored."""
         out = ""
-        for token in ids:
+        for place, token in enumerate(ids):
             if self.matched is not None:
                 break
             self.tokens += 1
+            if self.tells_ids:
+                self._ids.append(token)
             if token in self.stop_ids and self.tokens > self.tokens_min:
                 self.matched = token
                 out += self._held + self._decoding.flush()
             elif token not in self.silent_ids:
-                out += self._scan(self._decoding.step(token))
-        return self._text(out)
+                new = self._decoding.step(token)
+                if self.scores is not None and logprobs:
+                    self.scores.note(token, logprobs[place], len(new))
+                out += self._scan(new)
+        return self._text(out, last=self.matched is not None)
 
     def finish(self) -> Text | None:
         """Return what was held back, when no more ids will come."""
@@ -112,7 +123,7 @@ class Reading:
         if self.matched is None:
             out += self._held
         self._held = ""
-        return self._text(out)
+        return self._text(out, last=True)
 
     def _scan(self, text: str) -> str:
         """Return as much of the text as is surely not part of a stop string, and note a stop that is complete."""
@@ -122,8 +133,8 @@ class Reading:
         self._held = ""
         found = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
         if found:
-            _, at, self.matched = min(found)
-            return text[:at]
+            end, at, self.matched = min(found)
+            return text[: end if self.stop_included else at]
         keep = self._possible_start(text)
         if keep:
             text, self._held = text[:-keep], text[-keep:]
@@ -138,8 +149,12 @@ class Reading:
                 return size
         return 0
 
-    def _text(self, text: str) -> Text | None:
-        if not text:
+    def _text(self, text: str, *, last: bool) -> Text | None:
+        if not text and not (last and (self._ids or self.scores is not None)):
             return None
         tokens, self._told = self.tokens - self._told, self.tokens
-        return Text(text, tokens)
+        if self.scores is None and not self.tells_ids:
+            return Text(text, tokens, self.choice)
+        scores = () if self.scores is None else self.scores.take(len(text), last=last)
+        ids, self._ids = tuple(self._ids), []
+        return Text(text, tokens, self.choice, scores, ids) if text or scores or ids else None

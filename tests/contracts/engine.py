@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
+from math import exp, nan
 
 import pytest
 import trio
+from attrs import evolve
 
 from actors.engines.port import Engine, Generation
-from actors.engines.sglang.adapter import limit
-from protocol.errors import BadRequest, ContextTooLong, Overloaded, RequestError
+from protocol.errors import BadRequest, ContextTooLong, Overloaded, RequestError, Unsupported
 from protocol.messages import (
     REQUEST_ID_LENGTH,
     EngineLoad,
     Finished,
     FinishReason,
     Generate,
+    Grammar,
+    GrammarKind,
+    Logprob,
     Sampling,
     Started,
     Tokens,
@@ -172,7 +176,7 @@ async def aborts_in_the_turn_of_submit(engine: Engine) -> None:
 
 
 async def aborts_before_the_first_token(engine: Engine) -> None:
-    prompt = min(limit(engine.info) - LONG, 1024)
+    prompt = min(engine.info.request_tokens_max - LONG, 1024)
     for pause_s in (0.0, 0.002, 0.02):
         wanted = request(engine, LONG, prompt)
         generation = engine.submit(wanted)
@@ -280,6 +284,57 @@ async def counts_what_it_holds(engine: Engine) -> None:
         assert generation.over.is_set() or load.waiting == 0
 
 
+async def tells_log_probabilities_when_asked(engine: Engine) -> None:
+    for top in (0, 3):
+        plain = request(engine, 6)
+        wanted = evolve(plain, id=new_id(), logprobs=top)
+        told: list[Logprob] = []
+        ids: list[int] = []
+        async with slot(engine, wanted) as generation:
+            with trio.fail_after(ANSWERED_WITHIN_S):
+                async for reply in generation:
+                    if isinstance(reply, Tokens):
+                        assert len(reply.logprobs) == len(reply.ids), "one a token, with the token"
+                        ids += reply.ids
+                        told += reply.logprobs
+        assert len(told) == 6
+        for token, each in zip(ids, told, strict=True):
+            assert each.logprob <= 0
+            assert len(each.top) == top
+            values = [value for _, value in each.top]
+            assert values == sorted(values, reverse=True), "the likeliest first"
+            assert sum(map(exp, values)) <= 1.01
+            if top:
+                assert each.top[0][0] == token, "a greedy token is the likeliest"
+                assert abs(each.top[0][1] - each.logprob) < 1e-3
+        assert (await complete(engine, plain))[0] == ids, "asking changes nothing"
+
+
+async def a_bias_forces_and_forbids_a_token(engine: Engine) -> None:
+    plain = request(engine, 4)
+    usual, _ = await complete(engine, plain)
+    forced = next(token for token in range(5, 100) if token not in usual)
+    sampling = evolve(plain.sampling, logit_bias={forced: 100.0})
+    assert (await complete(engine, Generate(new_id(), plain.tokens, sampling)))[0] == [forced] * 4
+    sampling = evolve(plain.sampling, logit_bias={usual[0]: -100.0})
+    assert usual[0] not in (await complete(engine, Generate(new_id(), plain.tokens, sampling)))[0]
+
+
+async def a_salt_keeps_prompts_apart(engine: Engine) -> None:
+    plain = request(engine, 2, prompt=4 * engine.info.page_size)
+    cached = []
+    for salt in ("a", "a", "b"):
+        _, finished = await complete(engine, evolve(plain, id=new_id(), cache_salt=salt))
+        cached.append(finished.usage.cached_tokens)
+    assert cached[0] == cached[2] == 0
+
+
+async def refuses_a_grammar_that_it_does_not_know(engine: Engine) -> None:
+    for kind in set(GrammarKind).difference(engine.info.grammars):
+        with pytest.raises(Unsupported):
+            await complete(engine, request(engine, grammar=Grammar(kind, "a")))
+
+
 async def refuses_or_queues_but_never_blocks(engine: Engine) -> None:
     taken: list[tuple[Generate, Generation]] = []
     for _ in range(2 * engine.info.running_max + 64):
@@ -300,7 +355,7 @@ async def refuses_or_queues_but_never_blocks(engine: Engine) -> None:
 
 
 async def refuses_what_is_wrong_and_serves_on(engine: Engine) -> None:
-    most, longest = engine.info.vocabulary_size, limit(engine.info)
+    most, longest = engine.info.vocabulary_size, engine.info.request_tokens_max
     wrong = [
         Generate(new_id(), [], Sampling(4)),
         Generate(new_id(), [1, -1], Sampling(4)),
@@ -309,6 +364,11 @@ async def refuses_what_is_wrong_and_serves_on(engine: Engine) -> None:
         Generate(new_id(), [1], Sampling(0)),
         Generate(new_id(), [1], Sampling(4, stop_token_ids=(most,))),
         Generate(new_id(), [1], Sampling(4, stop_token_ids=(-1,))),
+        Generate(new_id(), [1], Sampling(4, logit_bias={most: 1.0})),
+        Generate(new_id(), [1], Sampling(4, logit_bias={-1: 1.0})),
+        Generate(new_id(), [1], Sampling(4, logit_bias={1: nan})),
+        Generate(new_id(), [1], Sampling(4), logprobs=most + 1),
+        Generate(new_id(), [1], Sampling(4), logprobs=-1),
         Generate(new_id(), [1] * longest, Sampling(1)),
         Generate(new_id(), [1], Sampling(longest)),
     ]
@@ -321,7 +381,7 @@ async def refuses_what_is_wrong_and_serves_on(engine: Engine) -> None:
 
 
 async def serves_the_longest_prompt(engine: Engine) -> None:
-    ids, _ = await complete(engine, request(engine, 2, limit(engine.info) - 2))
+    ids, _ = await complete(engine, request(engine, 2, engine.info.request_tokens_max - 2))
     assert len(ids) == 2
 
 
@@ -356,4 +416,8 @@ CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     refuses_what_is_wrong_and_serves_on,
     serves_the_longest_prompt,
     drops_its_cache_only_when_idle,
+    tells_log_probabilities_when_asked,
+    a_bias_forces_and_forbids_a_token,
+    a_salt_keeps_prompts_apart,
+    refuses_a_grammar_that_it_does_not_know,
 )

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from actors.engines.sglang.adapter import limit
 from protocol.errors import Left, RequestError
 from protocol.messages import Generate, Sampling, Tokens
 from tests.contracts.engine import at_rest, check_engine, complete, new_id, request
@@ -49,7 +48,7 @@ async def answers_greedily_alike(engine):
 async def aborts_a_long_prefill(engine):
     """A prompt of many chunks is left in each of them, and no token of it comes."""
     for pause_s in (0.0, 0.01, 0.03, 0.06, 0.1, 0.2):
-        wanted = request(engine, 16, limit(engine.info) - 32)
+        wanted = request(engine, 16, engine.info.request_tokens_max - 32)
         generation = engine.submit(wanted)
         await trio.sleep(pause_s)
         engine.abort(wanted.id)

@@ -8,11 +8,9 @@ import trio
 from attrs import define, field
 
 from actors._kit import Answer, Asks
+from actors.engines.limits import check
 from actors.engines.port import Generation
-from protocol.errors import BadRequest, ContextTooLong
 from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Message
-
-KEPT = 6  # tokens; SGLang: `max_req_input_len`
 
 
 class Line(Asks[Message, Message, Message], Protocol):
@@ -73,31 +71,3 @@ class SglangEngine:
     async def _control(self, request: Message) -> Message | None:
         async with self.line.ask(request, 0) as answer:
             return await answer.result()
-
-
-def check(request: Generate, info: EngineInfo) -> None:
-    """Raise `BadRequest` for what SGLang would die of, and for what it would change without a word."""
-    wanted = request.sampling
-    if not request.tokens:
-        raise BadRequest("the prompt is empty")
-    if min(request.tokens) < 0 or max(request.tokens) >= info.vocabulary_size:
-        raise BadRequest(f"the prompt has a token id outside 0 to {info.vocabulary_size - 1}")
-    if any(not 0 <= token < info.vocabulary_size for token in wanted.stop_token_ids):
-        raise BadRequest(f"a stop token id is outside 0 to {info.vocabulary_size - 1}", param="stop_token_ids")
-    if wanted.tokens_max < 1:
-        raise BadRequest("an answer has at least one token")
-    total, most = len(request.tokens) + wanted.tokens_max, limit(info)
-    if total > most:
-        raise ContextTooLong(
-            f"the prompt's {len(request.tokens)} tokens and the {wanted.tokens_max} asked for make {total};"
-            f" this engine holds {most}"
-        )
-
-
-def limit(info: EngineInfo) -> int:
-    """Return how many tokens of prompt and answer together one request may have.
-
-    Of the KV memory SGLang keeps a page for itself, and it refuses prompts of the last `KEPT` tokens of either limit,
-    however little is asked for; what passes the limits otherwise it would cut short without saying so.
-    """
-    return min(info.context_max - KEPT, info.kv_tokens_max - max(info.page_size, KEPT))

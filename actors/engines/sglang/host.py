@@ -38,11 +38,14 @@ from protocol.messages import (
     Generate,
     GetInfo,
     GetLoad,
+    GrammarKind,
+    Logprob,
     Message,
 )
 from protocol.peer import Peer
 
 READ_BYTES = 256 * 1024
+KEPT = 6  # tokens; SGLang: `max_req_input_len`
 CONTROL_STREAMS = 16  # beside one stream a slot
 
 
@@ -73,6 +76,7 @@ class _Running:
 
     id: str
     stream: int
+    logprobs: int | None = None  # how many of the likeliest tokens to tell of
     task: asyncio.Task[None] | None = None
     begun: bool = False
 
@@ -119,7 +123,7 @@ class Host:
             case Open():
                 request = messages.decode(frame.body)
                 if isinstance(request, Generate):
-                    self._start(_Running(request.id, frame.stream), request)
+                    self._start(_Running(request.id, frame.stream, request.logprobs), request)
                 else:
                     task = asyncio.get_running_loop().create_task(self._control(frame.stream, request))
                     self.controls.add(task)
@@ -145,6 +149,9 @@ class Host:
                 sampling_params=self._sampling(request),
                 rid=request.id,
                 stream=True,
+                return_logprob=request.logprobs is not None,
+                top_logprobs_num=request.logprobs or 0,
+                cache_salt=request.cache_salt,
             )
             async for out in self.manager.generate_request(asked, None):
                 last = out
@@ -181,6 +188,9 @@ class Host:
             "stop_token_ids": list(wanted.stop_token_ids) or None,
             "ignore_eos": wanted.ignore_eos,
             "sampling_seed": wanted.seed if self._honours_seed else None,
+            "logit_bias": {str(token): bias for token, bias in wanted.logit_bias.items()} or None,
+            # SGLang has a field of this name for each kind of grammar
+            **({} if wanted.grammar is None else {wanted.grammar.kind.value: wanted.grammar.text}),
         }
 
     async def _stepped(self, out: object) -> None:
@@ -203,6 +213,8 @@ class Host:
                 running.begun = True
                 step.begun.append(Begun(running.stream, out.cached_tokens[i]))
             ids = out.output_ids[i]
+            if running.logprobs is not None:
+                step.logprobs[running.stream] = _logprobs(out, i, running.logprobs)
             step.streams.append(running.stream)
             step.counts.append(len(ids))
             step.tokens.extend(ids)
@@ -272,15 +284,20 @@ class Host:
         """Return what this engine is."""
         arguments = self.engine.server_args
         scheduler = self.engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001
+        context_max, kv_tokens_max = self.manager.context_len, scheduler["max_total_num_tokens"]
         return EngineInfo(
             kind="sglang",
             version=__version__,
             vocabulary_size=self.manager.model_config.vocab_size,
-            context_max=self.manager.context_len,
-            kv_tokens_max=scheduler["max_total_num_tokens"],
+            context_max=context_max,
+            kv_tokens_max=kv_tokens_max,
+            # SGLang keeps a page of the KV memory for itself, and refuses prompts of the last `KEPT` tokens of either
+            # limit, however little is asked for; what passes the limits otherwise it cuts short without a word.
+            request_tokens_max=min(context_max - KEPT, kv_tokens_max - max(arguments.page_size, KEPT)),
             running_max=arguments.max_running_requests,
             page_size=arguments.page_size,
             honours_seed=self._honours_seed,
+            grammars=() if arguments.grammar_backend == "none" else tuple(GrammarKind),
             ranks=arguments.tp_size,
         )
 
@@ -296,6 +313,16 @@ class Host:
 
     def _flush(self) -> None:
         self.writer.write(self.peer.take())
+
+
+def _logprobs(out: BatchTokenIDOutput, i: int, top: int) -> tuple[Logprob, ...]:
+    """Return what SGLang says of the tokens that request `i` of a step got."""
+    values = out.output_token_logprobs_val[i]
+    if not top:
+        return tuple(map(Logprob, values))
+    tops = zip(out.output_top_logprobs_idx[i], out.output_top_logprobs_val[i], strict=True)
+    likeliest = (tuple(zip(ids, logprobs, strict=True)) for ids, logprobs in tops)
+    return tuple(map(Logprob, values, likeliest))
 
 
 def _failure(reason: dict[str, object]) -> RequestError:

@@ -1,0 +1,163 @@
+"""The choices of one answer: each is one generation read as text; of a prompt, the first one goes ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import trio
+from attrs import define, evolve, field
+
+from actors._kit import Asks
+from actors._text.model import TextModel
+from actors._text.reading import Reading
+from actors._text.scores import Scores
+from protocol.errors import EngineLost
+from protocol.messages import (
+    Accepted,
+    ChoiceEnded,
+    Finished,
+    FinishReason,
+    Generate,
+    Respond,
+    Started,
+    Text,
+    Tokens,
+    Usage,
+)
+
+Decode: TypeAlias = Asks[Generate, Started | Tokens, Finished]
+Speak: TypeAlias = Callable[[Accepted | Started | Text | ChoiceEnded], None]
+
+
+@define(eq=False)
+class Choices:
+    """Reads the choices of one request into `speak` as they come, and counts what they cost."""
+
+    request: Respond
+    model: TextModel
+    decode: Decode
+    speak: Speak
+    _cached: int = 0
+    _completion: int = 0
+    _started: bool = False
+
+    async def read(self, asked: Sequence[Sequence[Generate]]) -> Usage:
+        """Read every choice of every prompt, and return what they cost together.
+
+        Raises what ended the first choice that failed; the others end with it.
+        """
+        if len(asked) == len(asked[0]) == 1:  # nearly every request
+            await self._choice(asked[0][0], 0, self.speak)
+        else:
+            async with trio.open_nursery() as nursery:
+                for place, of_prompt in enumerate(asked):
+                    nursery.start_soon(self._prompt, of_prompt, place * self.request.n)
+        return Usage(sum(len(of_prompt[0].tokens) for of_prompt in asked), self._completion, self._cached)
+
+    async def _prompt(self, asked: Sequence[Generate], first: int) -> None:
+        """Read the choices of one prompt; where more are computed than wanted, tell the likeliest in the end."""
+        drafts = [_Draft(self.speak) for _ in asked] if len(asked) > self.request.n else []
+        async with trio.open_nursery() as nursery:
+            for place, generate in enumerate(asked):
+                speak = drafts[place].hear if drafts else self.speak
+                if place == 0 and asked[1:]:  # the others find its prompt in the cache
+                    await nursery.start(self._choice, generate, first, speak)
+                else:
+                    nursery.start_soon(self._choice, generate, first + place, speak, place == 0)
+        drafts.sort(key=_Draft.likelihood, reverse=True)
+        for place, draft in enumerate(drafts[: self.request.n]):
+            draft.tell(first + place, with_logprobs=self.request.logprobs is not None)
+
+    async def _choice(
+        self,
+        generate: Generate,
+        choice: int,
+        speak: Speak,
+        leads: bool = True,  # of its prompt's choices it is the first, which finds what earlier requests left
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Read one choice; `started()` means that its prompt is computed."""
+        reading = self._reading(generate, choice)
+        if self.request.echo:
+            speak(Text(self.model.decode(generate.tokens), 0, choice))
+
+        def pass_on(reply: Started | Tokens) -> None:
+            if isinstance(reply, Started):
+                self._cached += reply.cached_tokens if leads else 0
+                if not self._started:
+                    self._started = True
+                    speak(reply)
+                task_status.started()
+                if self.request.warm_up:
+                    generation.enough()
+                return
+            if (text := reading.feed(reply.ids, reply.logprobs)) is not None:
+                speak(text)
+            if reading.matched is not None:
+                generation.enough()  # leaving aborts the engine: what it computes from here on is for nobody
+
+        async with self.decode.ask(generate, generate.sampling.tokens_max) as generation:
+            finished = await generation.relay(pass_on)
+        self._ended(reading, finished, speak)
+
+    def _ended(self, reading: Reading, finished: Finished | None, speak: Speak) -> None:
+        """Tell what is left of a choice, and how it ended."""
+        choice = reading.choice
+        if self.request.warm_up:
+            speak(ChoiceEnded(FinishReason.LENGTH, choice))
+            return
+        if (text := reading.finish()) is not None:
+            speak(text)
+        if reading.matched is not None:
+            self._completion += reading.tokens
+            speak(ChoiceEnded(FinishReason.STOP, choice, reading.matched))
+        elif finished is None:
+            raise EngineLost("the answer ended without saying how")
+        else:
+            self._completion += finished.usage.completion_tokens
+            speak(ChoiceEnded(finished.reason, choice, finished.matched))
+
+    def _reading(self, generate: Generate, choice: int) -> Reading:
+        request, model = self.request, self.model
+        return Reading(
+            model.tokenizer,
+            request.stop,
+            frozenset(request.stop_token_ids),
+            frozenset() if request.ignore_eos else model.eos_token_ids,
+            request.tokens_min,
+            request.stop_included,
+            choice,
+            None if generate.logprobs is None else Scores(model.tokenizer.id_to_token, model.data),
+            request.token_ids,
+        )
+
+
+@define(eq=False)
+class _Draft:
+    """A choice that may not be told: kept whole until it is known how likely the others are."""
+
+    speak: Speak
+    _texts: list[Text] = field(factory=list)
+    _ended: ChoiceEnded | None = None
+
+    def hear(self, reply: Accepted | Started | Text | ChoiceEnded) -> None:
+        match reply:
+            case Text():
+                self._texts.append(reply)
+            case ChoiceEnded():
+                self._ended = reply
+            case _:
+                self.speak(reply)
+
+    def likelihood(self) -> float:
+        """Return the mean log probability of its tokens."""
+        values = [token.logprob for text in self._texts for token in text.logprobs]
+        return sum(values) / len(values) if values else 0.0
+
+    def tell(self, choice: int, *, with_logprobs: bool) -> None:
+        for text in self._texts:
+            self.speak(evolve(text, choice=choice, logprobs=text.logprobs if with_logprobs else ()))
+        assert self._ended is not None
+        self.speak(evolve(self._ended, choice=choice))

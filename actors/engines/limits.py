@@ -1,0 +1,42 @@
+"""What every engine refuses, whatever computes in it."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from protocol.errors import BadRequest, ContextTooLong, Unsupported
+from protocol.messages import EngineInfo, Generate
+
+
+def check(request: Generate, info: EngineInfo) -> None:
+    """Raise `BadRequest` for what an engine would die of, or change in silence; `ContextTooLong` if it is too long."""
+    _check_ids(request, info.vocabulary_size)
+    wanted = request.sampling
+    if not all(map(isfinite, wanted.logit_bias.values())):
+        raise BadRequest("a logit_bias is not a finite number", param="logit_bias")
+    if not 0 <= (request.logprobs or 0) <= info.vocabulary_size:
+        raise BadRequest(f"the model has {info.vocabulary_size} tokens", param="logprobs")
+    if wanted.grammar is not None and wanted.grammar.kind not in info.grammars:
+        raise Unsupported(f"this engine cannot keep an answer to a {wanted.grammar.kind}", param="grammar")
+    if wanted.tokens_max < 1:
+        raise BadRequest("an answer has at least one token", param="tokens_max")
+    if not 0 <= wanted.tokens_min <= wanted.tokens_max:
+        raise BadRequest(f"tokens_min must be from 0 to {wanted.tokens_max}", param="tokens_min")
+    total = len(request.tokens) + wanted.tokens_max
+    if total > info.request_tokens_max:
+        raise ContextTooLong(
+            f"the prompt's {len(request.tokens)} tokens and the {wanted.tokens_max} asked for make {total};"
+            f" this engine holds {info.request_tokens_max}"
+        )
+
+
+def _check_ids(request: Generate, vocabulary_size: int) -> None:
+    wanted, last = request.sampling, vocabulary_size - 1
+    if not request.tokens:
+        raise BadRequest("the prompt is empty")
+    if min(request.tokens) < 0 or max(request.tokens) > last:
+        raise BadRequest(f"the prompt has a token id outside 0 to {last}")
+    if any(not 0 <= token <= last for token in wanted.stop_token_ids):
+        raise BadRequest(f"a stop token id is outside 0 to {last}", param="stop_token_ids")
+    if any(not 0 <= token <= last for token in wanted.logit_bias):
+        raise BadRequest(f"logit_bias names a token id outside 0 to {last}", param="logit_bias")

@@ -1,0 +1,105 @@
+"""Of those that wait the most urgent goes first, and of equals the one that came first; nobody is lost or doubled."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors._kit import Answer, Call
+from actors._queue import Queue, queue
+
+
+def call(urgency, name=""):
+    return Call((urgency, name), Answer(0))
+
+
+def made(size=10):
+    return Queue(size, lambda request: request[0])
+
+
+async def test_the_most_urgent_goes_first_and_equals_in_their_order(nursery):
+    of = made()
+    for urgency, name in [(0, "a"), (5, "b"), (0, "c"), (5, "d"), (-1, "e")]:
+        await of.send(call(urgency, name))
+    assert [(await of.receive()).request[1] for _ in range(5)] == ["b", "d", "a", "c", "e"]
+    assert of.waiting == (0, 0)
+
+
+async def test_room_goes_to_the_most_urgent_of_those_who_wait_for_it(nursery):
+    of = made(1)
+    await of.send(call(0, "first"))
+    for urgency, name in [(1, "low"), (9, "high")]:
+        nursery.start_soon(of.send, call(urgency, name))
+        await trio.testing.wait_all_tasks_blocked()
+    assert of.waiting == (1, 2)
+    assert [(await of.receive()).request[1] for _ in range(3)] == ["first", "high", "low"]
+
+
+async def test_an_asker_who_gives_up_waiting_leaves_no_hole(autojump_clock):
+    of = made(1)
+    await of.send(call(0, "first"))
+    with trio.move_on_after(1):
+        await of.send(call(9, "gone"))
+    assert of.waiting == (1, 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(of.send, call(0, "second"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert [(await of.receive()).request[1] for _ in range(2)] == ["first", "second"]
+
+
+async def test_a_receiver_that_is_cancelled_takes_nothing_along(autojump_clock):
+    of, got = made(), []
+
+    async def receive():
+        got.append((await of.receive()).request[1])
+
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(1):
+            await of.receive()
+        nursery.start_soon(receive)
+        nursery.start_soon(receive)
+        await trio.testing.wait_all_tasks_blocked()
+        await of.send(call(0, "a"))
+        await of.send(call(0, "b"))
+    assert sorted(got) == ["a", "b"]
+
+
+async def test_a_cancelled_asker_puts_nothing_in():
+    of = made()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await of.send(call(0))
+    assert of.waiting == (0, 0)
+
+
+async def test_its_address_asks_like_any_other(nursery):
+    address, inbox = queue(2, lambda request: request)
+
+    async def answer():
+        taken = await inbox.receive()
+        with taken.answering(None) as said:
+            said.end(taken.request * 2)
+
+    nursery.start_soon(answer)
+    async with address.ask(21, 0) as answered:
+        assert await answered.result() == 42
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+@given(urgencies=st.lists(st.integers(-3, 3), max_size=12))
+def test_any_calls_come_out_in_order_once_each(size, urgencies):
+    async def main():
+        of = made(size)
+        async with trio.open_nursery() as nursery:
+            for number, urgency in enumerate(urgencies):
+                nursery.start_soon(of.send, call(urgency, number))
+                await trio.testing.wait_all_tasks_blocked()
+            inside = sorted(range(min(size, len(urgencies))), key=lambda number: (-urgencies[number], number))
+            out = [(await of.receive()).request[1] for _ in urgencies]
+        assert sorted(out) == list(range(len(urgencies)))
+        assert out[:1] == inside[:1]
+
+    trio.run(main)
