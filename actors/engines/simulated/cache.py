@@ -1,0 +1,122 @@
+"""Paged KV memory with a prefix cache: only counts and digests, as nothing is stored in the pages.
+
+A page that is full is known by a digest of its tokens and of all before them, so equal digests mean equal prefixes, and
+requests with the same prefix share its pages. A page that nobody references any more stays until its place is needed;
+the least recently used goes first, and of one request's pages the last.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from attrs import Factory, define
+
+TOKEN_BYTES = 8
+_DIGEST_BYTES = 16
+
+
+def packed(tokens: Iterable[int]) -> bytes:
+    """Return token ids as bytes, `TOKEN_BYTES` each."""
+    return array("q", tokens).tobytes()
+
+
+def root(salt: str | None) -> bytes:
+    """Return the digest before the first page; requests with different salts share nothing."""
+    return bytes(_DIGEST_BYTES) if salt is None else blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def chain(before: bytes, tokens: bytes, page_size: int) -> list[bytes]:
+    """Return the digest of every full page of packed `tokens` that follow what `before` is the digest of."""
+    size, digests = page_size * TOKEN_BYTES, []
+    for start in range(0, len(tokens) - size + 1, size):
+        before = blake2b(before + tokens[start : start + size], digest_size=_DIGEST_BYTES).digest()
+        digests.append(before)
+    return digests
+
+
+@define(eq=False)
+class Lease:
+    """The pages that one request holds: those that others may share, in the order of its tokens, and its own."""
+
+    shared: list[bytes]
+    own: int
+
+
+@define(eq=False)
+class Memory:
+    """All pages of one engine; each is free, own to one request, referenced by some, or idle (cached for nobody)."""
+
+    pages_max: int
+    _own: int = 0
+    _references: dict[bytes, int] = Factory(dict)
+    _idle: OrderedDict[bytes, None] = Factory(OrderedDict)  # the least recently used first, found at once
+
+    @property
+    def free(self) -> int:
+        """How many pages hold nothing."""
+        return self.pages_max - self._own - len(self._references) - len(self._idle)
+
+    @property
+    def referenced(self) -> int:
+        """How many shared pages somebody holds, each counted once."""
+        return len(self._references)
+
+    @property
+    def idle(self) -> int:
+        """How many pages are cached for nobody in particular."""
+        return len(self._idle)
+
+    def known(self, digests: Iterable[bytes]) -> int:
+        """Return how many pages of this prefix are cached."""
+        count = 0
+        for digest in digests:
+            if digest not in self._references and digest not in self._idle:
+                break
+            count += 1
+        return count
+
+    def take(self, digests: Sequence[bytes], pages: int) -> Lease | None:
+        """Lease so many pages, those of a known prefix shared; None while there are too few."""
+        known = self.known(digests)
+        found = list(digests[:known])
+        assert known <= pages, "a prefix is part of the whole"
+        missing = pages - known
+        evictable = len(self._idle) - sum(digest in self._idle for digest in found)
+        if missing > self.free + evictable:
+            return None
+        for digest in found:
+            self._reference(digest)
+        for _ in range(missing - self.free):
+            self._idle.popitem(last=False)
+        self._own += missing
+        return Lease(found, missing)
+
+    def publish(self, lease: Lease, digest: bytes) -> None:
+        """Share the next page of a lease, which is full now; if its like is shared already, one of the two is freed."""
+        assert lease.own > 0, "only a page that is there can be shared"
+        lease.own -= 1
+        self._own -= 1
+        self._reference(digest)
+        lease.shared.append(digest)
+
+    def release(self, lease: Lease) -> None:
+        """Give all pages of a lease back; the shared ones stay cached."""
+        self._own -= lease.own
+        lease.own = 0
+        while lease.shared:  # the last goes first: a prefix without its end is of use, an end without its prefix is not
+            digest = lease.shared.pop()
+            self._references[digest] -= 1
+            if not self._references[digest]:
+                del self._references[digest]
+                self._idle[digest] = None
+
+    def flush(self) -> None:
+        """Forget every page that nobody holds."""
+        self._idle.clear()
+
+    def _reference(self, digest: bytes) -> None:
+        self._idle.pop(digest, None)
+        self._references[digest] = self._references.get(digest, 0) + 1

@@ -1,0 +1,35 @@
+"""What an engine step costs: a sum of a few prices, each in seconds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from attrs import frozen
+
+from protocol.dialects.options import Within
+
+Price = Annotated[float, Within(at_least=0)]
+
+
+@frozen(kw_only=True)
+class Costs:
+    """The prices of one engine step.
+
+    The defaults are of the order of an 8B model on one recent GPU, and measured on none: `python -m bench.fit` fits
+    them to a server that runs.
+    """
+
+    fixed_s: Annotated[float, Within(above=0)] = 0.008  # each step: above all, reading the weights once
+    per_prefill_token_s: Price = 0.00003  # each token of a prompt that the step computes
+    per_running_s: Price = 0.00005  # each request that takes part in the step
+    per_kv_token_s: Price = 0.0  # each token of KV memory that the step reads
+    release_s: Price = 0.0  # from an abort until the slot and its pages are free
+
+    def step_s(self, prefill_tokens: int, running: int, kv_tokens: int) -> float:
+        """Return how long a step lasts, in seconds."""
+        return (
+            self.fixed_s
+            + self.per_prefill_token_s * prefill_tokens
+            + self.per_running_s * running
+            + self.per_kv_token_s * kv_tokens
+        )

@@ -1,0 +1,30 @@
+"""What can be wrong with a simulated engine, on request."""
+
+from __future__ import annotations
+
+from typing import Annotated, Protocol
+
+from attrs import frozen
+
+from protocol.dialects.options import Within
+
+Share = Annotated[float, Within(at_least=0, at_most=1)]
+
+
+class Chance(Protocol):
+    """Where luck comes from: a seeded `random.Random`, for example."""
+
+    def random(self) -> float:
+        """Return the next number from 0 up to 1."""
+
+
+@frozen(kw_only=True)
+class Faults:
+    """How an engine misbehaves: by default not at all."""
+
+    slow: Annotated[float, Within(above=0)] = 1.0  # steps last so many times longer than their cost
+    stuck: Share = 0.0  # of aborted requests, those that keep slot and memory while this is above 0
+    refuse: Share = 0.0  # of requests, those that are found wrong when their prompt is computed
+    stall: Share = 0.0  # of steps, those after which nothing happens for `stall_s`, releases included
+    stall_s: Annotated[float, Within(at_least=0)] = 1.0
+    crash_after_s: Annotated[float, Within(above=0)] | None = None  # counted from the start, or from when it is set

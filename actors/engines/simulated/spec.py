@@ -1,0 +1,67 @@
+"""What a simulated engine is made of, as it stands in `cluster.toml`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from attrs import frozen
+
+from actors.engines.simulated.costs import Costs
+from actors.engines.simulated.faults import Faults
+from protocol.dialects.mistakes import Mistake
+from protocol.dialects.options import Within
+from protocol.messages import EngineInfo
+
+Count = Annotated[int, Within(at_least=1, at_most=2**31 - 1)]
+
+
+@frozen(kw_only=True)
+class SimulatedSpec:
+    """Sizes, prices and faults of one simulated engine; lengths in tokens."""
+
+    slots: Count = 64  # requests that run at once
+    waiting_max: Annotated[int, Within(at_least=0, at_most=2**31 - 1)] = 64  # requests that wait for a slot
+    kv_tokens_max: Count = 131_072
+    context_max: Count = 32_768
+    page_size: Count = 16
+    prefill_chunk: Count = 2_048  # of all prompts together, the tokens that one step computes
+    prefix_cache: bool = True
+    vocabulary_size: Annotated[int, Within(at_least=2, at_most=2**31 - 1)] = 32_000
+    eos_id: Annotated[int, Within(at_least=0)] | None = None  # without one no answer ends by itself
+    length_min: Count = 16  # of an answer that ends by itself, the eos token not counted
+    length_max: Count = 512
+    seed: int = 0
+    costs: Costs = Costs()
+    faults: Faults = Faults()
+
+    @property
+    def pages(self) -> int:
+        """How many pages of KV memory there are."""
+        return self.kv_tokens_max // self.page_size
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine says of itself."""
+        return EngineInfo(
+            kind="simulated",
+            version="1",
+            vocabulary_size=self.vocabulary_size,
+            context_max=self.context_max,
+            kv_tokens_max=self.pages * self.page_size,
+            request_tokens_max=min(self.context_max, self.pages * self.page_size),
+            running_max=self.slots,
+            page_size=self.page_size,
+            honours_seed=True,
+        )
+
+    def disagreements(self) -> Iterator[Mistake]:
+        """Yield what is wrong between keys that are each right by themselves."""
+        if self.pages < 2:
+            yield Mistake("kv_tokens_max", f"is less than two pages of {self.page_size} tokens")
+        if self.context_max < 2:
+            yield Mistake("context_max", "leaves no room for a prompt and an answer")
+        if self.length_min > self.length_max:
+            yield Mistake("length_min", f"must be at most length_max ({self.length_max}), got {self.length_min}")
+        if self.eos_id is not None and self.eos_id >= self.vocabulary_size:
+            yield Mistake("eos_id", f"the vocabulary ends at {self.vocabulary_size - 1}, got {self.eos_id}")

@@ -1,0 +1,153 @@
+"""What a simulated engine says: sentences that somebody encoded, or else ids drawn from the whole vocabulary.
+
+Everything depends on the engine's seed, the prompt and, at a temperature above 0, the request's own seed or its id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import chain, count, cycle, repeat
+from math import log, log1p
+from struct import unpack
+
+from attrs import define, frozen
+
+from actors.engines.simulated.spec import SimulatedSpec
+from protocol.messages import Generate, Logprob
+
+FORCED = 100.0  # OpenAI: a bias of so much makes a token certain, and its opposite impossible
+_HALF = log(0.5)
+_LENGTH, _SENTENCE, _LOGPROB = range(3)  # what a draw is for, so that draws do not depend on each other
+
+
+@define(eq=False)
+class Voice:
+    """One answer on its way: its ids without end, and those of them that end it."""
+
+    ids: Iterator[int]
+    ends: frozenset[int]
+    key: bytes
+    greedy: bool
+
+
+@frozen
+class Speech:
+    """How one engine speaks; raises `ValueError` for `lines` that its vocabulary does not have."""
+
+    spec: SimulatedSpec
+    lines: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def of(cls, spec: SimulatedSpec, lines: Sequence[Sequence[int]]) -> Speech:
+        """Return the speech made of these sentences, an eos token in them left out."""
+        sentences = [tuple(token for token in line if token != spec.eos_id) for line in lines]
+        if any(not 0 <= token < spec.vocabulary_size for line in sentences for token in line):
+            raise ValueError(f"a line has a token id outside 0 to {spec.vocabulary_size - 1}")
+        return cls(spec, tuple(filter(None, sentences)))
+
+    def answer(self, request: Generate, prompt: bytes) -> Voice:
+        """Return what this engine says to a request; `prompt` is its packed tokens."""
+        wanted, eos = request.sampling, self.spec.eos_id
+        greedy = wanted.temperature <= 0
+        own = "" if greedy else f"id {request.id}" if wanted.seed is None else f"seed {wanted.seed}"
+        digest = blake2b(f"{self.spec.seed}\n{own}\n".encode(), digest_size=16)
+        digest.update(prompt)
+        key = digest.digest()
+        ends = frozenset(wanted.stop_token_ids)
+        if eos is not None and not wanted.ignore_eos:
+            ends |= {eos}
+        return Voice(self._biased(request, key, ends), ends, key, greedy)
+
+    def logprob(self, voice: Voice, place: int, token: int, most: int) -> Logprob:
+        """Return a likely log probability for the token at a place, and the `most` likeliest there.
+
+        The likeliest has half of all probability or more, each further one half of what is left, so the sum is below 1.
+        """
+        vocabulary_size = self.spec.vocabulary_size
+        drawn = _draw(voice.key, _LOGPROB, place)
+        likeliest = 0.5 + 0.499 * ((drawn & 0xFFFF) / 0xFFFF)
+        # Each rank is half as likely as the one before it, as the number of zeros at the end of a number is.
+        luck = drawn >> 16 & 0xFF | 0x100
+        rank = 0 if voice.greedy else min((luck & -luck).bit_length() - 1, vocabulary_size - 1)
+
+        def at(rank: int) -> float:
+            return log1p(-likeliest) + rank * _HALF if rank else log(likeliest)
+
+        others = vocabulary_size - 1
+
+        def candidate(each: int) -> int:
+            """Return the token of a rank: all ranks have different ones."""
+            if each == rank:
+                return token
+            return (token + 1 + (drawn + each - (each > rank)) % others) % vocabulary_size
+
+        top = tuple((candidate(each), at(each)) for each in range(min(most, vocabulary_size)))
+        return Logprob(at(rank), top)
+
+    def _biased(self, request: Generate, key: bytes, ends: frozenset[int]) -> Iterator[int]:
+        """Return the ids that a request gets: forced ones, or else speech without those that must not be said."""
+        wanted = request.sampling
+        never = frozenset(token for token, bias in wanted.logit_bias.items() if bias <= -FORCED)
+        forced = [(-bias, token) for token, bias in wanted.logit_bias.items() if bias >= FORCED]
+        if forced:
+            ids: Iterator[int] = repeat(min(forced)[1])
+        else:
+            eos = self.spec.eos_id
+            ids = self._spoken(key, wanted.tokens_min, itself=eos in ends and eos not in never)
+        if not never and not (ends and wanted.tokens_min):
+            return ids
+        return self._replaced(ids, never, ends, wanted.tokens_min)
+
+    def _spoken(self, key: bytes, tokens_min: int, *, itself: bool) -> Iterator[int]:
+        """Yield sentence after sentence; where an answer ends by `itself`, eos tokens follow at its drawn length."""
+        if not itself:
+            yield from chain.from_iterable(self._sentences(key))
+        spec, said = self.spec, 0
+        drawn = spec.length_min + _draw(key, _LENGTH, 0) % (spec.length_max - spec.length_min + 1)
+        length = max(drawn, tokens_min)
+        for sentence in self._sentences(key):
+            # A sentence is said to its end; what is none may end anywhere.
+            yield from sentence if self.lines else sentence[: length - said]
+            said += len(sentence)
+            if said >= length:
+                break
+        assert spec.eos_id is not None
+        yield from repeat(spec.eos_id)
+
+    def _sentences(self, key: bytes) -> Iterator[tuple[int, ...]]:
+        many = len(self.lines)
+        if not many:
+            yield from self._babble(key)
+        elif many == 1:
+            yield from cycle(self.lines)
+        at = _draw(key, _SENTENCE, 0) % many
+        for number in count(1):
+            yield self.lines[at]
+            at = (at + 1 + _draw(key, _SENTENCE, number) % (many - 1)) % many  # never the same one twice in a row
+
+    def _babble(self, key: bytes) -> Iterator[tuple[int, ...]]:
+        """Yield ids without meaning, eight at a time; the eos token is none of them."""
+        size, eos = self.spec.vocabulary_size, self.spec.eos_id
+        for number in count():
+            block = blake2b(number.to_bytes(8), key=key).digest()
+            ids = tuple(drawn % size for drawn in unpack("<8Q", block))
+            yield tuple((token + 1) % size if token == eos else token for token in ids) if eos in ids else ids
+
+    def _replaced(
+        self, ids: Iterator[int], never: frozenset[int], ends: frozenset[int], tokens_min: int
+    ) -> Iterator[int]:
+        """Yield `ids` with another in place of each that must never be said, or not yet, as it would end the answer.
+
+        Where every id is ruled out, none is: all are equally unlikely then.
+        """
+        ruled_out = {*never, *ends, self.spec.eos_id}
+        instead = next((token for token in range(self.spec.vocabulary_size) if token not in ruled_out), None)
+        for number, token in enumerate(ids, start=1):
+            wrong = token in never or (number <= tokens_min and token in ends)
+            yield instead if wrong and instead is not None else token
+
+
+def _draw(key: bytes, purpose: int, place: int) -> int:
+    """Return a number of 64 bits that depends on these alone."""
+    return int.from_bytes(blake2b(place.to_bytes(8), key=key, digest_size=8, person=bytes((purpose,))).digest())

@@ -1,0 +1,185 @@
+"""The children that compute: engines of either kind, the zygote that some need, and the actors that give them work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import trio
+from attrs import asdict, frozen
+
+from actors._queue import Queue
+from actors._text.model import TextModel
+from actors.decode import Deadlines, decode
+from actors.engines.port import Engine
+from actors.engines.sglang.settings import EngineSpec
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.lines import SENTENCES
+from actors.engines.simulated.spec import SimulatedSpec
+from protocol.messages import Finished, Generate, Started, Tokens
+from supervisor import hosts
+from supervisor.chatter import Chatter
+from supervisor.config import Cluster, EngineSection
+from supervisor.engine import EngineHouse, engine
+from supervisor.plug import Plug
+from supervisor.process import Ladder
+from supervisor.tree import Backoff, Child, Strategy, Tree
+from supervisor.world import World
+
+Work: TypeAlias = Queue[Generate, Started | Tokens, Finished]
+
+ZYGOTE_LADDER = Ladder(asked_s=0.5, term_s=0.5, kill_s=1.0)
+
+
+def starts(cluster: Cluster, node: str, world: World, children: list[Child | Tree]) -> dict[str, hosts.Starts]:
+    """Return how hosts are started on each kind of device, adding the zygote that a CPU's need."""
+    zygote: Plug[hosts.Zygote] = Plug()
+    if any(each.kind == "sglang" and each.device == "cpu" for each in cluster.engines_on(node).values()):
+        process = Child(
+            name="process",
+            run=hosts.zygote,
+            args=(zygote, chatter_of(cluster, node, world)("zygote"), world.hurry, ZYGOTE_LADDER, world.environment),
+            start_within_s=120.0,
+            stop_within_s=ZYGOTE_LADDER.total_s + 1.0,
+            about="has imported SGLang once",
+        )
+        # A tree of its own: it is remade in the background, and its deaths are not counted with anybody else's.
+        children.append(
+            Tree(
+                name="zygote",
+                children=(process,),
+                restarts_max=30,
+                restarts_window_s=300.0,
+                backoff=Backoff(min_s=1.0),
+                about="forks the hosts of engines on a CPU",
+            )
+        )
+    return {"cpu": hosts.forked(zygote), "cuda": hosts.spawned(world.environment, "cuda")}
+
+
+@frozen
+class Worker:
+    """One engine to be, and what its model, its node and its siblings give it."""
+
+    name: str
+    section: EngineSection
+    model: TextModel
+    plug: Plug[Engine]
+    inbox: Work
+
+
+def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts], world: World) -> Tree:
+    """Return an engine and the actor that gives it work: neither is any use without the other."""
+    section = each.section
+    on = f"on {section.device}" if section.device else "simulated"
+    return Tree(
+        name=each.name,
+        strategy=Strategy.ONE_FOR_ALL,
+        restarts_max=5,
+        restarts_window_s=300.0,
+        backoff=Backoff(min_s=0.1),
+        about=f"{section.model} {on}",
+        children=(
+            _simulated(each, world) if section.kind == "simulated" else _sglang(cluster, each, hosts_of, world),
+            Child(
+                name="decode",
+                run=_decode,
+                args=(each.inbox, each.plug, section.slots, section.deadlines),
+                stop_within_s=section.deadlines.release_s + 1.0,
+                about="one slot a request",
+                limits=tuple((key.replace("_", " "), value) for key, value in asdict(section.deadlines).items()),
+            ),
+        ),
+    )
+
+
+def _sglang(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts], world: World) -> Child:
+    section = each.section
+    assert section.device is not None  # the configuration has been checked
+    spec = _spec(cluster, each.name, section, section.device)
+    house = EngineHouse(world.folder, chatter_of(cluster, section.node, world), world.hurry, section.ladder)
+    return Child(
+        name="engine",
+        run=engine,
+        args=(spec, hosts_of[section.device], each.plug, house),
+        start_within_s=section.start_within_s,
+        stop_within_s=section.ladder.total_s + 1.0,
+        about="SGLang, in a process of its own",
+        limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots)),
+    )
+
+
+def _simulated(each: Worker, world: World) -> Child:
+    section, model = each.section, each.model
+    own = section.simulated
+    spec = SimulatedSpec(
+        slots=section.slots,
+        waiting_max=own.waiting_max,
+        kv_tokens_max=section.kv_tokens_max,
+        context_max=section.context_max or section.kv_tokens_max,
+        page_size=section.page_size,
+        prefill_chunk=section.prefill_chunk or own.prefill_chunk,
+        prefix_cache=own.prefix_cache,
+        vocabulary_size=model.tokenizer.get_vocab_size(),
+        eos_id=min(model.eos_token_ids, default=None),
+        length_min=own.length_min,
+        length_max=own.length_max,
+        seed=own.seed,
+        costs=own.costs,
+        faults=own.faults,
+    )
+    lines = tuple(tuple(model.encode_text(f" {line}", special=False)) for line in SENTENCES)
+    return Child(
+        name="engine",
+        run=_simulate,
+        args=(spec, lines, world, each.plug),
+        about="simulated: it says sentences at a stated pace",
+        limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots)),
+    )
+
+
+async def _simulate(  # noqa: ASYNC128  # run calls started()
+    spec: SimulatedSpec,
+    lines: Sequence[Sequence[int]],
+    world: World,
+    plug: Plug[Engine],
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    simulated = SimulatedEngine(spec, world.chance(spec.seed), lines)
+    with plug.offering(simulated):
+        await simulated.run(task_status=task_status)
+
+
+async def _decode(  # noqa: ASYNC128  # decode calls started()
+    inbox: Work,
+    plug: Plug[Engine],
+    slots: int,
+    deadlines: Deadlines,
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    await decode(inbox, await plug.wait(), slots, deadlines, task_status=task_status)
+
+
+def _spec(cluster: Cluster, name: str, section: EngineSection, device: str) -> EngineSpec:
+    return EngineSpec(
+        name=name,
+        model_path=str(cluster.model_path(section.model)),
+        device=device,
+        slots=section.slots,
+        kv_tokens_max=section.kv_tokens_max,
+        context_max=section.context_max,
+        page_size=section.page_size,
+        tensor_parallel=section.tensor_parallel,
+        memory_fraction=section.memory_fraction,
+        prefill_chunk=section.prefill_chunk,
+        settings=section.settings,
+        environment=section.environment,
+    )
+
+
+def chatter_of(cluster: Cluster, node: str, world: World) -> Callable[[str], Chatter]:
+    """Return how a node's processes keep what they say."""
+    section = cluster.node[node]
+    return lambda name: Chatter(world.logs / f"{name}.log", section.chatter_bytes_max, kept=section.logs is not None)

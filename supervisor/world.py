@@ -1,0 +1,30 @@
+"""What a node may touch of the world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from attrs import frozen
+
+from actors.engines.simulated.faults import Chance
+from actors.processor import Aside
+from supervisor.folders import Folder
+from supervisor.metrics import Metrics
+from supervisor.process import Hurry
+
+
+@frozen
+class World:
+    """A node's folder, its environment, clock, chance, threads."""
+
+    folder: Folder
+    logs: Path
+    environment: Mapping[str, str]
+    new_id: Callable[[], str]
+    now: Callable[[], float]
+    strftime: Callable[[str], str]
+    aside: Aside
+    hurry: Hurry
+    metrics: Metrics
+    chance: Callable[[int], Chance]  # from a seed

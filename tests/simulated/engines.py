@@ -1,0 +1,60 @@
+"""What the tests of the simulated engine share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from actors.engines.port import Generation
+from actors.engines.simulated.costs import Costs
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.spec import SimulatedSpec
+from protocol.messages import Finished, Generate, Sampling, Started, Tokens
+
+# Binary fractions, so that times can be compared exactly.
+COSTS = Costs(fixed_s=1.0, per_prefill_token_s=0.0, per_running_s=0.0)
+
+
+def spec(**changes) -> SimulatedSpec:
+    """A small engine whose steps take one second."""
+    few = {"slots": 4, "waiting_max": 16, "kv_tokens_max": 4096, "context_max": 1024, "page_size": 4}
+    return SimulatedSpec(**(few | {"vocabulary_size": 100, "costs": COSTS} | changes))
+
+
+@asynccontextmanager
+async def running(made: SimulatedSpec | None = None, lines=(), seed: int = 0) -> AsyncIterator[SimulatedEngine]:
+    """Run an engine for the body."""
+    engine = SimulatedEngine(made or spec(), random.Random(seed), lines)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        yield engine
+        nursery.cancel_scope.cancel()
+
+
+def generate(
+    name: str, prompt: int | list[int] = 4, tokens_max: int = 3, *, logprobs=None, salt=None, **sampling
+) -> Generate:
+    """A greedy request; a prompt that is given as a length is peculiar to the name."""
+    rng = random.Random(name)
+    tokens = prompt if isinstance(prompt, list) else [rng.randrange(100) for _ in range(prompt)]
+    return Generate(name, tokens, Sampling(tokens_max, **({"temperature": 0.0} | sampling)), logprobs, salt)
+
+
+async def read(generation: Generation) -> tuple[list[int], Finished, list[Tokens]]:
+    """Read an answer to its good end: its ids, its end, and the replies as they came."""
+    replies = [reply async for reply in generation]
+    assert isinstance(replies[0], Started)
+    tokens = [reply for reply in replies if isinstance(reply, Tokens)]
+    finished = await generation.result()
+    assert isinstance(finished, Finished)
+    return [token for reply in tokens for token in reply.ids], finished, tokens
+
+
+async def timed(generation: Generation) -> list[float]:
+    """Read an answer, and return when each of its tokens came."""
+    times: list[float] = []
+    await generation.relay(lambda reply: times.append(trio.current_time()) if isinstance(reply, Tokens) else None)
+    return times

@@ -1,0 +1,160 @@
+"""The costs that are fitted are those that were paid."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import tomllib
+from functools import partial
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.engines.simulated.costs import Costs
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.spec import SimulatedSpec
+from bench.fit import PRICES, Bench, Heard, Server, Unusable, first_token, fit, measure, next_token, table
+from protocol.dialects.structure import structure
+from protocol.messages import Generate, Sampling, Tokens
+
+price = st.floats(1e-6, 1.0)
+
+
+def rows(fixed, running, prefill, kv, overhead, noise=lambda: 1.0):
+    out = [first_token((fixed + running + prefill * length + overhead) * noise(), length) for length in (64, 256, 1024)]
+    for streams in (1, 4, 16):
+        out += [
+            next_token((fixed + streams * (running + kv * context)) * noise(), streams, context)
+            for context in (80, 1100)
+        ]
+    return out
+
+
+@given(*(price for _ in PRICES))
+def test_exact_times_give_the_exact_prices(fixed, running, prefill, kv, overhead):
+    measured = rows(fixed, running, prefill, kv, overhead)
+    fitted = fit(measured)
+    assert fitted.rms < 1e-6
+    for row in measured:
+        again = sum(amount * fitted.prices[name] for name, amount in zip(PRICES, row.amounts, strict=True))
+        assert again == pytest.approx(row.seconds, rel=1e-5)
+
+
+def test_prices_of_a_usual_size_are_told_apart():
+    fitted = fit(rows(0.008, 5e-5, 3e-5, 4e-8, 0.002))
+    assert fitted.prices == pytest.approx(dict(zip(PRICES, (0.008, 5e-5, 3e-5, 4e-8, 0.002), strict=True)), rel=1e-6)
+
+
+def test_noise_makes_a_residual_and_no_price_negative():
+    rng = random.Random(0)
+    fitted = fit(rows(0.008, 0.0, 3e-5, 0.0, 0.0, lambda: rng.uniform(0.9, 1.1)))
+    assert min(fitted.prices.values()) >= 0
+    assert 0.01 < fitted.rms < 0.1
+    assert fitted.worst[0] >= fitted.rms
+    assert fitted.prices["per_prefill_token_s"] == pytest.approx(3e-5, rel=0.2)
+
+
+def test_what_was_not_varied_is_not_told_apart_and_the_times_still_fit():
+    fitted = fit([next_token(0.01, 4, 100)])
+    assert fitted.rms < 1e-9
+    assert sum(value > 0 for value in fitted.prices.values()) == 1
+
+
+def test_nothing_measured_is_said():
+    with pytest.raises(Unusable, match="nothing"):
+        fit([])
+
+
+def test_the_table_is_a_section_of_the_file():
+    text = table("gpu-0", fit(rows(0.008, 5e-5, 3e-5, 4e-8, 0.002)))
+    costs = structure(tomllib.loads(text)["engine"]["gpu-0"]["costs"], Costs)
+    assert costs == Costs(fixed_s=0.008, per_running_s=5e-5, per_prefill_token_s=3e-5, per_kv_token_s=4e-8)
+    assert "2.00 ms beside its step" in text
+
+
+def test_tokens_without_text_are_taken_to_come_evenly():
+    told = Heard(0.0, times=[1.0, 2.0, 3.0, 4.0], ended_at=4.0, completion_tokens=4)
+    assert told.tokens_between(1.0, 3.5) == 2
+    silent = Heard(0.0, times=[1.0], ended_at=11.0, completion_tokens=11)
+    assert silent.tokens_between(3.0, 6.0) == 3
+
+
+# Against a server that takes its time as stated -------------------------------------------
+
+
+async def answer(engine: SimulatedEngine, stream: trio.SocketStream) -> None:
+    """Answer one chat completion over HTTP; a word is a token."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += await stream.receive_some()
+    head, _, text = data.partition(b"\r\n\r\n")
+    length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
+    while len(text) < length:
+        text += await stream.receive_some()
+    body = json.loads(text)
+    words = body["messages"][0]["content"].split()
+    request = Generate(
+        f"{id(stream)}", [hash(word) % 1000 for word in words], Sampling(body["max_tokens"], ignore_eos=True)
+    )
+    await stream.send_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")
+    async for reply in engine.submit(request):
+        if isinstance(reply, Tokens):
+            await stream.send_all(b'data: {"choices": [{"delta": {"content": "word "}}]}\n\n')
+    await stream.send_all(b'data: {"choices": [{"delta": {}, "finish_reason": "length"}]}\n\n')
+    usage = {"prompt_tokens": len(words), "completion_tokens": body["max_tokens"]}
+    await stream.send_all(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+
+
+async def with_server(spec: SimulatedSpec, use):
+    """Call `use(port)` in a thread while an engine is served."""
+    engine = SimulatedEngine(spec, random.Random(0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.run)
+
+        async def handle(stream):
+            async with stream:
+                await answer(engine, stream)
+
+        listeners = await nursery.start(partial(trio.serve_tcp, handle, 0, host="127.0.0.1"))
+        result = await trio.to_thread.run_sync(use, listeners[0].socket.getsockname()[1])
+        nursery.cancel_scope.cancel()
+    return result
+
+
+@pytest.mark.realtime
+async def test_what_a_simulated_engine_costs_is_found_from_outside():
+    costs = Costs(fixed_s=0.01, per_running_s=0.004, per_prefill_token_s=0.0001)
+    spec = SimulatedSpec(costs=costs, prefix_cache=False, vocabulary_size=1000)
+
+    def use(port):
+        bench = Bench(Server(f"http://127.0.0.1:{port}/v1", "any"), random.Random(0), repeats=2)
+        return list(measure(bench, [50, 300], [1, 4], 12))
+
+    fitted = fit(await with_server(spec, use))
+    assert fitted.rms < 0.1
+    assert fitted.prices["fixed_s"] == pytest.approx(0.01, rel=0.25)
+    assert fitted.prices["per_running_s"] == pytest.approx(0.004, rel=0.25)
+    assert fitted.prices["per_prefill_token_s"] == pytest.approx(0.0001, rel=0.25)
+
+
+@pytest.mark.realtime
+async def test_a_server_that_answers_something_else_is_named():
+    async def handle(stream):
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 7\r\n\r\nno such")
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, handle, 0, host="127.0.0.1"))
+        port = listeners[0].socket.getsockname()[1]
+        with pytest.raises(Unusable, match="404: no such"):
+            await trio.to_thread.run_sync(Server(f"http://127.0.0.1:{port}", "any").ask, "a", 2)
+        nursery.cancel_scope.cancel()
+
+
+def test_a_server_that_is_not_there_is_named():
+    with pytest.raises(Unusable, match=r"127\.0\.0\.1:9"):
+        Server("http://127.0.0.1:9", "any").ask("a", 2)
