@@ -6,7 +6,7 @@ lines, no chunk that holds the role alone, and usage last before `[DONE]`, in a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, ClassVar, Literal
 
 import attrs
@@ -14,12 +14,14 @@ import msgspec
 from attrs import frozen
 
 from protocol.errors import RequestError
-from protocol.messages import Finished, Respond, Role, Turn, Usage
+from protocol.messages import Answered, ChoiceEnded, Respond, Role, Text, TokenText, Turn, Usage
 
 from .body import decode, read, refusal
+from .gathered import Choice, Gathered
 from .http import error_body
+from .logprobs import listed
 from .mistakes import Mistake
-from .options import Holds, Name, Options, TokenCount, respond
+from .options import ChoiceOptions, Holds, Name, TokenCount, TopLogprobs, respond
 from .structure import Harmless, tag
 
 _encode = msgspec.json.Encoder().encode
@@ -58,36 +60,19 @@ class Message:
         return Turn(self.role, content if isinstance(content, str) else "".join(part.text for part in content))
 
 
-@frozen
-class StreamOptions:
-    """What a stream carries beside text."""
-
-    harmless: ClassVar[Harmless] = {
-        "include_obfuscation": (False,),
-        "continuous_usage_stats": (bool,),  # guidellm always asks for it, and reads the last chunk's usage only
-    }
-
-    include_usage: bool | None = None
-
-
 @frozen(kw_only=True)
-class ChatRequest(Options):
+class ChatRequest(ChoiceOptions):
     """The body of `POST /v1/chat/completions`."""
 
     harmless: ClassVar[Harmless] = {
-        "n": (1,),
         "best_of": (1,),
-        "logprobs": (False,),
-        "top_logprobs": (0,),
-        "logit_bias": ({},),
         "tools": ([],),
         "tool_choice": ("auto", "none"),
         "parallel_tool_calls": (bool,),
         "functions": ([],),
         "function_call": ("auto", "none"),
-        "response_format": ({"type": "text"},),
         "reasoning_effort": (),
-        "verbosity": (),
+        "verbosity": ("medium",),
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
@@ -111,15 +96,10 @@ class ChatRequest(Options):
 
     model: Name
     messages: Annotated[tuple[Message, ...], Holds(1)]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_completion_tokens: TokenCount | None = None
     max_tokens: TokenCount | None = None
-
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with a chunk that says what the request cost."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
 
     @property
     def tokens_max(self) -> int | None:
@@ -139,6 +119,8 @@ class ChatRequest(Options):
                 yield Mistake(f"messages[{index}].content", "is missing")
         if self.max_tokens not in (None, self.tokens_max):
             yield Mistake("max_tokens", "differs from max_completion_tokens, which is its newer name; send one")
+        if self.top_logprobs and not self.logprobs:
+            yield Mistake("top_logprobs", "needs logprobs to be true")
         yield from self.disagreements(self.tokens_max, self.tokens_max_spelled)
 
 
@@ -157,7 +139,9 @@ def to_respond(request: ChatRequest, *, request_id: str) -> Respond:
         request_id=request_id,
         turns=tuple(message.turn() for message in request.messages),
         tokens_max=request.tokens_max,
-        params={"turns": "messages", "tokens_max": request.tokens_max_spelled, "tokens_min": "min_tokens"},
+        n=request.choices,
+        logprobs=request.top_logprobs or 0 if request.logprobs else None,
+        params={"turns": "messages", "tokens_max": request.tokens_max_spelled, "logprobs": "top_logprobs"},
     )
 
 
@@ -167,33 +151,54 @@ def completion_id(request_id: str) -> str:
 
 
 class Chunks:
-    """Builds the server-sent events of one answer: text..., and then one of the two ends."""
+    """Builds the server-sent events of one answer: of each choice text... and its end, and then the end of all."""
 
     def __init__(self, request: ChatRequest, *, request_id: str, created: int) -> None:
         self._includes_usage = request.includes_usage
+        self._logprobs = bool(request.logprobs)
+        self._ids = bool(request.return_token_ids)
         self._shared = _shared("chat.completion.chunk", request, request_id, created)
         shared = self._shared | ({"usage": None} if self._includes_usage else {})
-        head = b"data: " + _encode(shared)[:-1] + b',"choices":[{"index":0,"delta":{'
-        self._head = head + b'"role":"assistant","content":'  # until the first text has taken the role along
-        self._next_head = head + b'"content":'
-        self._last_head = head
+        self._head = b"data: " + _encode(shared)[:-1] + b',"choices":[{"index":'
+        self._heads: dict[int, bytes] = {}  # of each choice that has said its role
+        self._unended = request.choices
 
-    def text(self, text: str) -> bytes:
-        """Say the next piece of text."""
-        head, self._head = self._head, self._next_head
-        return b'%b%b},"logprobs":null,"finish_reason":null}]}\n\n' % (head, _encode(text))
+    def text(self, reply: Text) -> bytes:
+        """Say the next piece of a choice."""
+        head = self._heads.get(reply.choice) or self._first(reply.choice)
+        if not self._logprobs and not self._ids:
+            return b'%b%b},"logprobs":null,"finish_reason":null}]}\n\n' % (head, _encode(reply.text))
+        logprobs = _encode(_logprobs(reply.logprobs)) if self._logprobs else b"null"
+        ids = b',"token_ids":' + _encode(reply.ids) if self._ids else b""
+        return b'%b%b},"logprobs":%b,"finish_reason":null%b}]}\n\n' % (head, _encode(reply.text), logprobs, ids)
 
-    def finish(self, finished: Finished) -> bytes:
+    def choice_ended(self, ended: ChoiceEnded) -> bytes:
+        """Say that a choice is whole."""
+        self._unended -= 1
+        if ended.choice in self._heads:
+            head = b'%b%d,"delta":{' % (self._head, ended.choice)
+        else:
+            head = self._first(ended.choice) + b'""'
+        return b'%b},"logprobs":null,"finish_reason":%b}]}\n\n' % (head, _encode(ended.reason))
+
+    def _first(self, choice: int) -> bytes:
+        """Begin the first chunk of a choice, which takes its role along.
+
+        OpenAI's own client counts on new choices in their order, so those before this one are named, too.
+        """
+        out = b""
+        for each in range(len(self._heads), choice + 1):
+            head = b'%b%d,"delta":{"role":"assistant","content":' % (self._head, each)
+            out += head if each == choice else head + b'""},"logprobs":null,"finish_reason":null}]}\n\n'
+            self._heads[each] = b'%b%d,"delta":{"content":' % (self._head, each)
+        return out
+
+    def finish(self, answered: Answered) -> bytes:
         """Say that the answer is whole, and what it cost if that was asked."""
-        silent = self._head is not self._next_head
-        said = b'"role":"assistant","content":""' if silent else b""
-        last = b'%b%b},"logprobs":null,"finish_reason":%b}]}\n\n' % (
-            self._last_head,
-            said,
-            _encode(finished.reason),
-        )
+        assert self._unended == 0  # else it would look whole and not be
+        last = b""
         if self._includes_usage:
-            last += b"data: " + _encode(self._shared | {"choices": [], "usage": _usage(finished.usage)}) + b"\n\n"
+            last = b"data: " + _encode(self._shared | {"choices": [], "usage": usage_object(answered.usage)}) + b"\n\n"
         return last + b"data: [DONE]\n\n"
 
     def failed(self, error: RequestError) -> bytes:
@@ -201,16 +206,25 @@ class Chunks:
         return b"data: " + error_body(error) + b"\n\n"
 
 
-def completion(request: ChatRequest, *, request_id: str, created: int, text: str, finished: Finished) -> bytes:
+def completion(request: ChatRequest, *, request_id: str, created: int, gathered: Gathered, answered: Answered) -> bytes:
     """Return the body that answers a request without a stream."""
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": text, "refusal": None},
-        "logprobs": None,
-        "finish_reason": finished.reason,
-    }
+    choices = [_choice(request, index, choice) for index, choice in enumerate(gathered.whole(request.choices))]
     shared = _shared("chat.completion", request, request_id, created)
-    return _encode(shared | {"choices": [choice], "usage": _usage(finished.usage)})
+    return _encode(shared | {"choices": choices, "usage": usage_object(answered.usage)})
+
+
+def _choice(request: ChatRequest, index: int, choice: Choice) -> dict[str, object]:
+    said: dict[str, object] = {
+        "index": index,
+        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "logprobs": _logprobs(choice.logprobs) if request.logprobs else None,
+        "finish_reason": choice.reason,
+    }
+    return said | ({"token_ids": choice.ids} if request.return_token_ids else {})
+
+
+def _logprobs(tokens: Iterable[TokenText]) -> dict[str, object]:
+    return {"content": listed(tokens), "refusal": None}
 
 
 def _shared(kind: str, request: ChatRequest, request_id: str, created: int) -> dict[str, object]:
@@ -223,7 +237,8 @@ def _shared(kind: str, request: ChatRequest, request_id: str, created: int) -> d
     }
 
 
-def _usage(usage: Usage) -> dict[str, object]:
+def usage_object(usage: Usage) -> dict[str, object]:
+    """Return what a request cost, in the shape of chat completions and completions."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from attrs import frozen
 
-from protocol.errors import RequestError
+from protocol.errors import RequestError, Unauthorized
 
 
 @frozen
@@ -40,10 +40,11 @@ def error_body(error: RequestError) -> bytes:
 
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
-    """Return the headers that tell a client whether, and after how many seconds, to ask again."""
+    """Return the headers that tell a client whether, how, and after how many seconds to ask again."""
+    how = [(b"www-authenticate", b"Bearer")] if isinstance(error, Unauthorized) else []
     if error.retry_after_s is None:
-        return [(b"x-should-retry", b"false")]
-    return [(b"retry-after", b"%d" % error.retry_after_s), (b"x-should-retry", b"true")]
+        return [*how, (b"x-should-retry", b"false")]
+    return [*how, (b"retry-after", b"%d" % error.retry_after_s), (b"x-should-retry", b"true")]
 
 
 def models_body(models: Sequence[Model]) -> bytes:

@@ -1,76 +1,30 @@
-"""The fields that every dialect shares, with their limits: each range is written here and nowhere else."""
+"""The fields that several dialects share, with their limits: each range is written here and nowhere else."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar
 
 from attrs import frozen
 
-from protocol.messages import Respond, Turn
+from protocol.messages import Grammar, GrammarKind, Respond, Turn
 
+from .checks import Holds, Matches, Within
+from .formats import JsonObjectOrText, Pattern, ResponseFormat
 from .mistakes import Mistake, describe
+from .structure import Harmless
+
+__all__ = ["Holds", "Matches", "Within"]
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 STOPS_MAX = 16
 STOP_CHARACTERS_MAX = 1024
 STOP_TOKENS_MAX = 64
-
-
-@frozen
-class Within:
-    """A number's bounds; `above` excludes itself."""
-
-    at_least: float | None = None
-    at_most: float | None = None
-    above: float | None = None
-
-    def complaint(self, value: object) -> str | None:
-        """Say which bound a number breaks."""
-        assert isinstance(value, int | float)
-        fine = (
-            (self.at_least is None or value >= self.at_least)
-            and (self.above is None or value > self.above)
-            and (self.at_most is None or value <= self.at_most)
-        )
-        if fine:
-            return None
-        bounds = (("at least", self.at_least), ("above", self.above), ("at most", self.at_most))
-        words = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
-        return f"must be {words}, got {describe(value).removesuffix('.0')}"
-
-
-@frozen
-class Holds:
-    """How many characters or items something may hold."""
-
-    at_least: int = 0
-    at_most: int | None = None
-
-    def complaint(self, value: object) -> str | None:
-        """Say that a string, list or object is too short or too long."""
-        assert isinstance(value, str | list | tuple | dict)
-        what = "characters" if isinstance(value, str) else "items"
-        if len(value) < self.at_least:
-            return "must not be empty" if self.at_least == 1 else f"must hold at least {self.at_least} {what}"
-        if self.at_most is not None and len(value) > self.at_most:
-            return f"must hold at most {self.at_most} {what}, holds {len(value)}"
-        return None
-
-
-@frozen
-class Matches:
-    """A pattern that a whole string must match, and the words for it."""
-
-    pattern: str
-    words: str
-
-    def complaint(self, value: object) -> str | None:
-        """Say that a string does not match."""
-        assert isinstance(value, str)
-        return None if re.fullmatch(self.pattern, value) else f"must be {self.words}, got {describe(value)}"
+LOGIT_BIAS_MAX = 1024
+TOP_LOGPROBS_MAX = 20
+CHOICES_MAX = 128  # of one request, of all its prompts together
 
 
 @frozen
@@ -85,12 +39,27 @@ class TopK:
         return f"must be -1 (all tokens) or from 1 to {INT32_MAX}, got {describe(value)}"
 
 
+@frozen
+class SpellsTokenId:
+    """A key of JSON is a string; each token id has one spelling, so that none can stand twice."""
+
+    def complaint(self, value: object) -> str | None:
+        """Say that a string is not a token id as it is written in decimal."""
+        assert isinstance(value, str)
+        if re.fullmatch("0|[1-9][0-9]{0,9}", value) and int(value) <= INT32_MAX:
+            return None
+        return f"must be a token id from 0 to {INT32_MAX}, got {describe(value)}"
+
+
 Name = Annotated[str, Holds(1, 256)]
 TokenCount = Annotated[int, Within(at_least=1, at_most=INT32_MAX)]
 Penalty = Annotated[float, Within(at_least=-2, at_most=2)]
 StopString = Annotated[str, Holds(1, STOP_CHARACTERS_MAX)]
 StopStrings = Annotated[tuple[StopString, ...], Holds(0, STOPS_MAX)]
 TokenId = Annotated[int, Within(at_least=0, at_most=INT32_MAX)]
+Bias = Annotated[float, Within(at_least=-100, at_most=100)]
+ChoiceCount = Annotated[int, Within(at_least=1, at_most=CHOICES_MAX)]
+TopLogprobs = Annotated[int, Within(at_least=0, at_most=TOP_LOGPROBS_MAX)]
 
 
 @frozen(kw_only=True)
@@ -104,26 +73,117 @@ class Options:
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Within(above=0, at_most=2)] | None = None
+    logit_bias: Annotated[dict[Annotated[str, SpellsTokenId()], Bias], Holds(0, LOGIT_BIAS_MAX)] | None = None
     stop: StopString | StopStrings | None = None
     stop_token_ids: Annotated[tuple[TokenId, ...], Holds(0, STOP_TOKENS_MAX)] | None = None
+    include_stop_str_in_output: bool | None = None
     min_tokens: Annotated[int, Within(at_least=0, at_most=INT32_MAX)] | None = None
     ignore_eos: bool | None = None
     seed: Annotated[int, Within(at_least=-INT64_MAX - 1, at_most=INT64_MAX)] | None = None
+    regex: Pattern | None = None
+    ebnf: Pattern | None = None
+    structural_tag: JsonObjectOrText | None = None
+    return_token_ids: bool | None = None
+    priority: Annotated[int, Within(at_least=-INT32_MAX - 1, at_most=INT32_MAX)] | None = None
+    cache_salt: Name | None = None
+
+    def formatted(self) -> tuple[str, Grammar] | None:
+        """Return the grammar that the dialect's own field asks for, and that field's name."""
+        return None
+
+    def grammars(self) -> list[tuple[str, Grammar]]:
+        """Return every grammar that is asked for, each with the name of its field."""
+        tag = None if self.structural_tag is None else self.structural_tag.text
+        own = self.formatted()
+        extensions = (
+            ("regex", GrammarKind.REGEX, self.regex),
+            ("ebnf", GrammarKind.EBNF, self.ebnf),
+            ("structural_tag", GrammarKind.STRUCTURAL_TAG, tag),
+        )
+        asked = [(name, Grammar(kind, text)) for name, kind, text in extensions if text is not None]
+        return asked if own is None else [own, *asked]
 
     def disagreements(self, tokens_max: int | None, spelled: str) -> Iterator[Mistake]:
         """Yield what is wrong between fields that are each right; `spelled` is the client's name for `tokens_max`."""
         if tokens_max is not None and (self.min_tokens or 0) > tokens_max:
             yield Mistake("min_tokens", f"must be at most {spelled} ({tokens_max}), got {self.min_tokens}")
+        names = [name for name, _ in self.grammars()]
+        if names[1:]:
+            yield Mistake(names[1], f"cannot stand beside {names[0]}: an answer keeps to one grammar at most")
+
+
+@frozen
+class StreamOptions:
+    """What a stream carries beside text."""
+
+    harmless: ClassVar[Harmless] = {
+        "include_obfuscation": (False,),
+        "continuous_usage_stats": (bool,),  # guidellm always asks for it, and reads the last chunk's usage only
+    }
+
+    include_usage: bool | None = None
+
+
+@frozen(kw_only=True)
+class ChoiceOptions(Options):
+    """What chat completions and completions share beyond that: several choices, formats, and how they are sent."""
+
+    n: ChoiceCount | None = None
+    response_format: ResponseFormat | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def choices(self) -> int:
+        """How many choices each prompt gets."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with a chunk that says what the request cost."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def formatted(self) -> tuple[str, Grammar] | None:
+        """Return the grammar that `response_format` asks for."""
+        grammar = None if self.response_format is None else self.response_format.grammar()
+        return None if grammar is None else ("response_format", grammar)
+
+    def disagreements(self, tokens_max: int | None, spelled: str) -> Iterator[Mistake]:
+        """Yield what is wrong between fields that are each right; `spelled` is the client's name for `tokens_max`."""
+        if self.response_format is not None:
+            yield from self.response_format.mistakes("response_format")
+        yield from super().disagreements(tokens_max, spelled)
 
 
 def respond(
-    options: Options, *, request_id: str, turns: tuple[Turn, ...], tokens_max: int | None, params: dict[str, str]
+    options: Options,
+    *,
+    request_id: str,
+    tokens_max: int | None,
+    params: Mapping[str, str],
+    turns: tuple[Turn, ...] = (),
+    texts: tuple[str, ...] = (),
+    token_lists: tuple[tuple[int, ...], ...] = (),
+    n: int = 1,
+    best_of: int | None = None,
+    logprobs: int | None = None,
+    echo: bool = False,
+    truncate: bool = False,
+    warm_up: bool = False,
 ) -> Respond:
-    """Return the request that a processor understands."""
+    """Return the request that a processor understands; `params` has the client's names of fields, where they differ."""
     stop = options.stop or ()
+    spelled = {"tokens_min": "min_tokens", **params}
+    grammar: Grammar | None = None
+    if asked := options.grammars():  # one at most
+        spelled["grammar"], grammar = asked[0]
     return Respond(
         id=request_id,
         turns=turns,
+        texts=texts,
+        token_lists=token_lists,
+        n=n,
+        best_of=best_of,
         tokens_max=tokens_max,
         tokens_min=options.min_tokens or 0,
         temperature=options.temperature,
@@ -134,8 +194,18 @@ def respond(
         presence_penalty=options.presence_penalty or 0.0,
         repetition_penalty=options.repetition_penalty,
         stop=(stop,) if isinstance(stop, str) else stop,
+        stop_included=options.include_stop_str_in_output or False,
         stop_token_ids=options.stop_token_ids or (),
         ignore_eos=options.ignore_eos or False,
         seed=options.seed,
-        params=params,
+        logit_bias={int(token): bias for token, bias in (options.logit_bias or {}).items()},
+        grammar=grammar,
+        logprobs=logprobs,
+        token_ids=options.return_token_ids or False,
+        echo=echo,
+        truncate=truncate,
+        warm_up=warm_up,
+        priority=options.priority or 0,
+        cache_salt=options.cache_salt,
+        params=spelled,
     )

@@ -2,7 +2,8 @@
 
 Nothing is coerced: a `bool` is no integer, `"8000"` is no number, an unknown key is a mistake. An integer may stand
 where a number is wanted. `Annotated[X, check]` adds a `Check`; a class may name in `harmless` the keys that it accepts
-only while they ask for nothing special, and mark with `tag()` the field that tells its kind.
+only while they ask for nothing special, and mark with `tag()` the field that tells its kind; a class with a method
+`structured` reads its values itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, ClassVar, Literal, Protocol, TypeVar, Union, get_args, get_origin
+from typing import Annotated, ClassVar, Literal, Protocol, Self, TypeGuard, TypeVar, Union, get_args, get_origin
 
 import attrs
 from cattrs import Converter
@@ -61,6 +62,16 @@ class Tagged(Protocol):
     """A class that lists its `harmless` keys."""
 
     harmless: ClassVar[Harmless]
+
+
+class ReadsItself(Protocol):
+    """A class for values that no list of fields describes."""
+
+    kinds: ClassVar[tuple[type, ...]]  # that a value may have as it comes from a reader
+
+    @classmethod
+    def structured(cls, value: object) -> Self:
+        """Return a value of one of the `kinds` as this class, or raise `Mistakes`."""
 
 
 def tag() -> Mapping[str, bool]:
@@ -119,6 +130,10 @@ def _unknown(error: ForbiddenExtraKeysError, path: str) -> Iterator[Mistake]:
 # What is expected, in words and by kind ------------------------------------------------
 
 
+def _reads_itself(kind: object) -> TypeGuard[type[ReadsItself]]:
+    return isinstance(kind, type) and hasattr(kind, "structured")
+
+
 def _allowed(kind: object) -> tuple[object, ...]:
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return tuple(str(member) for member in kind)
@@ -132,6 +147,8 @@ def _expected(kind: object) -> str:
         return _expected(get_args(kind)[0])
     if get_origin(kind) in (Union, types.UnionType):
         return _either([_expected(member) for member in get_args(kind) if member is not types.NoneType])
+    if _reads_itself(kind):
+        return _either([_WORDS[each] for each in kind.kinds])
     return _WORDS[_kinds(kind)[0]]
 
 
@@ -143,6 +160,8 @@ def _kinds(kind: object) -> tuple[type, ...]:
     """Return the types that a value of this kind may have as it comes from a JSON or TOML reader."""
     if allowed := _allowed(kind):
         return tuple({type(value): None for value in allowed})
+    if _reads_itself(kind):
+        return kind.kinds
     origin = get_origin(kind)
     if origin is Annotated:
         return _kinds(get_args(kind)[0])
@@ -150,10 +169,8 @@ def _kinds(kind: object) -> tuple[type, ...]:
         return (list,)
     if origin is dict or (isinstance(kind, type) and attrs.has(kind)):
         return (dict,)
-    if kind is float:
-        return (float, int)
-    if isinstance(kind, type) and kind in (bool, int, str, types.NoneType):
-        return (kind,)
+    if isinstance(kind, type) and kind in (bool, int, float, str, types.NoneType):
+        return (float, int) if kind is float else (kind,)
     raise TypeError(f"{kind} cannot be told apart in a union")
 
 
@@ -285,6 +302,15 @@ def _union(kind: object, converter: Converter) -> Hook:
     return choose
 
 
+def _self_made(cls: type[ReadsItself]) -> Hook:
+    def hook(value: object, _: object) -> object:
+        if type(value) not in cls.kinds:
+            raise wrong(f"expected {_expected(cls)}, got {describe(value)}")
+        return cls.structured(value)
+
+    return hook
+
+
 def _object(cls: type[attrs.AttrsInstance], converter: Converter) -> Hook:
     attrs.resolve_types(cls, include_extras=True)
     read = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True)
@@ -359,6 +385,7 @@ def _make_converter() -> Converter:
     register((Annotated,), _checked)
     register((Literal,), lambda kind, _: _choice(kind))
     converter.register_structure_hook_factory(attrs.has, lambda cls: _object(cls, converter))
+    converter.register_structure_hook_factory(_reads_itself, _self_made)
     return converter
 
 

@@ -5,20 +5,16 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.model import Model as OpenAIModel
-from pydantic import BaseModel
 
-from protocol.dialects.chat import ChatRequest, Chunks, completion, completion_id, parse, to_respond
+from protocol.dialects.chat import ChatRequest, parse, to_respond
 from protocol.dialects.http import Model, error_body, error_headers, models_body
-from protocol.errors import BY_CODE, BadRequest, EngineLost, Internal, Overloaded, RequestError, Unsupported
-from protocol.messages import Finished, FinishReason, Respond, Role, Turn, Usage
+from protocol.errors import BY_CODE, BadRequest, Internal, Overloaded, RequestError, Unsupported
+from protocol.messages import Grammar, GrammarKind, Respond, Role, Turn
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-USAGE = Usage(prompt_tokens=5, completion_tokens=7, cached_tokens=3)
-WHOLE = Finished(FinishReason.STOP, USAGE)
+PARAMS = {"turns": "messages", "tokens_min": "min_tokens", "logprobs": "top_logprobs"}
 
 
 def request(**fields) -> ChatRequest:
@@ -34,30 +30,6 @@ def refused(kind, param, said=None, /, **fields):
         assert str(raised.value) == said
 
 
-def extras(model):
-    """Every key that openai's types do not know."""
-    for name, value in dict(model).items():
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, BaseModel):
-                yield from (f"{name}.{key}" for key in extras(each))
-    yield from model.model_extra or ()
-
-
-def check(cls, text):
-    """Parse with openai's own class, which must know every key."""
-    model = cls.model_validate(json.loads(text), strict=True)
-    assert list(extras(model)) == []
-    return model
-
-
-def events(stream: bytes) -> list[bytes]:
-    """Cut a stream as the strictest client does: nothing but `data: ` lines, each followed by an empty one."""
-    *lines, rest = stream.split(b"\n\n")
-    assert rest == b""
-    assert all(line.startswith(b"data: ") and b"\n" not in line for line in lines)
-    return [line.removeprefix(b"data: ") for line in lines]
-
-
 # What clients say ---------------------------------------------------------------------
 
 
@@ -65,7 +37,7 @@ def test_the_shortest_request():
     assert to_respond(request(), request_id=ID) == Respond(
         ID,
         (Turn(Role.USER, "Hi"),),
-        params={"turns": "messages", "tokens_max": "max_completion_tokens", "tokens_min": "min_tokens"},
+        params=PARAMS | {"tokens_max": "max_completion_tokens"},
     )
 
 
@@ -114,31 +86,31 @@ def test_to_respond_maps_every_field():
     body = {
         "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1,
         "frequency_penalty": 0.2, "presence_penalty": 0.3, "repetition_penalty": 1.1, "stop": ["a", "b"],
-        "stop_token_ids": [3], "ignore_eos": True, "seed": 7,
+        "stop_token_ids": [3], "ignore_eos": True, "seed": 7, "n": 3, "logprobs": True, "top_logprobs": 4,
+        "logit_bias": {"0": -100, "17": 1.5}, "include_stop_str_in_output": True, "return_token_ids": True,
+        "priority": -3, "cache_salt": "s", "ebnf": "root ::= x",
     }  # fmt: skip
     respond = to_respond(request(**body), request_id=ID)
-    assert respond.params["tokens_max"] == "max_tokens"
-    expected = body | {"tokens_max": 9, "tokens_min": 2, "stop": ("a", "b"), "stop_token_ids": (3,)}
-    for name in expected.keys() - {"max_tokens", "min_tokens"}:
-        assert getattr(respond, name) == expected[name]
+    assert respond == Respond(
+        ID, (Turn(Role.USER, "Hi"),), n=3, tokens_max=9, tokens_min=2, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1,
+        frequency_penalty=0.2, presence_penalty=0.3, repetition_penalty=1.1, stop=("a", "b"), stop_included=True,
+        stop_token_ids=(3,), ignore_eos=True, seed=7, logit_bias={0: -100.0, 17: 1.5}, logprobs=4, token_ids=True,
+        grammar=Grammar(GrammarKind.EBNF, "root ::= x"), priority=-3, cache_salt="s",
+        params=PARAMS | {"tokens_max": "max_tokens", "grammar": "ebnf"},
+    )  # fmt: skip
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(respond), type=Respond) == respond
 
 
 @pytest.mark.parametrize(
     ("param", "fields"),
     [
-        ("n", {"n": 2}),
-        ("n", {"n": True}),
         ("best_of", {"best_of": 4}),
-        ("logprobs", {"logprobs": True}),
-        ("logprobs", {"logprobs": 0}),
-        ("top_logprobs", {"top_logprobs": 5}),
-        ("logit_bias", {"logit_bias": {"5": 1}}),
         ("tools", {"tools": [{"type": "function"}]}),
         ("tool_choice", {"tool_choice": {"type": "function"}}),
         ("functions", {"functions": [{}]}),
-        ("response_format", {"response_format": {"type": "json_schema", "json_schema": {}}}),
+        ("response_format.type", {"response_format": {"type": "grammar", "grammar": "x"}}),
         ("reasoning_effort", {"reasoning_effort": "high"}),
+        ("verbosity", {"verbosity": "low"}),
         ("store", {"store": True}),
         ("modalities", {"modalities": ["text", "audio"]}),
         ("stream_options.include_obfuscation", {"stream_options": {"include_obfuscation": True}}),
@@ -187,6 +159,14 @@ def test_what_this_server_does_not_do_is_refused_by_name(param, fields):
         ("stop[0]", {"stop": ["x" * 1025]}),
         ("seed", {"seed": -(2**63) - 1}),
         ("max_output_tokens", {"max_output_tokens": 5}),
+        ("n", {"n": True}),
+        ("n", {"n": 0}),
+        ("n", {"n": 129}),
+        ("logprobs", {"logprobs": 0}),
+        ("top_logprobs", {"logprobs": True, "top_logprobs": -1}),
+        ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+        ("top_logprobs", {"top_logprobs": 5}),
+        ("top_logprobs", {"logprobs": False, "top_logprobs": 5}),
     ],
 )
 def test_mistakes_name_their_field(param, fields):
@@ -195,10 +175,10 @@ def test_mistakes_name_their_field(param, fields):
 
 def test_several_mistakes_are_one_error():
     said = (
-        "n: 2 is not supported here; only 1 is; temperature: expected a number, got true; "
+        "best_of: 2 is not supported here; only 1 is; temperature: expected a number, got true; "
         "max_token: is not a key here; did you mean max_tokens?"
     )
-    refused(BadRequest, "n", said, n=2, temperature=True, max_token=5)
+    refused(BadRequest, "best_of", said, best_of=2, temperature=True, max_token=5)
 
 
 @pytest.mark.parametrize(
@@ -261,82 +241,6 @@ def test_any_json_is_answered_or_refused(value):
 def test_any_bytes_are_refused(body):
     with pytest.raises(RequestError):
         parse(body)
-
-
-# What clients hear ----------------------------------------------------------------------
-
-
-def chunks_of(**fields):
-    return Chunks(request(**fields), request_id=ID, created=1694268190)
-
-
-def test_one_whole_stream():
-    chunks = chunks_of(stream=True)
-    pieces = ["He", "llo\n\n", '"\u2028\U0001f600']
-    first, *rest, done = events(b"".join(map(chunks.text, pieces)) + chunks.finish(WHOLE))
-    assert json.loads(first) == {
-        "id": f"chatcmpl-{ID}",
-        "object": "chat.completion.chunk",
-        "created": 1694268190,
-        "model": "m",
-        "system_fingerprint": None,
-        "choices": [
-            {"index": 0, "delta": {"role": "assistant", "content": "He"}, "logprobs": None, "finish_reason": None}
-        ],
-    }
-    assert done == b"[DONE]"
-    said = [check(ChatCompletionChunk, each) for each in rest]
-    assert [json.loads(each)["choices"][0]["delta"] for each in rest] == [
-        {"content": pieces[1]},
-        {"content": pieces[2]},
-        {},
-    ]
-    assert [each.choices[0].finish_reason for each in said] == [None, None, "stop"]
-
-
-@pytest.mark.parametrize("pieces", [[], ["Hi", " there"]])
-def test_usage_comes_last_and_only_when_asked(pieces):
-    chunks = chunks_of(stream=True, stream_options={"include_usage": True})
-    stream = b"".join(map(chunks.text, pieces)) + chunks.finish(Finished(FinishReason.LENGTH, USAGE))
-    *said, last, done = events(stream)
-    assert done == b"[DONE]"
-    assert all(json.loads(each)["usage"] is None for each in said)
-    assert all(json.loads(each)["choices"] for each in said)
-    assert json.loads(last)["choices"] == []
-    assert json.loads(last)["usage"] == {
-        "prompt_tokens": 5,
-        "completion_tokens": 7,
-        "total_tokens": 12,
-        "prompt_tokens_details": {"cached_tokens": 3},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    }
-    state = ChatCompletionStreamState()
-    for each in (*said, last):
-        state.handle_chunk(check(ChatCompletionChunk, each))
-    whole = state.current_completion_snapshot
-    assert (whole.choices[0].message.role, whole.choices[0].message.content) == ("assistant", "".join(pieces))
-    assert (whole.choices[0].finish_reason, whole.usage.total_tokens) == ("length", 12)
-
-
-def test_a_stream_that_failed_never_looks_whole():
-    chunks = chunks_of(stream=True)
-    _, error = events(chunks.text("He") + chunks.failed(EngineLost("the engine died; ask again")))
-    assert json.loads(error) == {
-        "error": {
-            "message": "the engine died; ask again",
-            "type": "server_error",
-            "param": None,
-            "code": "engine_lost",
-        }
-    }
-
-
-def test_an_answer_in_one_piece():
-    body = completion(request(), request_id=ID, created=1694268190, text="Hi \0\U0001f600", finished=WHOLE)
-    said = check(ChatCompletion, body)
-    assert (said.id, said.object, said.model) == (completion_id(ID), "chat.completion", "m")
-    assert (said.choices[0].message.content, said.choices[0].finish_reason) == ("Hi \0\U0001f600", "stop")
-    assert said.usage.prompt_tokens_details.cached_tokens == 3
 
 
 # What all HTTP clients hear ---------------------------------------------------------------

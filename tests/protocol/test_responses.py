@@ -1,30 +1,34 @@
 import json
 
-import attrs
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from protocol.dialects.responses import (
+    LOGPROBS,
     CancelResponse,
     Create,
-    error_event,
+    CreateHttp,
     parse,
+    parse_http,
     stream_id_of,
     to_respond,
 )
-from protocol.errors import BadRequest, RequestError, Unsupported
-from protocol.messages import Respond, Role, Turn
+from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
+from protocol.messages import Grammar, GrammarKind, Respond, Role, Turn
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"type": "response.create", "model": "m", "input": "Hi"}
+HTTP = {"model": "m", "input": "Hi"}
 
 
 def create(**fields) -> Create:
     result = parse(json.dumps(BASE | fields))
     assert isinstance(result, Create)
     return result
+
+
+def post(**fields) -> CreateHttp:
+    return parse_http(json.dumps(HTTP | fields).encode())
 
 
 def refused(kind, param, said=None, /, **fields):
@@ -80,17 +84,10 @@ def test_an_answer_that_is_sent_back_whole():
     [
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
-        ("truncation", "auto"),
-        ("text", {"format": {"type": "json_object"}}),
-        ("text", {"verbosity": "low"}),
         ("reasoning", {"effort": "high"}),
-        ("include", ["message.output_text.logprobs"]),
-        ("generate", False),
-        ("generate", 1),
         ("store", True),
         ("conversation", "conv_1"),
         ("prompt", {"id": "x"}),
-        ("top_logprobs", 2),
         ("service_tier", "priority"),
         ("moderation", {}),
         ("stream_options", {"include_obfuscation": True}),
@@ -98,6 +95,22 @@ def test_an_answer_that_is_sent_back_whole():
 )
 def test_what_this_server_does_not_do_is_refused_by_name(field, value):
     refused(Unsupported, field, **{field: value})
+    with pytest.raises(Unsupported) as raised:
+        post(**{field: value})
+    assert raised.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("text.verbosity", {"text": {"verbosity": "low"}}),
+        ("text.format.type", {"text": {"format": {"type": "grammar"}}}),
+        ("include[1]", {"include": ["message.output_text.logprobs", "reasoning.encrypted_content"]}),
+        ("include[0]", {"include": ["file_search_call.results"]}),
+    ],
+)
+def test_what_is_not_done_inside_a_field_is_refused_by_its_path(param, fields):
+    refused(Unsupported, param, **fields)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +187,23 @@ def test_items_that_are_no_text_are_unsupported(param, items):
         ("user", {"user": 5}),
         ("stream", {"stream": "true"}),
         ("max_tokens", {"max_tokens": 5}),
+        ("n", {"n": 1}),
+        ("logprobs", {"logprobs": True}),
+        ("response_format", {"response_format": {"type": "text"}}),
+        ("generate", {"generate": 1}),
+        ("truncation", {"truncation": "sometimes"}),
+        ("include", {"include": "message.output_text.logprobs"}),
+        ("top_logprobs", {"top_logprobs": 2}),
+        ("top_logprobs", {"top_logprobs": 2, "include": []}),
+        ("top_logprobs", {"top_logprobs": 21, "include": [LOGPROBS]}),
+        ("top_logprobs", {"top_logprobs": -1, "include": [LOGPROBS]}),
+        ("user", {"user": "x" * 513}),
+        ("safety_identifier", {"safety_identifier": "x" * 513}),
+        ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "x"}}}),
+        ("text.format.name", {"text": {"format": {"type": "json_schema", "schema": {}}}}),
+        ("text.format.name", {"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}),
+        ("text.format.name", {"text": {"format": {"type": "text", "name": "x"}}}),
+        ("text.format.json_schema", {"text": {"format": {"type": "json_schema", "json_schema": {}}}}),
         ("type", {"type": ...}),
         ("type", {"type": 5}),
     ],
@@ -216,6 +246,52 @@ def test_events_that_are_not_known():
     refused(Unsupported, "type", type="x" * 10_000)
 
 
+def test_what_is_posted_and_what_comes_by_socket_become_the_same_request():
+    fields = {"instructions": "i", "max_output_tokens": 5, "metadata": {"a": "b"}, "user": "u", "min_tokens": 1}
+    assert to_respond(post(**fields), request_id=ID) == to_respond(create(**fields), request_id=ID)
+    assert (post().stream, post(stream=True).stream, post(stream=False).stream) == (None, True, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "param", "fields"),
+    [
+        (Unsupported, "background", {"background": True}),
+        (Unsupported, "generate", {"generate": False}),
+        (Unsupported, "store", {"store": True}),
+        (PreviousResponseNotFound, "previous_response_id", {"previous_response_id": "resp_1"}),
+        (BadRequest, "stream_id", {"stream_id": "main"}),
+        (BadRequest, "type", {"type": "response.create"}),
+        (BadRequest, "stream", {"stream": 1}),
+        (BadRequest, "min_tokens", {"min_tokens": 9, "max_output_tokens": 8}),
+        (BadRequest, "top_logprobs", {"top_logprobs": 1}),
+    ],
+)
+def test_what_only_a_socket_can_do_is_refused_when_it_is_posted(kind, param, fields):
+    with pytest.raises(BadRequest) as raised:
+        post(**fields)
+    assert (type(raised.value), raised.value.param) == (kind, param)
+
+
+def test_what_asks_for_nothing_is_accepted_when_it_is_posted():
+    post(background=False, store=False, generate=True, stream=False, previous_response_id=None, truncation="disabled",
+         include=[], top_logprobs=0, text={"format": {"type": "text"}, "verbosity": "medium"},
+         service_tier="default", stream_options={"include_obfuscation": False})  # fmt: skip
+
+
+def test_log_probabilities_are_wanted_only_where_include_names_them():
+    assert to_respond(create(), request_id=ID).logprobs is None
+    assert to_respond(create(top_logprobs=0), request_id=ID).logprobs is None
+    assert to_respond(create(include=[LOGPROBS]), request_id=ID).logprobs == 0
+    assert to_respond(create(include=[LOGPROBS], top_logprobs=20), request_id=ID).logprobs == 20
+
+
+def test_a_warm_up_computes_the_prompt_only():
+    assert create(generate=False).warm_up
+    assert not create(generate=True).warm_up
+    assert not create(generate=None).warm_up
+    assert not post().warm_up
+
+
 def test_a_model_may_come_from_the_address():
     text = json.dumps({"type": "response.create", "input": "Hi"})
     assert parse(text, default_model="q").model == "q"
@@ -239,98 +315,6 @@ def test_the_lane_of_a_request_that_could_not_be_parsed():
     assert stream_id_of("{") is None
 
 
-# Enemies ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "not JSON"),
-        ("{", "not JSON"),
-        ("null", "expected a JSON object"),
-        ("[]", "expected a JSON object"),
-        ('{"type":"response.create","temperature":NaN}', "not JSON"),
-        ('{"type":"response.create","temperature":Infinity}', "not JSON"),
-        ('{"type":"response.create","temperature":1e999}', "not JSON"),
-        ('{"type":"response.create","seed":' + "9" * 5000 + "}", "not JSON"),
-        ('{"a":' + "[" * 100_000, "nested too deeply"),
-        ('{"a":' * 100_000, "nested too deeply"),
-        ('{"type":"response.create","model":"m","input":"\\ud800"}', "surrogate"),
-        ('{"type":"response.create","model":"m","input":"\\udc00 and more"}', "surrogate"),
-        ('{"\\ud800 and more":1}', "surrogate"),
-        ('{"type":"response.create","model":"m","input":"\ud800"}', "UTF-8"),
-        ('{"type":"response.create","model":"m","input":"\x00"}', "not JSON"),
-    ],
-)
-def test_text_that_cannot_be_read(text, said):
-    with pytest.raises(BadRequest, match=said):
-        parse(text)
-    assert stream_id_of(text) is None
-
-
-def test_depth_below_the_limit_is_refused_by_name():
-    deep = "[" * 500 + "]" * 500
-    for field, kind in (("tools", Unsupported), ("input", BadRequest), ("metadata", BadRequest), ("xyz", BadRequest)):
-        with pytest.raises(BadRequest) as raised:
-            parse(json.dumps(BASE | {field: None}).replace("null", deep))
-        assert type(raised.value) is kind
-        assert raised.value.param.startswith(field)
-
-
-def test_of_a_key_that_stands_twice_the_last_counts():
-    assert parse('{"type":"response.create","model":"a","input":"x","model":"b"}').model == "b"
-
-
-def test_nul_is_a_character_of_text_and_of_nothing_else():
-    assert create(input="a\0b").turns() == (Turn(Role.USER, "a\0b"),)
-    refused(BadRequest, "stream_id", stream_id="a\0")
-    refused(BadRequest, '["model\\u0000"]', **{"model\0": 1})
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
-
-NAMES = sorted({*Create.harmless, *(field.name for field in attrs.fields(Create))})
-ITEMS = st.lists(
-    st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "assistant", "tool"]) | json_values},
-        optional={
-            "type": st.sampled_from(["message", "reasoning"]) | json_values,
-            "content": st.lists(
-                st.fixed_dictionaries({"type": st.sampled_from(["input_text"]) | json_values, "text": json_values}),
-                max_size=3,
-            )
-            | json_values,
-        },
-    ),
-    max_size=3,
-)
-
-
-@settings(deadline=None, max_examples=300)
-@given(json_values | st.dictionaries(st.sampled_from(NAMES), json_values | ITEMS, max_size=6))
-def test_any_json_is_answered_or_refused(value):
-    for data in (value, BASE | value if isinstance(value, dict) else value):
-        try:
-            result = parse(json.dumps(data))
-        except RequestError as error:
-            json.loads(error_event(error))
-        else:
-            if isinstance(result, Create):
-                respond = to_respond(result, request_id=ID)
-                assert msgspec.msgpack.decode(msgspec.msgpack.encode(respond), type=Respond) == respond
-
-
-@settings(deadline=None)
-@given(st.text() | st.text(st.sampled_from('{}[]",:\\ud8e1tfnr0')))
-def test_any_text_is_refused(text):
-    with pytest.raises(RequestError):
-        parse(text)
-
-
 # What a processor gets ------------------------------------------------------------------
 
 
@@ -339,6 +323,9 @@ def test_to_respond_maps_every_field():
         instructions="be brief", input=[{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}],
         max_output_tokens=9, min_tokens=2, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, frequency_penalty=0.2,
         presence_penalty=0.3, repetition_penalty=1.1, stop="END", stop_token_ids=[3], ignore_eos=True, seed=7,
+        logit_bias={"4": -1}, include_stop_str_in_output=True, return_token_ids=True, priority=5, cache_salt="salt",
+        include=[LOGPROBS], top_logprobs=3, truncation="auto", generate=False,
+        text={"format": {"type": "json_schema", "name": "x", "schema": {"b": [1], "a": None}, "strict": True}},
     )  # fmt: skip
     history = (Turn(Role.USER, "a"), Turn(Role.ASSISTANT, "b"))
     assert to_respond(request, request_id=ID, history=history) == Respond(
@@ -346,7 +333,11 @@ def test_to_respond_maps_every_field():
         turns=(Turn(Role.SYSTEM, "be brief"), *history, Turn(Role.DEVELOPER, "d"), Turn(Role.USER, "u")),
         tokens_max=9, tokens_min=2, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, frequency_penalty=0.2,
         presence_penalty=0.3, repetition_penalty=1.1, stop=("END",), stop_token_ids=(3,), ignore_eos=True, seed=7,
-        params={"turns": "input", "tokens_max": "max_output_tokens", "tokens_min": "min_tokens"},
+        logit_bias={4: -1.0}, stop_included=True, token_ids=True, priority=5, cache_salt="salt", logprobs=3,
+        truncate=True, warm_up=True, grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"b":[1],"a":null}'),
+        params={"turns": "input", "tokens_max": "max_output_tokens", "tokens_min": "min_tokens",
+                "logprobs": "top_logprobs", "grammar": "text.format"},
     )  # fmt: skip
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(to_respond(request, request_id=ID)), type=Respond)
     plain = to_respond(create(), request_id=ID)
     assert plain == Respond(ID, (Turn(Role.USER, "Hi"),), params=plain.params)

@@ -2,12 +2,15 @@ import json
 from typing import get_args
 
 import pytest
+from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses import responses_server_event
 from pydantic import BaseModel
 
-from protocol.dialects.responses import Events, error_event, parse, response_id
+from protocol.dialects.gathered import Gathered
+from protocol.dialects.responses import LOGPROBS, Events, completion, error_event, parse, parse_http, response_id
+from protocol.dialects.responses_events import FORMAT_ECHOED_MAX, LOGPROBS_REPEATED_MAX
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Overloaded
-from protocol.messages import Finished, FinishReason, Usage
+from protocol.messages import Answered, ChoiceEnded, FinishReason, Text, TokenText, Usage
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"type": "response.create", "model": "m", "input": "Hi"}
@@ -42,18 +45,22 @@ def check_error(frame):
     return frame
 
 
-def events_of(**fields):
-    return Events(parse(json.dumps(BASE | fields)), request_id=ID, created_at=1741290958)
+def events_of(*, sse=False, **fields):
+    return Events(parse(json.dumps(BASE | fields)), request_id=ID, created_at=1741290958, sse=sse)
 
 
-def finished(reason=FinishReason.STOP):
-    return Finished(reason, USAGE)
+def said_of(events, *pieces):
+    return [events.delta(Text(piece, 1)) for piece in pieces]
+
+
+def finish(events, reason=FinishReason.STOP):
+    return events.finish(ChoiceEnded(reason), USAGE)
 
 
 def test_one_whole_response():
     events = events_of(stream_id="main", max_output_tokens=9, metadata={"a": "b"}, instructions="short")
     pieces = ["Hi", ' "there"\n', "", "\0\u2028é\U0001f600"]
-    frames = [*events.begin(), *events.open(), *map(events.delta, pieces), *events.finish(finished())]
+    frames = [*events.begin(), *events.open(), *said_of(events, *pieces), *finish(events)]
     said = [check(frame) for frame in frames]
     assert [event["type"] for event in said] == [
         "response.created",
@@ -89,7 +96,7 @@ def test_one_whole_response():
 
 def test_no_stream_id_is_made_up():
     events = events_of()
-    frames = [*events.begin(), *events.open(), events.delta("x"), *events.finish(finished())]
+    frames = [*events.begin(), *events.open(), *said_of(events, "x"), *finish(events)]
     assert all("stream_id" not in check(frame) for frame in frames)
     assert "stream_id" not in json.loads(error_event(Overloaded("full")))
 
@@ -97,7 +104,7 @@ def test_no_stream_id_is_made_up():
 def test_an_answer_that_reached_its_limit_is_incomplete():
     events = events_of()
     *_, item, last = map(
-        check, [*events.begin(), *events.open(), events.delta("x"), *events.finish(finished(FinishReason.LENGTH))]
+        check, [*events.begin(), *events.open(), *said_of(events, "x"), *finish(events, FinishReason.LENGTH)]
     )
     assert item["item"]["status"] == "incomplete"
     assert last["type"] == "response.incomplete"
@@ -109,7 +116,7 @@ def test_an_answer_that_reached_its_limit_is_incomplete():
 
 def test_an_answer_without_text_is_whole_all_the_same():
     events = events_of()
-    said = [check(frame) for frame in [*events.begin(), *events.finish(finished())]]
+    said = [check(frame) for frame in [*events.begin(), *finish(events)]]
     assert [event["sequence_number"] for event in said] == list(range(8))
     assert said[2]["type"] == "response.output_item.added"
     assert said[-1]["response"]["output"][0]["content"][0]["text"] == ""
@@ -123,7 +130,7 @@ def test_cancelled_before_and_after_the_first_token():
     assert (response["output"], response["usage"]) == ([], None)
 
     events = events_of(stream_id="a")
-    *frames, last = [*events.begin(), *events.open(), events.delta("He"), *events.cancelled(USAGE)]
+    *frames, last = [*events.begin(), *events.open(), *said_of(events, "He"), *events.cancelled(USAGE)]
     assert [check(frame)["type"] for frame in frames[-2:]] == [
         "response.content_part.done",
         "response.output_item.done",
@@ -148,7 +155,7 @@ def test_a_response_that_failed(error, code, cause):
     early = check(events_of().failed(error), unknown=["response.error.cause"])
     assert early["response"]["output"] == []
     events.open()
-    events.delta("He")
+    said_of(events, "He")
     event = check(events.failed(error, USAGE), unknown=["response.error.cause"])
     assert (event["type"], event["sequence_number"], event["stream_id"]) == ("response.failed", 5, "a")
     assert event["response"]["status"] == "failed"
@@ -159,7 +166,7 @@ def test_a_response_that_failed(error, code, cause):
 
 def test_long_instructions_are_not_echoed():
     events = events_of(instructions="x" * 500_000, input="y" * 500_000)
-    frames = [*events.begin(), *events.open(), events.delta("z"), *events.finish(finished())]
+    frames = [*events.begin(), *events.open(), *said_of(events, "z"), *finish(events)]
     assert max(map(len, frames)) < 2000
 
 
@@ -181,3 +188,165 @@ def test_error_events():
         "error": {"message": "full", "type": "server_error", "param": None, "code": "overloaded"},
         "headers": {"retry-after": "1"},
     }
+
+
+# Beyond plain text ------------------------------------------------------------------------
+
+
+SCORED = [
+    Text("He", 1, 0, (TokenText("He", b"He", -0.5, (("Hi", b"Hi", float("-inf")),)),), (7,)),
+    Text("\u00e9", 2, 0, (TokenText("\ufffd", b"\xc3", -1.0), TokenText("\ufffd", b"\xa9", -2.0)), (8, 9)),
+    Text("", 0, 0, (), (10,)),
+]
+LISTED = [
+    [{"token": "He", "logprob": -0.5, "bytes": [72, 101],
+      "top_logprobs": [{"token": "Hi", "logprob": -9999.0, "bytes": [72, 105]}]}],
+    [{"token": "\ufffd", "logprob": -1.0, "bytes": [0xC3], "top_logprobs": []},
+     {"token": "\ufffd", "logprob": -2.0, "bytes": [0xA9], "top_logprobs": []}],
+    [],
+]  # fmt: skip
+
+
+def bare(frame):
+    """An event without the bytes of tokens, which openai sends and its types for deltas forget."""
+    event = json.loads(frame)
+    for token in event.get("logprobs", ()):
+        for each in (token, *token["top_logprobs"]):
+            del each["bytes"]
+    return json.dumps(event)
+
+
+def test_log_probabilities_are_exact_for_each_delta_and_said_once_more_at_the_end():
+    events = events_of(include=[LOGPROBS], top_logprobs=1, stream_id="a")
+    frames = [*events.begin(), *events.open(), *map(events.delta, SCORED), *finish(events)]
+    for frame in frames:
+        check(bare(frame))
+    deltas = [json.loads(frame) for frame in frames[4:7]]
+    done, part, item, last = (json.loads(frame) for frame in frames[7:])
+    assert [(each["delta"], each["logprobs"]) for each in deltas] == [("He", LISTED[0]), ("é", LISTED[1]), ("", [])]
+    assert done["logprobs"] == LISTED[0] + LISTED[1]
+    assert part["part"]["logprobs"] == item["item"]["content"][0]["logprobs"] == []
+    assert last["response"]["top_logprobs"] == 1
+    assert last["response"]["output"][0]["content"][0]["logprobs"] == []
+
+
+@pytest.mark.parametrize("too_many", [False, True])
+def test_log_probabilities_that_are_long_stay_with_their_deltas(too_many):
+    events = events_of(include=[LOGPROBS])
+    events.begin()
+    events.open()
+    size = len(json.dumps(LISTED[1][0], separators=(",", ":"), ensure_ascii=False).encode())
+    for _ in range(LOGPROBS_REPEATED_MAX // size + too_many):
+        frame = events.delta(Text("x", 1, 0, SCORED[1].logprobs[:1]))
+        assert json.loads(frame)["logprobs"] == LISTED[1][:1]
+    done, *_ = finish(events)
+    assert len(json.loads(done)["logprobs"]) == (0 if too_many else LOGPROBS_REPEATED_MAX // size)
+    assert len(done) < 2**20
+
+
+def test_token_ids_are_told_where_they_are_asked_for():
+    events = events_of(return_token_ids=True)
+    events.begin()
+    events.open()
+    deltas = [check(events.delta(each), unknown=["token_ids"]) for each in SCORED]
+    assert [(each["token_ids"], each["logprobs"]) for each in deltas] == [([7], []), ([8, 9], []), ([10], [])]
+
+
+def test_a_warm_up_is_a_whole_response_without_output():
+    events = events_of(generate=False, stream_id="a")
+    frames = [*events.begin(), *events.open(), *finish(events, FinishReason.LENGTH)]
+    said = [check(frame) for frame in frames]
+    assert [each["type"] for each in said] == ["response.created", "response.in_progress", "response.completed"]
+    response = said[-1]["response"]
+    assert (response["status"], response["output"], events.text) == ("completed", [], "")
+    assert response["usage"]["input_tokens"] == 37
+
+
+def test_the_events_by_http_are_those_of_the_socket():
+    for frame, event in zip(whole_stream(events_of()), whole_stream(events_of(sse=True)), strict=True):
+        name = json.loads(frame)["type"].encode()
+        assert event == b"event: " + name + b"\ndata: " + frame + b"\n\n"
+    failed = events_of(sse=True).failed(EngineLost("the engine died"))
+    assert failed.startswith(b"event: response.failed\ndata: {")
+
+
+def whole_stream(events):
+    return [*events.begin(), *events.open(), *said_of(events, "a\n\n", "b"), *finish(events)]
+
+
+def test_what_was_asked_is_said_back():
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    wanted = {"type": "json_schema", "name": "x", "description": None, "schema": schema, "strict": True}
+    events = events_of(user="u", safety_identifier="s", metadata={"a": "b"}, truncation="auto", service_tier="auto",
+                       text={"format": wanted})  # fmt: skip
+    response = check(events.begin()[0])["response"]
+    assert response["text"] == {"format": wanted}
+    assert {name: response[name] for name in ("user", "safety_identifier", "metadata", "truncation")} == {
+        "user": "u", "safety_identifier": "s", "metadata": {"a": "b"}, "truncation": "auto",
+    }  # fmt: skip
+    assert response["service_tier"] == "default"
+    plain = check(events_of(text={"format": {"type": "json_object"}}).begin()[0])["response"]
+    assert plain["text"] == {"format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize("field", ["schema", "description"])
+def test_a_long_format_is_not_said_back(field):
+    long = {"type": "json_schema", "name": "x", "schema": {"enum": ["y"]}, "strict": None}
+    long |= {"schema": {"enum": ["y" * FORMAT_ECHOED_MAX]}} if field == "schema" else {"description": "y" * 500_000}
+    events = events_of(text={"format": long})
+    frames = [*events.begin(), *events.open(), *said_of(events, "z"), *finish(events)]
+    assert max(map(len, frames)) < 2000
+    assert check(frames[0])["response"]["text"]["format"]["schema"] == {}
+
+
+def test_the_largest_request_keeps_every_event_small():
+    events = events_of(
+        model="\0" * 256, instructions="\0" * 1024, previous_response_id="\0" * 256, user="\0" * 512,
+        safety_identifier="\0" * 512, metadata={f"{n:064}": "\0" * 512 for n in range(16)},
+        text={"format": {"type": "json_schema", "name": "x" * 64, "schema": {"a": "\0" * 2700}}},
+    )  # fmt: skip
+    frames = [*events.begin(), *events.open(), *said_of(events, "z"), *finish(events)]
+    assert max(map(len, frames)) < 2**18
+
+
+# In one piece -----------------------------------------------------------------------------
+
+
+def posted(*replies, **fields):
+    gathered = Gathered()
+    for each in replies:
+        gathered.add(each)
+    create = parse_http(json.dumps({"model": "m", "input": "Hi"} | fields).encode())
+    return completion(create, request_id=ID, created_at=1741290958, gathered=gathered, answered=Answered(USAGE))
+
+
+def check_response(body):
+    model = OpenAIResponse.model_validate(json.loads(body), strict=True)
+    assert {*extras(model)} <= {"store"}
+    return model
+
+
+def test_an_answer_in_one_piece_is_the_response_that_a_stream_ends_with():
+    response = check_response(posted(Text("He", 1), Text("llo", 1), ChoiceEnded(FinishReason.STOP)))
+    assert (response.id, response.status, response.output_text) == (f"resp_{ID}", "completed", "Hello")
+    events = events_of()
+    *_, last = [*events.begin(), *events.open(), *said_of(events, "He", "llo"), *finish(events)]
+    assert json.loads(posted(Text("Hello", 2), ChoiceEnded(FinishReason.STOP))) == json.loads(last)["response"]
+
+
+def test_an_answer_in_one_piece_that_reached_its_limit_is_incomplete():
+    response = check_response(posted(Text("He", 1), ChoiceEnded(FinishReason.LENGTH)))
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert response.output[0].status == "incomplete"
+
+
+def test_an_answer_in_one_piece_has_all_its_log_probabilities_and_token_ids():
+    response = check_response(posted(*SCORED, ChoiceEnded(FinishReason.STOP), include=[LOGPROBS]))
+    assert [each.model_dump() for each in response.output[0].content[0].logprobs] == LISTED[0] + LISTED[1]
+    body = json.loads(posted(*SCORED, ChoiceEnded(FinishReason.STOP), return_token_ids=True))
+    assert body["output"][0]["content"][0]["token_ids"] == [7, 8, 9, 10]
+
+
+def test_an_answer_in_one_piece_must_have_ended():
+    with pytest.raises(AssertionError):
+        posted(Text("He", 1))

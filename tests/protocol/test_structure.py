@@ -7,7 +7,7 @@ import attrs
 import pytest
 from attrs import Factory, frozen
 
-from protocol.dialects.mistakes import Mistake, Mistakes
+from protocol.dialects.mistakes import Mistake, Mistakes, wrong
 from protocol.dialects.options import Holds, Within
 from protocol.dialects.structure import ITEMS_MAX, MISTAKES_MAX, structure, tag
 
@@ -235,3 +235,29 @@ def test_lengths():
     only("text", "must hold at most 3 characters, holds 4", {"text": "xxxx"}, Sized)
     only("items", "must not be empty", {"items": []}, Sized)
     only("items", "must hold at most 2 items, holds 3", {"items": [1, 2, 3]}, Sized)
+
+
+def test_a_class_may_read_its_values_itself():
+    @frozen
+    class Even:
+        kinds: ClassVar[tuple[type, ...]] = (int, str)
+
+        value: int
+
+        @classmethod
+        def structured(cls, value):
+            if int(value) % 2:
+                raise wrong("is odd", "[here]")
+            return cls(int(value))
+
+    @frozen
+    class Pair:
+        one: Even
+        other: tuple[Even, ...] | Even | None = None
+
+    assert structure({"one": 2, "other": ["4", 6]}, Pair) == Pair(Even(2), (Even(4), Even(6)))
+    assert structure({"one": "2", "other": 8}, Pair) == Pair(Even(2), Even(8))
+    only("one", "expected an integer or a string, got true", {"one": True}, Pair)
+    only("one", "is missing", {}, Pair)
+    only("other", "expected a list or an integer or a string, got an object", {"one": 2, "other": {}}, Pair)
+    only("other[1][here]", "is odd", {"one": 2, "other": [2, 3]}, Pair)

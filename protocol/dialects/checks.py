@@ -1,0 +1,63 @@
+"""What `Annotated` adds to a type: bounds, lengths and patterns."""
+
+from __future__ import annotations
+
+import re
+
+from attrs import frozen
+
+from .mistakes import describe
+
+
+@frozen
+class Within:
+    """A number's bounds; `above` excludes itself."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+
+    def complaint(self, value: object) -> str | None:
+        """Say which bound a number breaks."""
+        assert isinstance(value, int | float)
+        fine = (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+        )
+        if fine:
+            return None
+        bounds = (("at least", self.at_least), ("above", self.above), ("at most", self.at_most))
+        words = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
+        return f"must be {words}, got {describe(value).removesuffix('.0')}"
+
+
+@frozen
+class Holds:
+    """How many characters or items something may hold."""
+
+    at_least: int = 0
+    at_most: int | None = None
+
+    def complaint(self, value: object) -> str | None:
+        """Say that a string, list or object is too short or too long."""
+        assert isinstance(value, str | list | tuple | dict)
+        what = "characters" if isinstance(value, str) else "items"
+        if len(value) < self.at_least:
+            return "must not be empty" if self.at_least == 1 else f"must hold at least {self.at_least} {what}"
+        if self.at_most is not None and len(value) > self.at_most:
+            return f"must hold at most {self.at_most} {what}, holds {len(value)}"
+        return None
+
+
+@frozen
+class Matches:
+    """A pattern that a whole string must match, and the words for it."""
+
+    pattern: str
+    words: str
+
+    def complaint(self, value: object) -> str | None:
+        """Say that a string does not match."""
+        assert isinstance(value, str)
+        return None if re.fullmatch(self.pattern, value) else f"must be {self.words}, got {describe(value)}"

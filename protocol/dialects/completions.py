@@ -1,0 +1,197 @@
+"""OpenAI completions: prompts as they are, texts or token ids, and the chunks of one answer as server-sent events.
+
+What keeps every load tool happy with chat completions does so here too: see `chat`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import msgspec
+from attrs import frozen
+
+from protocol.errors import RequestError
+from protocol.messages import Answered, ChoiceEnded, Respond, Text
+
+from .body import decode, read, refusal
+from .chat import usage_object
+from .gathered import Choice, Gathered
+from .http import error_body
+from .logprobs import Columns, Tabulating
+from .mistakes import Mistake
+from .options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
+from .prompt import Prompts
+from .structure import Harmless
+
+TOKENS_MAX = 16  # where a request names no other number, as with OpenAI
+
+_encode = msgspec.json.Encoder().encode
+
+
+@frozen(kw_only=True)
+class CompletionRequest(ChoiceOptions):
+    """The body of `POST /v1/completions`."""
+
+    harmless: ClassVar[Harmless] = {
+        "user": (str,),
+        "metadata": (dict,),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "use_beam_search": (False,),
+        "length_penalty": (1, 1.0),
+        "skip_special_tokens": (True,),
+        "add_special_tokens": (True,),
+        "return_cached_tokens_details": (False,),
+    }
+
+    model: Name
+    prompt: Prompts
+    max_tokens: TokenCount | None = None
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+    best_of: ChoiceCount | None = None
+    suffix: str | None = None
+
+    @property
+    def tokens_max(self) -> int:
+        """The most tokens to answer each prompt with."""
+        return TOKENS_MAX if self.max_tokens is None else self.max_tokens
+
+    @property
+    def choices_total(self) -> int:
+        """How many choices the answer has."""
+        return self.prompt.count * self.choices
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Yield what is wrong between fields that are each right."""
+        if self.suffix:
+            said = "is not supported here, as no engine of this server fills in the middle; leave it out"
+            yield Mistake("suffix", said, unsupported=True)
+        computed, name = self.choices, "n"
+        if self.best_of is not None:
+            computed, name = self.best_of, "best_of"
+            if self.best_of < self.choices:
+                yield Mistake("best_of", f"must be at least n ({self.choices}), got {self.best_of}")
+            elif self.best_of > self.choices and self.stream:
+                yield Mistake("best_of", "cannot be streamed: which choices are the best is known when all have ended")
+        if self.prompt.count * computed > CHOICES_MAX:
+            said = f"{self.prompt.count} prompts times {computed} make {self.prompt.count * computed} choices"
+            where = name if computed > 1 else "prompt"
+            yield Mistake(where, f"{said}; a request can have at most {CHOICES_MAX}")
+        if self.echo and self.logprobs is not None:
+            said = "cannot stand beside logprobs: those of a prompt are not computed here"
+            yield Mistake("echo", said, unsupported=True)
+        yield from self.disagreements(self.tokens_max, "max_tokens")
+
+
+def parse(body: bytes) -> CompletionRequest:
+    """Return the request that a client sent, or raise a `RequestError` that lists all its mistakes."""
+    request = read(decode(body), CompletionRequest)
+    if mistakes := tuple(request.mistakes()):
+        raise refusal(mistakes)
+    return request
+
+
+def to_respond(request: CompletionRequest, *, request_id: str) -> Respond:
+    """Return the request for a processor."""
+    return respond(
+        request,
+        request_id=request_id,
+        texts=request.prompt.texts,
+        token_lists=request.prompt.token_lists,
+        tokens_max=request.tokens_max,
+        n=request.choices,
+        best_of=request.best_of,
+        logprobs=request.logprobs,
+        echo=request.echo or False,
+        params={"turns": "prompt", "tokens_max": "max_tokens"},
+    )
+
+
+def completion_id(request_id: str) -> str:
+    """Return how clients know the answer to a request."""
+    return f"cmpl-{request_id}"
+
+
+class Chunks:
+    """Builds the server-sent events of one answer: of each choice text... and its end, and then the end of all."""
+
+    def __init__(self, request: CompletionRequest, *, request_id: str, created: int) -> None:
+        self._includes_usage = request.includes_usage
+        self._ids = bool(request.return_token_ids)
+        self._tabulating: list[Tabulating] = []
+        if request.logprobs is not None:
+            self._tabulating = [Tabulating() for _ in range(request.choices_total)]
+        self._shared = _shared(request, request_id, created)
+        shared = self._shared | ({"usage": None} if self._includes_usage else {})
+        self._head = b"data: " + _encode(shared)[:-1] + b',"choices":[{"index":'
+        self._unended = request.choices_total
+
+    def text(self, reply: Text) -> bytes:
+        """Say the next piece of a choice."""
+        text = _encode(reply.text)
+        if not self._tabulating and not self._ids:
+            return b'%b%d,"text":%b,"logprobs":null,"finish_reason":null}]}\n\n' % (self._head, reply.choice, text)
+        columns = self._tabulating[reply.choice].add(reply, Columns()) if self._tabulating else None
+        ids = b',"token_ids":' + _encode(reply.ids) if self._ids else b""
+        return b'%b%d,"text":%b,"logprobs":%b,"finish_reason":null%b}]}\n\n' % (
+            self._head,
+            reply.choice,
+            text,
+            _encode(columns),
+            ids,
+        )
+
+    def choice_ended(self, ended: ChoiceEnded) -> bytes:
+        """Say that a choice is whole."""
+        self._unended -= 1
+        reason = _encode(ended.reason)
+        return b'%b%d,"text":"","logprobs":null,"finish_reason":%b}]}\n\n' % (self._head, ended.choice, reason)
+
+    def finish(self, answered: Answered) -> bytes:
+        """Say that the answer is whole, and what it cost if that was asked."""
+        assert self._unended == 0  # else it would look whole and not be
+        last = b""
+        if self._includes_usage:
+            last = b"data: " + _encode(self._shared | {"choices": [], "usage": usage_object(answered.usage)}) + b"\n\n"
+        return last + b"data: [DONE]\n\n"
+
+    def failed(self, error: RequestError) -> bytes:
+        """Say that the answer failed; no `[DONE]` follows, so that it never looks whole."""
+        return b"data: " + error_body(error) + b"\n\n"
+
+
+def completion(
+    request: CompletionRequest, *, request_id: str, created: int, gathered: Gathered, answered: Answered
+) -> bytes:
+    """Return the body that answers a request without a stream."""
+    whole = gathered.whole(request.choices_total)
+    choices = [_choice(request, index, choice) for index, choice in enumerate(whole)]
+    shared = _shared(request, request_id, created)
+    return _encode(shared | {"choices": choices, "usage": usage_object(answered.usage)})
+
+
+def _choice(request: CompletionRequest, index: int, choice: Choice) -> dict[str, object]:
+    columns = None
+    if request.logprobs is not None:
+        columns, tabulating = Columns(), Tabulating()
+        for text in choice.texts:
+            tabulating.add(text, columns)
+    said: dict[str, object] = {
+        "index": index,
+        "text": choice.text,
+        "logprobs": columns,
+        "finish_reason": choice.reason,
+    }
+    return said | ({"token_ids": choice.ids} if request.return_token_ids else {})
+
+
+def _shared(request: CompletionRequest, request_id: str, created: int) -> dict[str, object]:
+    return {
+        "id": completion_id(request_id),
+        "object": "text_completion",
+        "created": created,
+        "model": request.model,
+        "system_fingerprint": None,
+    }

@@ -1,0 +1,127 @@
+"""The file of keys: what an operator writes about who may ask, and how much; and the pure arithmetic of a rate."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from attrs import define, field, frozen
+
+from .mistakes import Mistake, Mistakes, join, segment
+from .options import Holds, Matches, Within
+from .structure import structure
+
+KEYS_MAX = 1024
+"""Every presented key is compared with all that are known, so that the time it takes tells nothing."""
+
+PRIORITY_MAX = 1_000_000
+
+NAME = Matches(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", "1 to 64 letters, digits, dashes, dots, @ and _")
+
+
+@frozen
+class IsDigest:
+    """A SHA-256 as `hash-key` prints it."""
+
+    def complaint(self, value: object) -> str | None:
+        """Say that a string is none, but not what it is: somebody may have put the secret itself there."""
+        assert isinstance(value, str)
+        return (
+            None if re.fullmatch("[0-9a-f]{64}", value) else "must be the 64 hexadecimal digits that `hash-key` prints"
+        )
+
+
+KeyName = Annotated[str, NAME]
+Digest = Annotated[str, IsDigest()]
+Rate = Annotated[float, Within(above=0, at_most=1_000_000)]
+Some = Annotated[int, Within(at_least=1, at_most=1_000_000)]
+Priority = Annotated[int, Within(at_least=-PRIORITY_MAX, at_most=PRIORITY_MAX)]
+
+
+@frozen(kw_only=True)
+class KeySection:
+    """`[key.NAME]`: one key, by the SHA-256 of its secret, and what it may do."""
+
+    sha256: Digest
+    rate_per_s: Rate | None = None  # requests a second, in the long run
+    burst: Some | None = None  # requests at once after a quiet time; without it, those of one second
+    concurrency_max: Some | None = None  # requests that are being answered, or wait, at a time
+    connections_max: Some | None = None
+    priority: Priority | None = None  # of its requests that name none, and the highest that one can name
+    admin: bool = False
+
+    @property
+    def burst_max(self) -> int:
+        """How many requests may come at once; at least one, or none could ever come."""
+        return self.burst if self.burst is not None else max(1, math.ceil(self.rate_per_s or 1))
+
+
+@frozen(kw_only=True)
+class KeyFile:
+    """The whole file."""
+
+    key: Annotated[dict[KeyName, KeySection], Holds(0, KEYS_MAX)] = field(factory=dict)
+
+
+def read(data: object) -> dict[str, KeySection]:
+    """Return the keys of a file by their names; raises `Mistakes` with every mistake in it."""
+    keys = structure(data, KeyFile).key
+    if mistakes := tuple(disagreements(keys)):
+        raise Mistakes(mistakes)
+    return keys
+
+
+def disagreements(keys: Mapping[str, KeySection]) -> list[Mistake]:
+    """Return what is wrong between keys that are each right by themselves."""
+    names: dict[str, str] = {}
+    mistakes = []
+    for name, section in keys.items():
+        at = join("key", segment(name))
+        if (other := names.setdefault(section.sha256, name)) != name:
+            mistakes.append(Mistake(f"{at}.sha256", f"is the secret of {other} too, so nobody could tell them apart"))
+        if section.burst is not None and section.rate_per_s is None:
+            mistakes.append(Mistake(f"{at}.burst", "means nothing without rate_per_s"))
+    return mistakes
+
+
+@define
+class Bucket:
+    """A token bucket: in `t` seconds it never gives more than `burst + rate_per_s * t`."""
+
+    rate_per_s: float
+    burst: int
+    _tokens: float
+    _at: float  # when `_tokens` was right
+
+    @classmethod
+    def full(cls, rate_per_s: float, burst: int, now: float) -> Bucket:
+        """Return a bucket whose owner has been quiet for long."""
+        return cls(rate_per_s, burst, float(burst), now)
+
+    def take(self, now: float) -> float:
+        """Take one token and return 0, or take none and return after how many seconds there will be one."""
+        self._fill(now)
+        if self._tokens >= 1:
+            self._tokens -= 1
+            return 0.0
+        return (1 - self._tokens) / self.rate_per_s
+
+    def change(self, rate_per_s: float, burst: int, now: float) -> None:
+        """Go on at another rate with what there is, as far as it still fits."""
+        self._fill(now)
+        self.rate_per_s, self.burst = rate_per_s, burst
+        self._tokens = min(self._tokens, float(burst))
+
+    def _fill(self, now: float) -> None:
+        if now > self._at:  # a clock that stands still, or goes back, gives nothing twice
+            self._tokens = min(float(self.burst), self._tokens + (now - self._at) * self.rate_per_s)
+            self._at = now
+
+
+def clamped(priority: int, key: int | None) -> int:
+    """Return the priority of a request: a key's own is what it has without asking, and the most it can ask for."""
+    if key is None:
+        return max(-PRIORITY_MAX, min(priority, PRIORITY_MAX))
+    return min(priority, key) if priority else key

@@ -1,0 +1,99 @@
+"""`/tokenize` and `/detokenize`, in the shapes that SGLang's and vLLM's clients know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
+
+import msgspec
+from attrs import frozen
+
+from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
+
+from .body import decode, read, refusal
+from .chat import Message
+from .mistakes import Mistake
+from .options import Holds, Name
+from .prompt import TokenIds
+from .structure import Harmless
+
+_encode = msgspec.json.Encoder().encode
+
+
+@frozen(kw_only=True)
+class TokenizeRequest:
+    """The body of `POST /tokenize`: a text as it is, or a conversation as the model reads it."""
+
+    harmless: ClassVar[Harmless] = {
+        "tools": ([],),
+        "tool_choice": ("auto", "none"),
+        "reasoning_effort": (),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "return_token_strs": (False,),
+    }
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Annotated[tuple[Message, ...], Holds(1)] | None = None
+    add_special_tokens: bool | None = None
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Yield what is wrong between fields that are each right."""
+        if self.prompt is None and self.messages is None:
+            yield Mistake("prompt", "is missing, and so is messages; send one")
+        if self.prompt is not None and self.messages is not None:
+            yield Mistake("messages", "cannot stand beside prompt; send one")
+        if self.messages is not None and self.add_special_tokens:
+            said = "is for a prompt; the chat template puts around messages what they need"
+            yield Mistake("add_special_tokens", said, unsupported=True)
+        for index, message in enumerate(self.messages or ()):
+            if message.content is None:
+                yield Mistake(f"messages[{index}].content", "is missing")
+
+
+@frozen(kw_only=True)
+class DetokenizeRequest:
+    """The body of `POST /detokenize`."""
+
+    harmless: ClassVar[Harmless] = {"skip_special_tokens": (False,)}  # a text that leaves them out would be another
+
+    model: Name | None = None
+    tokens: TokenIds
+
+
+def parse_tokenize(body: bytes) -> TokenizeRequest:
+    """Return the request that a client sent, or raise a `RequestError` that lists all its mistakes."""
+    request = read(decode(body), TokenizeRequest)
+    if mistakes := tuple(request.mistakes()):
+        raise refusal(mistakes)
+    return request
+
+
+def to_tokenize(request: TokenizeRequest) -> Tokenize:
+    """Return the request for a processor."""
+    if request.messages is not None:
+        return Tokenize(turns=tuple(message.turn() for message in request.messages))
+    return Tokenize(text=request.prompt or "", special=request.add_special_tokens is not False)
+
+
+def tokenized(answer: Tokenized) -> bytes:
+    """Return the body that answers `POST /tokenize`."""
+    return _encode({"tokens": answer.ids, "count": len(answer.ids), "max_model_len": answer.context_max})
+
+
+def parse_detokenize(body: bytes) -> DetokenizeRequest:
+    """Return the request that a client sent, or raise a `RequestError` that lists all its mistakes."""
+    return read(decode(body), DetokenizeRequest)
+
+
+def to_detokenize(request: DetokenizeRequest) -> Detokenize:
+    """Return the request for a processor."""
+    return Detokenize(request.tokens.ids)
+
+
+def detokenized(answer: Detokenized) -> bytes:
+    """Return the body that answers `POST /detokenize`."""
+    return _encode({"text": answer.text})

@@ -1,0 +1,123 @@
+import json
+
+import pytest
+
+from protocol.dialects.body import read
+from protocol.dialects.formats import (
+    JSON_BYTES_MAX,
+    JSON_LEVELS_MAX,
+    JsonObject,
+    JsonObjectOrText,
+    ResponseFormat,
+    TextFormat,
+)
+from protocol.dialects.mistakes import Mistake
+from protocol.errors import BadRequest, Unsupported
+
+
+def deep(levels):
+    value = {}
+    for _ in range(levels - 1):
+        value = {'a"]}\\': value}
+    return value
+
+
+def refused(data, cls, param, kind=BadRequest):
+    with pytest.raises(BadRequest) as raised:
+        read(data, cls)
+    assert (type(raised.value), raised.value.param) == (kind, param)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("cls", [JsonObject, JsonObjectOrText])
+def test_objects_keep_their_order_and_their_meaning(cls):
+    value = {"b": [1, 2.5, None, True], "a": {"é": "\0"}, "huge": 10**30}
+    text = read(value, cls).text
+    assert json.loads(text) == value
+    assert list(json.loads(text)) == ["b", "a", "huge"]
+
+
+@pytest.mark.parametrize("cls", [JsonObject, JsonObjectOrText])
+def test_the_deepest_object(cls):
+    read(deep(JSON_LEVELS_MAX), cls)
+    said = refused(deep(JSON_LEVELS_MAX + 1), cls, None)
+    assert said == f"must be nested at most {JSON_LEVELS_MAX} levels deep, is {JSON_LEVELS_MAX + 1}"
+    refused(deep(100_000), cls, None)
+
+
+def test_brackets_in_strings_are_no_levels():
+    read({"a": "[" * 1000, "b" + "{" * 1000 + '\\"[': 1}, JsonObject)
+
+
+def test_lists_are_levels():
+    value = "x"
+    for _ in range(JSON_LEVELS_MAX):
+        value = [value]
+    refused({"a": value}, JsonObject, None)
+    read({"a": value[0]}, JsonObject)
+
+
+@pytest.mark.parametrize("cls", [JsonObject, JsonObjectOrText])
+def test_the_longest_object(cls):
+    fine = {"a": "x" * (JSON_BYTES_MAX - len('{"a":""}'))}
+    assert len(read(fine, cls).text) == JSON_BYTES_MAX
+    refused({"a": fine["a"] + "x"}, cls, None)
+
+
+def test_an_object_may_come_as_text():
+    assert read('{ "a" : [1] }', JsonObjectOrText).text == '{"a":[1]}'
+    for text in ("", "null", "[]", "{", '{"a":NaN}', "[" * 100_000, '{"a":' * 100_000, "x" * (JSON_BYTES_MAX + 1)):
+        refused(text, JsonObjectOrText, None)
+    refused('{"a":1}', JsonObject, None)
+
+
+def mistakes(cls, **fields):
+    return list(read(fields, cls).mistakes("f"))
+
+
+@pytest.mark.parametrize(
+    ("cls", "fields", "paths"),
+    [
+        (ResponseFormat, {"type": "text"}, []),
+        (ResponseFormat, {"type": "json_object"}, []),
+        (ResponseFormat, {"type": "json_object", "json_schema": None}, []),
+        (ResponseFormat, {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, []),
+        (ResponseFormat, {"type": "json_schema"}, ["f.json_schema"]),
+        (ResponseFormat, {"type": "text", "json_schema": {"name": "x", "schema": {}}}, ["f.json_schema"]),
+        (TextFormat, {"type": "text"}, []),
+        (TextFormat, {"type": "json_schema", "name": "x", "schema": {}, "strict": False, "description": "d"}, []),
+        (TextFormat, {"type": "json_schema"}, ["f.name", "f.schema"]),
+        (TextFormat, {"type": "json_object", "strict": True, "schema": {}}, ["f.schema", "f.strict"]),
+    ],
+)
+def test_a_schema_stands_where_one_is_asked_for(cls, fields, paths):
+    assert [mistake.path for mistake in mistakes(cls, **fields)] == paths
+
+
+def test_what_is_missing_and_what_is_too_much_is_said():
+    assert mistakes(TextFormat, type="json_schema", name="x") == [Mistake("f.schema", "is missing")]
+    [mistake] = mistakes(TextFormat, type="text", name="x")
+    assert mistake.said == 'belongs to the type "json_schema", and the type is "text"'
+
+
+@pytest.mark.parametrize(
+    ("data", "param", "kind"),
+    [
+        ({}, "type", BadRequest),
+        ({"type": "xml"}, "type", Unsupported),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "json_schema.schema", BadRequest),
+        ({"type": "json_schema", "json_schema": {"schema": {}}}, "json_schema.name", BadRequest),
+        ({"type": "json_schema", "json_schema": {"name": "", "schema": {}}}, "json_schema.name", BadRequest),
+        ({"type": "json_schema", "json_schema": {"name": "x" * 65, "schema": {}}}, "json_schema.name", BadRequest),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": []}}, "json_schema.schema", BadRequest),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": "{}"}}, "json_schema.schema", BadRequest),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strict": 1}}, "json_schema.strict", BadRequest),
+        ({"type": "json_schema", "schema": {}}, "schema", BadRequest),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_format_name_their_field(data, param, kind):
+    refused(data, ResponseFormat, param, kind)
+
+
+def test_a_name_of_64_characters_is_fine():
+    read({"type": "json_schema", "json_schema": {"name": "x" * 64, "schema": {}}}, ResponseFormat)

@@ -1,0 +1,98 @@
+import json
+
+import pytest
+
+from protocol.dialects.tokens import (
+    detokenized,
+    parse_detokenize,
+    parse_tokenize,
+    to_detokenize,
+    to_tokenize,
+    tokenized,
+)
+from protocol.errors import BadRequest, Unsupported
+from protocol.messages import Detokenize, Detokenized, Role, Tokenize, Tokenized, Turn
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def tokenize(**fields) -> Tokenize:
+    return to_tokenize(parse_tokenize(json.dumps(fields).encode()))
+
+
+def detokenize(**fields) -> Detokenize:
+    return to_detokenize(parse_detokenize(json.dumps(fields).encode()))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"prompt": "Hi"}, Tokenize(text="Hi")),
+        ({"model": "m", "prompt": ""}, Tokenize(text="")),
+        ({"prompt": "Hi", "add_special_tokens": False}, Tokenize(text="Hi", special=False)),
+        ({"prompt": "Hi", "add_special_tokens": True, "tools": None}, Tokenize(text="Hi", special=True)),
+        ({"messages": [USER]}, Tokenize(turns=(Turn(Role.USER, "Hi"),))),
+        ({"messages": [USER], "add_special_tokens": False, "add_generation_prompt": True},
+         Tokenize(turns=(Turn(Role.USER, "Hi"),), special=False)),
+    ],
+)  # fmt: skip
+def test_what_can_be_tokenized(fields, expected):
+    got = tokenize(**fields)
+    assert (got.text, got.turns) == (expected.text, expected.turns)
+    if not got.turns:
+        assert got.special == expected.special
+
+
+@pytest.mark.parametrize(
+    ("kind", "param", "fields"),
+    [
+        (BadRequest, "prompt", {}),
+        (BadRequest, "prompt", {"prompt": None, "messages": None}),
+        (BadRequest, "messages", {"prompt": "x", "messages": [USER]}),
+        (BadRequest, "prompt", {"prompt": ["a", "b"]}),
+        (BadRequest, "prompt", {"prompt": [1]}),
+        (BadRequest, "messages", {"messages": []}),
+        (BadRequest, "messages[0].content", {"messages": [{"role": "user"}]}),
+        (BadRequest, "model", {"model": "", "prompt": "x"}),
+        (BadRequest, "add_special_tokens", {"prompt": "x", "add_special_tokens": 1}),
+        (BadRequest, "promt", {"promt": "x", "prompt": "y"}),
+        (Unsupported, "add_special_tokens", {"messages": [USER], "add_special_tokens": True}),
+        (Unsupported, "add_generation_prompt", {"messages": [USER], "add_generation_prompt": False}),
+        (Unsupported, "tools", {"messages": [USER], "tools": [{}]}),
+        (Unsupported, "return_token_strs", {"prompt": "x", "return_token_strs": True}),
+    ],
+)
+def test_what_cannot_be_tokenized_is_refused_by_name(kind, param, fields):
+    with pytest.raises(BadRequest) as raised:
+        tokenize(**fields)
+    assert (type(raised.value), raised.value.param) == (kind, param)
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("tokens", {}),
+        ("tokens", {"tokens": []}),
+        ("tokens", {"tokens": "1"}),
+        ("tokens[0]", {"tokens": [-1]}),
+        ("tokens[0]", {"tokens": [2**31]}),
+        ("tokens[1]", {"tokens": [1, True]}),
+        ("tokens[0]", {"tokens": [[1], [2]]}),
+        ("skip_special_tokens", {"tokens": [1], "skip_special_tokens": True}),
+    ],
+)
+def test_what_is_no_list_of_token_ids_is_refused_where_it_is_wrong(param, fields):
+    with pytest.raises(BadRequest) as raised:
+        detokenize(**fields)
+    assert raised.value.param == param
+
+
+def test_token_ids_go_both_ways():
+    assert detokenize(tokens=[0, 2**31 - 1], model="m").ids == (0, 2**31 - 1)
+    assert json.loads(tokenized(Tokenized([3, 1, 2], 2048))) == {"tokens": [3, 1, 2], "count": 3, "max_model_len": 2048}
+    assert json.loads(detokenized(Detokenized("é\0"))) == {"text": "é\0"}
+
+
+def test_the_model_may_be_left_to_the_server():
+    assert parse_tokenize(b'{"prompt":"x"}').model is None
+    assert parse_detokenize(b'{"tokens":[1],"model":"m"}').model == "m"
