@@ -25,12 +25,14 @@ class RequestError(EspalierError):
     fault: ClassVar[Fault] = "server"
     http_status: ClassVar[int] = 500
     close_code: ClassVar[int | None] = None  # set where the error ends a WebSocket connection
-    retry_after_s: ClassVar[int | None] = None  # None: asking again as it was will not help
+    retry_after_s: int | None = None  # None: asking again as it was will not help; one error may know its own
 
-    def __init__(self, detail: str, *, param: str | None = None) -> None:
+    def __init__(self, detail: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
         super().__init__(detail)
         self.detail = detail
         self.param = param
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
 
     @property
     def retryable(self) -> bool:
@@ -70,6 +72,18 @@ class PreviousResponseNotFound(BadRequest):
     code = "previous_response_not_found"
 
 
+class StreamLimitReached(BadRequest):
+    """The connection has as many lanes as it may; use one of those that are there, or connect once more."""
+
+    code = "websocket_stream_limit_reached"
+
+
+class InvalidStreamId(BadRequest):
+    """The name of a lane is none; send 1 to 256 of A-Z, a-z, 0-9, `_`, `.` and `-`."""
+
+    code = "invalid_stream_id"
+
+
 class ConnectionExpired(BadRequest):
     """The connection has reached its longest time; open a new one."""
 
@@ -83,8 +97,17 @@ class EngineRefused(BadRequest):
     code = "engine_refused"
 
 
+class Unauthorized(RequestError):
+    """The request carries no key that is known here; send `Authorization: Bearer KEY`."""
+
+    code = "invalid_api_key"
+    fault = "client"
+    http_status = 401
+    close_code = 1008
+
+
 class Forbidden(RequestError):
-    """The `Host` or `Origin` of the request is not one that this server answers to."""
+    """This server does not answer to the request's `Host` or `Origin`, or the key may not do this."""
 
     code = "forbidden"
     fault = "client"
@@ -138,6 +161,32 @@ class SlowClient(RequestError):
     fault = "client"
     http_status = 408
     close_code = 1013
+
+
+class RateLimited(RequestError):
+    """The key has asked more often than it may; come back when there is room again."""
+
+    code = "rate_limit_exceeded"
+    fault = "client"
+    http_status = 429
+    retry_after_s = 1
+
+
+class ConcurrencyLimited(RequestError):
+    """The key has as many requests or connections open as it may; end one, or wait until one has ended."""
+
+    code = "concurrency_limit_exceeded"
+    fault = "client"
+    http_status = 429
+    retry_after_s = 1
+
+
+class UnsupportedMediaType(RequestError):
+    """The body is not JSON, or it is compressed; send `content-type: application/json` as it is."""
+
+    code = "unsupported_media_type"
+    fault = "client"
+    http_status = 415
 
 
 class Overloaded(RequestError):

@@ -1,21 +1,25 @@
-"""`python -m supervisor cluster.toml [--check] [--node NAME]`."""
+"""`python -m supervisor cluster.toml [--check] [--node NAME]`, and `python -m supervisor hash-key [NAME]`."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from getpass import getpass
 from pathlib import Path
 
 import trio
 
-from protocol.errors import ActorError
+from protocol.errors import ActorError, StartFailed
 from supervisor import check, config, node, say
+from supervisor.doors import keys
+from supervisor.version import version
 
 
 def main() -> int:
-    """Read the command line, and check a cluster or run a node of it; return the exit code."""
+    """Read the command line, and check a cluster or run a node of it, or hash a key; return the exit code."""
+    if sys.argv[1:2] == ["hash-key"]:
+        return hash_key(sys.argv[2] if sys.argv[2:] else "NAME")
     parser = argparse.ArgumentParser(
         prog="python -m supervisor", description="Serve language models by a tree of actors."
     )
@@ -24,7 +28,7 @@ def main() -> int:
         "--check", action="store_true", help="print the tree and every limit, or every mistake; start nothing"
     )
     parser.add_argument("--node", help="the node to run, where the file has several")
-    parser.add_argument("--version", action="version", version=f"espalier {_version()}")
+    parser.add_argument("--version", action="version", version=f"espalier {version()}")
     arguments = parser.parse_args()
     try:
         cluster = config.read(arguments.file)
@@ -39,11 +43,17 @@ def main() -> int:
         return 1
 
 
-def _version() -> str:
+def hash_key(name: str) -> int:
+    """Read a secret from the standard input, and print the lines that make a file of keys know it by `name`."""
+    secret = getpass("secret: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
     try:
-        return version("espalier")
-    except PackageNotFoundError:  # run from a checkout
-        return "0.1.0"
+        print(keys.line(name, secret))
+    except StartFailed as error:
+        print(f"espalier: {error}", file=sys.stderr)
+        return 1
+    if len(secret) < keys.SECRET_CHARACTERS_GOOD:
+        print(f"espalier: a secret of {len(secret)} characters can be guessed; take a long one", file=sys.stderr)
+    return 0
 
 
 if __name__ == "__main__":

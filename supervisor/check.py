@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
 import trio
 
 from protocol.errors import StartFailed
-from supervisor.config import Cluster
+from supervisor.config import LOOPBACK, Cluster
+from supervisor.doors.door import ANY
+from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.folders import Folder
-from supervisor.house import World, build
+from supervisor.house import build
 from supervisor.metrics import Metrics
 from supervisor.process import Hurry
 from supervisor.tree import render
+from supervisor.world import World
+
+T = TypeVar("T")
 
 ENGINE_BYTES = 700 * 1024 * 1024  # of an engine's processes beside its weights; what a zygote shares is counted once
 
@@ -32,15 +38,54 @@ def pick(cluster: Cluster, name: str | None) -> str:
 
 
 def text(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
-    """Return one node's tree with every limit; opens nothing but the models' files."""
+    """Return one node's tree with every limit, and who may come in; opens nothing but files."""
 
-    async def aside(_: object) -> list[int]:
+    def no_chance(_: int) -> NoReturn:
+        raise AssertionError("nothing runs")
+
+    async def aside(function: Callable[[], T], /) -> T:
         await trio.lowlevel.checkpoint()
-        return []
+        return function()
 
     nowhere = Path(tempfile.gettempdir())
-    world = World(Folder(nowhere, -1), nowhere, environment, str, float, str, aside, Hurry(), Metrics())
-    return render(build(cluster, name, world).tree)
+    world = World(Folder(nowhere, -1), nowhere, environment, str, float, str, aside, Hurry(), Metrics(), no_chance)
+    return f"{render(build(cluster, name, world).tree)}\n{_admission(cluster, keys(cluster, environment))}"
+
+
+def keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
+    """Return the keys of clients; raises `StartFailed` if they cannot be read, or if there must be some and are not."""
+    section = cluster.gateway
+    known = Keys(Sources(cluster.keys, {name: environment[name] for name in (KEYS, ADMIN) if name in environment}))
+    known.load()
+    where = f"name a file of them as gateway.keys, or set {KEYS}"
+    if not known.wanted:
+        if section.host not in LOOPBACK:
+            raise StartFailed(f"gateway.host {section.host} is not loopback, so clients need keys: {where}")
+        for key in ("names", "origins"):
+            if ANY in getattr(section, key):
+                raise StartFailed(
+                    f'gateway.{key} = ["{ANY}"] opens this server to every web page without keys: {where}'
+                )
+    elif not known.names(admin=False) and not known.names(admin=True):
+        raise StartFailed(f"there is no key, so nobody could come in: {where}")
+    return known
+
+
+def _admission(cluster: Cluster, known: Keys) -> str:
+    """Return in a few lines who may come in; names, never secrets."""
+    section = cluster.gateway
+    tls = "plain" if section.tls_certificate is None else f"TLS with {section.tls_certificate}"
+    admins = ", ".join(known.names(admin=True)) or ("nobody" if known.wanted else "everybody")
+    lines = [
+        f"clients: {', '.join(known.names(admin=False)) or 'nobody'}"
+        if known.wanted
+        else "clients: everybody, no keys",
+        f"admin: {admins}",
+        f"names: {', '.join(section.names)}; web pages of: {', '.join(section.origins) or 'the same names'}; {tls}",
+    ]
+    if cluster.certificate is not None:
+        cluster.certificate.context()
+    return "\n".join(lines)
 
 
 def ahead(cluster: Cluster, name: str) -> None:

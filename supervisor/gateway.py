@@ -17,6 +17,7 @@ from supervisor.doors.outbox import Outbox
 log = logging.getLogger(__name__)
 
 BACKLOG = 128  # connections that the kernel holds for us
+REFUSING_MAX = 64  # connections that are told why there is no room for them; more are closed without a word
 
 
 async def gateway(
@@ -30,42 +31,78 @@ async def gateway(
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
     except OSError as error:
         raise StartFailed(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    refusing = trio.CapacityLimiter(REFUSING_MAX)
     async with trio.open_nursery() as connections:
         for listener in listeners:
             listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, door.limits.send_buffer_bytes)
-        serving = partial(trio.serve_listeners, partial(_connection, door), listeners, handler_nursery=connections)
+        serve = partial(_accepted, door, refusing)
+        serving = partial(trio.serve_listeners, serve, listeners, handler_nursery=connections)
         await connections.start(serving)
+        connections.start_soon(door.asking.access.run)
         door.port = int(listeners[0].socket.getsockname()[1])
         task_status.started(door.port)
 
 
-async def _connection(door: Door, stream: trio.SocketStream) -> None:
+async def _accepted(door: Door, refusing: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
+    """Serve one client, or tell it that there are too many, as long as it is not too many to be told."""
+    try:
+        if len(door.connections) < door.limits.connections_max:
+            await _connection(door, stream, full=False)
+        elif door.tls is None and refusing.available_tokens:
+            async with refusing:
+                await _connection(door, stream, full=True)
+        else:  # to say no over TLS costs more than to serve
+            door.asking.metrics.refused(Overloaded.code)
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
+async def _connection(door: Door, stream: trio.SocketStream, *, full: bool) -> None:
     """Serve one client; whatever goes wrong with it is its own affair."""
     limits = door.limits
-    outbox = Outbox(stream, limits.backlog_bytes_max, limits.stall_s)
+    secure = None if door.tls is None else trio.SSLStream(stream, door.tls, server_side=True, https_compatible=True)
+    outbox = Outbox(secure or stream, limits.backlog_bytes_max, limits.stall_s)
     connection = HttpConnection(outbox, door, partial(websocket.serve, outbox, door))
-    full = len(door.connections) >= limits.connections_max
     if not full:
         door.connections[outbox] = connection
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_drained, outbox, nursery.cancel_scope)
-            if full:
-                connection.refuse(Overloaded(f"{len(door.connections)} clients are connected"))
-            else:
-                await connection.run()
-            with trio.move_on_after(limits.close_s):
-                await outbox.wait_flushed()
-                if connection.unheard and not outbox.gone:
-                    await outbox.hear_out()
-            nursery.cancel_scope.cancel(reason="the connection has ended")
+        if secure is None or await _shaken(secure, limits.head_s):
+            await _served(door, outbox, connection, full=full)
     except Exception:
         log.exception("a bug ended a connection")
     finally:
+        if outbox.dropped is not None:
+            door.asking.metrics.client_dropped(outbox.dropped)
         if not full:
             door.forget(outbox)
         with trio.move_on_after(limits.close_s, shield=True):
             await outbox.aclose()
+
+
+async def _shaken(secure: trio.SSLStream[trio.SocketStream], within_s: float) -> bool:
+    """Return whether a client has come to speak TLS in time; whoever tries other things is met every day."""
+    with trio.move_on_after(within_s):
+        try:
+            await secure.do_handshake()
+        except trio.BrokenResourceError as error:
+            log.debug("no TLS: %s", error.__cause__)
+        else:
+            return True
+    return False
+
+
+async def _served(door: Door, outbox: Outbox, connection: HttpConnection, *, full: bool) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_drained, outbox, nursery.cancel_scope)
+        if full:
+            connection.refuse(Overloaded(f"{len(door.connections)} clients are connected"))
+        else:
+            await connection.run()
+        with trio.move_on_after(door.limits.close_s):
+            await outbox.wait_flushed()
+            if connection.unheard and not outbox.gone:
+                await outbox.hear_out()
+        nursery.cancel_scope.cancel(reason="the connection has ended")
 
 
 async def _drained(outbox: Outbox, connection: trio.CancelScope) -> None:

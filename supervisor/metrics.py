@@ -59,6 +59,8 @@ class Metrics:
     _aborts: defaultdict[Labels, float] = field(factory=_counters)
     _tokens: defaultdict[Labels, float] = field(factory=_counters)
     _restarts: defaultdict[Labels, float] = field(factory=_counters)
+    _refused: defaultdict[Labels, float] = field(factory=_counters)
+    _dropped: defaultdict[Labels, float] = field(factory=_counters)
 
     def first_token(self, model: str, seconds: float) -> None:
         """Note how long a request waited for its first token."""
@@ -83,6 +85,14 @@ class Metrics:
         """Note that a child of the tree is started again."""
         self._restarts[path,] += 1
 
+    def refused(self, code: str) -> None:
+        """Note that a request, or a whole connection, was refused with this code before anybody was asked."""
+        self._refused[code,] += 1
+
+    def client_dropped(self, reason: str) -> None:
+        """Note that a client was dropped because it read too slowly: its `backlog` was full, or it `stalled`."""
+        self._dropped[reason,] += 1
+
     def text(self, loads: Mapping[str, EngineLoad]) -> bytes:
         """Return everything in Prometheus's text format; `loads` is each engine's own count."""
         registry = CollectorRegistry()
@@ -101,6 +111,8 @@ class Metrics:
             _counter_family("espalier_aborts", "Requests whose client left or cancelled", "model", self._aborts),
             _counter_family("espalier_tokens", "Tokens of ended requests, by kind", "model kind", self._tokens),
             _counter_family("espalier_restarts", "Children of the tree started again", "child", self._restarts),
+            _counter_family("espalier_refused", "Requests and connections refused at the door", "code", self._refused),
+            _counter_family("espalier_clients_dropped", "Clients that read too slowly", "reason", self._dropped),
         )
         for name, (help_text, read) in self.gauges.items():
             gauge = GaugeMetricFamily(name, help_text, labels=("of",))

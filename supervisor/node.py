@@ -11,26 +11,29 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from random import SystemRandom
+from random import Random, SystemRandom
 
 import trio
 from attrs import define, field, frozen
 
 from protocol.errors import ActorError, StartFailed
-from supervisor import folders, reaper
-from supervisor.config import Cluster
+from supervisor import check, folders, reaper
+from supervisor.config import LOOPBACK, Cluster
+from supervisor.doors.door import Door
+from supervisor.doors.keys import SECRETS, Keys
 from supervisor.happenings import Happening, Kind
-from supervisor.house import House, World, build
+from supervisor.house import House, build
 from supervisor.metrics import Metrics
 from supervisor.process import Hurry
 from supervisor.run import supervise
 from supervisor.say import Terminal
+from supervisor.world import World
 
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 2.0  # for cut answers to reach their clients
 HARD_EXIT_S = 1.2  # after a second signal
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def run(cluster: Cluster, name: str, terminal: Terminal, environment: Mapping[str, str]) -> int:
@@ -38,6 +41,7 @@ async def run(cluster: Cluster, name: str, terminal: Terminal, environment: Mapp
 
     Raises `StartFailed` or `RestartsExceeded` if its tree does not come up, or does not stay up.
     """
+    keys = check.keys(cluster, environment)
     base = Path(tempfile.gettempdir())
     for swept in folders.sweep(base):
         log.info("removed what a killed node had left", extra={"folder": str(swept)})
@@ -51,15 +55,17 @@ async def run(cluster: Cluster, name: str, terminal: Terminal, environment: Mapp
         world = World(
             folder=folder,
             logs=logs,
-            environment=environment,
+            environment={name: value for name, value in environment.items() if name not in SECRETS},
             new_id=partial(secrets.token_hex, 16),
             now=time.time,
             strftime=time.strftime,
             aside=partial(trio.to_thread.run_sync, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)),
             hurry=Hurry(),
             metrics=Metrics(),
+            chance=Random,
         )
         house = build(cluster, name, world)
+        _lock(house.door, cluster, keys)
         node = _Node(house, world, terminal, section.drain_s)
         log.info("starting", extra={"node": name, "engine_logs": str(logs)})
         return await node.run(partial(_announce, cluster, house, terminal))
@@ -102,12 +108,14 @@ class _Node:
             self.world.metrics.restarted(happening.path)
 
     async def _listen(self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None]) -> None:
-        """Begin the plan at the first signal, hurry it at the second."""
+        """Begin the plan at the first signal, hurry it at the second; a hang-up is a wish to read the keys anew."""
         with trio.open_signal_receiver(*SIGNALS) as signals:
             task_status.started()
             async for number in signals:
                 name = signal.Signals(number).name
-                if not self.house.door.gate.draining:
+                if number == signal.SIGHUP and not self._terminal_is_gone():
+                    self.house.door.reload()
+                elif not self.house.door.gate.draining:
                     log.info("draining", extra={"signal": name, "drain_s": self.drain_s})
                     nursery.start_soon(self._shut_down)
                 else:
@@ -115,6 +123,10 @@ class _Node:
                     self.exit_code = 128 + number
                     self.world.hurry.now()
                     nursery.start_soon(self._exit_hard)
+
+    def _terminal_is_gone(self) -> bool:
+        """Whether the hang-up is that of our own terminal, which nobody sends on purpose."""
+        return self.terminal.live and not self.terminal.out.isatty()
 
     async def _shut_down(self) -> None:
         """Stop admitting, let streams finish, end the rest truthfully, stop the tree."""
@@ -147,16 +159,28 @@ class _Up:
         self.ready()
 
 
+def _lock(door: Door, cluster: Cluster, keys: Keys) -> None:
+    """Give a door what decides who may come in, before it opens."""
+    door.keys = keys
+    door.certificate = cluster.certificate
+    door.tls = None if cluster.certificate is None else cluster.certificate.context()
+    if keys.wanted and door.tls is None and cluster.gateway.host not in LOOPBACK:
+        log.warning("clients send their keys in the clear: there is no gateway.tls_certificate")
+    gauge = ("Connections of clients", lambda: {"gateway": float(len(door.connections))})
+    door.asking.metrics.gauges.setdefault("espalier_connections", gauge)
+
+
 def _announce(cluster: Cluster, house: House, terminal: Terminal) -> None:
     """Say where to knock, and give a line to paste."""
     section = cluster.gateway
     host = f"[{section.host}]" if ":" in section.host else section.host
-    url = f"http://{host}:{house.door.port}"
+    url = f"http{'s' * (house.door.tls is not None)}://{host}:{house.door.port}"
+    key = "-H 'authorization: Bearer YOUR-KEY' " if house.door.keys.wanted else ""
     model = next(iter(cluster.model))
     body = (
         f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me about the oak"}}]}}'
     )
     terminal.tell("")
     terminal.tell(f"Ready: {url}  models: {', '.join(cluster.model)}  (Ctrl-C drains and stops)")
-    terminal.tell(f"Try:   curl -sN {url}/v1/chat/completions -d '{body}'")
+    terminal.tell(f"Try:   curl -sN {key}{url}/v1/chat/completions -d '{body}'")
     terminal.tell("")

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import StartFailed
-from supervisor import check, config
+from supervisor import check, config, node
+from supervisor.say import Terminal
+from tests import certificate
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "examples" / "tiny"
@@ -107,7 +109,33 @@ terms_s = 1
         ('model = "tiny"', 'model = "tiny"\nnode = "b"', "engine.tiny-0.node", "there is no node b; there is main"),
         (str(TINY), "nowhere", "model.tiny.path", "there is no folder"),
         (f'"{TINY}"', f'"{TINY}"\ntemplate = "no.jinja"', "model.tiny.template", "there is no file"),
-        ("[model.tiny]", '[gateway]\nhost = "0.0.0.0"\n[model.tiny]', "gateway.host", "only loopback"),
+        ("[model.tiny]", '[gateway]\nhost = "0.0.0.0"\n[model.tiny]', "gateway.names", "is every address"),
+        ("[model.tiny]", '[gateway]\nkeys = "none.toml"\n[model.tiny]', "gateway.keys", "there is no file"),
+        ("[model.tiny]", '[gateway]\ntls_key = "k.pem"\n[model.tiny]', "gateway.tls_key", "there is no file"),
+        (
+            "[model.tiny]",
+            '[gateway]\ntls_key = "cluster.toml"\n[model.tiny]',
+            "gateway.tls_key",
+            "means nothing without tls_certificate",
+        ),
+        (
+            "[model.tiny]",
+            '[gateway]\ntls_certificate = "cluster.toml"\n[model.tiny]',
+            "gateway.tls_certificate",
+            "means nothing without tls_key",
+        ),
+        (
+            "[model.tiny]",
+            '[gateway]\norigins = ["*", "https://a.b/path"]\n[model.tiny]',
+            "gateway.origins[1]",
+            "without a path",
+        ),
+        (
+            "[model.tiny]",
+            "[gateway]\nprompt_tokens_max = 0\n[model.tiny]",
+            "gateway.prompt_tokens_max",
+            "must be at least 1",
+        ),
         ("[model.tiny]", '[gateway]\nnode = "b"\n[model.tiny]', "gateway.node", "there is no node b"),
         (
             "4096",
@@ -126,7 +154,8 @@ def test_keys_that_disagree_are_mistakes_too(written, old, new, path, said):
     for line, each in mistakes(written(GOOD.replace(old, new))):
         if each.startswith(path) and said in each:
             text = GOOD.replace(old, new).splitlines()[line - 1]
-            assert path.rpartition(".")[2].rpartition("-")[0] in text or path.rpartition(".")[2] in text
+            wanted = path.rpartition(".")[2].partition("[")[0]
+            assert wanted.rpartition("-")[0] in text or wanted in text or "[gateway]" in text
             return
     pytest.fail(f"{path}: {said}")
 
@@ -182,6 +211,11 @@ def test_a_check_prints_the_tree_and_the_limits():
         "connections max 1,024",
         "body bytes max 4,194,304",
         "backlog bytes max 1,048,576",
+        "lanes max 32",
+        "in flight max 16",
+        "key connections max 256",
+        "connection memory bytes max 8,388,608",
+        "websocket idle s 900",
         "permanent · starts within 120 s",
     ):
         assert wanted in " ".join(text.split()), wanted
@@ -221,6 +255,102 @@ def test_too_little_memory_is_one_sentence(written, monkeypatch, available, enou
     with pytest.raises(StartFailed, match=r"too little memory: 1 engines? on the CPU needs? about 0\.7 GiB") as caught:
         check.ahead(cluster, "main")
     assert "\n" not in str(caught.value)
+
+
+# Who may come in -----------------------------------------------------------------------------------
+
+DIGEST = "[key.alice]\nsha256 = '" + "a" * 64 + "'\n"
+
+
+def gateway(written, lines, keys=DIGEST):
+    path = written(f"{GOOD}[gateway]\n{lines}\n")
+    (path.parent / "keys.toml").write_text(keys)
+    return config.read(path)
+
+
+def test_loopback_needs_no_keys_and_answers_to_loopbacks_names(written):
+    cluster = gateway(written, "")
+    assert not check.keys(cluster, {}).wanted
+    assert set(cluster.gateway.names) == {"127.0.0.1", "::1", "localhost"}
+    assert (cluster.keys, cluster.certificate) == (None, None)
+
+
+@pytest.mark.parametrize("environment", [{}, {"ESPALIER_ADMIN_KEY": "the-admins"}])
+def test_beyond_loopback_a_server_without_keys_for_clients_does_not_start(environment, written):
+    cluster = gateway(written, 'host = "10.0.0.7"')
+    with pytest.raises(StartFailed, match=r"10\.0\.0\.7 is not loopback, so clients need keys: .*ESPALIER_API_KEYS"):
+        check.keys(cluster, environment)
+    with pytest.raises(StartFailed, match="so clients need keys"):
+        check.text(cluster, "main", environment)
+
+
+@pytest.mark.parametrize(
+    ("lines", "environment"),
+    [('host = "10.0.0.7"\nkeys = "keys.toml"', {}), ('host = "10.0.0.7"', {"ESPALIER_API_KEYS": "alice=abc"})],
+)
+def test_beyond_loopback_a_server_with_keys_answers_to_its_address(lines, environment, written):
+    cluster = gateway(written, lines)
+    assert check.keys(cluster, environment).names(admin=False) == ["alice"]
+    assert "10.0.0.7" in cluster.gateway.names
+
+
+def test_names_that_are_given_are_all_the_names_and_case_means_nothing(written):
+    cluster = gateway(
+        written, 'host = "::"\nkeys = "keys.toml"\nnames = ["Llm.Example"]\norigins = ["https://App.example"]'
+    )
+    assert cluster.gateway.names == ("llm.example",)
+    assert cluster.gateway.origins == ("https://app.example",)
+    assert cluster.model_path("tiny") == TINY
+
+
+@pytest.mark.parametrize("key", ["names", "origins"])
+def test_everybodys_pages_may_come_only_where_there_are_keys(key, written):
+    with pytest.raises(StartFailed, match=f"gateway.{key} = .* without keys"):
+        check.keys(gateway(written, f'{key} = ["*"]'), {})
+    assert check.keys(gateway(written, f'{key} = ["*"]\nkeys = "keys.toml"'), {}).wanted
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [("", "there is no key, so nobody could come in"), ("[key.a]\n", "key.a.sha256: is missing"), ("x", "is not TOML")],
+)
+def test_a_file_of_keys_that_is_of_no_use_is_one_sentence(keys, said, written):
+    with pytest.raises(StartFailed, match=said) as caught:
+        check.keys(gateway(written, 'keys = "keys.toml"', keys), {})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_check_says_who_may_come_in_and_no_secret(written):
+    environment = {"ESPALIER_API_KEYS": "bob=quetzalcoatl", "ESPALIER_ADMIN_KEY": "xolotl"}
+    said = check.text(gateway(written, 'keys = "keys.toml"\norigins = ["https://a.b"]'), "main", environment)
+    assert "clients: alice, bob" in said
+    assert "admin: admin" in said
+    assert "web pages of: https://a.b; plain" in said
+    assert "quetzalcoatl" not in said
+    assert "xolotl" not in said
+    assert "clients: everybody, no keys" in check.text(gateway(written, ""), "main", {})
+
+
+async def test_what_a_node_starts_does_not_see_the_secrets(written, monkeypatch):
+    seen = {}
+
+    def build(_, __, world):
+        seen.update(world.environment)
+        raise StartFailed("that is enough")
+
+    monkeypatch.setattr(node, "build", build)
+    environment = {"ESPALIER_API_KEYS": "bob=quetzalcoatl", "ESPALIER_ADMIN_KEY": "xolotl", "HOME": "/root"}
+    with pytest.raises(StartFailed, match="that is enough"):
+        await node.run(gateway(written, ""), "main", Terminal(sys.stderr, live=False), environment)
+    assert seen == {"HOME": "/root"}
+
+
+def test_a_certificate_is_read_before_anything_starts(written, tmp_path):
+    made, key = certificate.files()
+    lines = f'tls_certificate = "{made}"\ntls_key = "{key}"'
+    assert f"TLS with {made}" in check.text(gateway(written, lines), "main", {})
+    with pytest.raises(StartFailed, match="cannot be used"):
+        check.text(gateway(written, lines.replace(str(key), "keys.toml").replace(str(made), "keys.toml")), "main", {})
 
 
 def run(*arguments):

@@ -16,9 +16,9 @@ def gate(requests_max=2, admit_s=5.0, waiting_max=2, why=None):
     return made, reason
 
 
-async def hold(gate, for_s, log, name):
+async def hold(gate, for_s, log, name, priority=0):
     try:
-        async with gate.admitted():
+        async with gate.admitted(priority):
             log.append((trio.current_time(), name, "in"))
             await trio.sleep(for_s)
     except (Overloaded, Draining, NotReady) as error:
@@ -170,3 +170,81 @@ async def test_an_error_inside_frees_the_place(autojump_clock):
         async with made.admitted():
             raise KeyError
     assert made.inside == 0
+
+
+# Priorities ------------------------------------------------------------------------------------
+
+
+async def line_up(gate, log, *waiters):
+    """Fill the gate for 10 s, and let `(name, priority)` wait in this order."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold, gate, 10, log, "first")
+        await trio.testing.wait_all_tasks_blocked()
+        for name, priority in waiters:
+            nursery.start_soon(hold, gate, 1, log, name, priority)
+            await trio.testing.wait_all_tasks_blocked()
+    assert (gate.inside, gate.waiting) == (0, 0)
+
+
+async def test_of_those_who_wait_the_highest_priority_goes_first_and_of_equals_the_first(autojump_clock):
+    made, _ = gate(requests_max=1, admit_s=60, waiting_max=8)
+    log = []
+    await line_up(made, log, ("a", 0), ("b", 5), ("c", -1), ("d", 5), ("e", 0), ("f", 7))
+    assert [name for _, name, _ in log] == ["first", "f", "b", "d", "a", "e", "c"]
+    assert [at for at, _, _ in log] == [0, 10, 11, 12, 13, 14, 15]
+
+
+async def test_a_high_priority_overtakes_nobody_who_is_inside(autojump_clock):
+    made, _ = gate(requests_max=1, admit_s=5)
+    log = []
+    await line_up(made, log, ("a", 100))
+    assert log == [(0, "first", "in"), (5, "a", "overloaded")]
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_whoever_leaves_the_line_leaves_no_hole_in_it(seed, autojump_clock):
+    import random
+
+    rng = random.Random(seed)
+    made, _ = gate(requests_max=1, admit_s=1000, waiting_max=100)
+    came, went = [], []
+
+    async def come(number, priority, patience):
+        with trio.move_on_after(patience):
+            async with made.admitted(priority):
+                went.append((priority, number))
+                await trio.sleep(5)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold, made, 50, [], "first")
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(12):
+            priority, patience = rng.randrange(3), rng.choice([1, 20, 50, 10_000])  # 50: in the very turn
+            came.append((priority, number, patience))
+            nursery.start_soon(come, number, priority, patience)
+            await trio.testing.wait_all_tasks_blocked()
+    assert (made.inside, made.waiting) == (0, 0)
+    stayed = {(priority, number) for priority, number, patience in came if patience > 50}
+    maybe = {(priority, number) for priority, number, patience in came if patience == 50}
+    assert stayed <= set(went) <= stayed | maybe
+    assert went == sorted(went, key=lambda each: (-each[0], each[1]))
+
+
+async def test_a_place_given_to_one_who_is_being_cancelled_goes_to_the_next(autojump_clock):
+    made, _ = gate(requests_max=1, admit_s=60, waiting_max=8)
+    log, scope = [], trio.CancelScope()
+
+    async def cancelled():
+        with scope:
+            await hold(made, 1, log, "b", 9)
+
+    async with trio.open_nursery() as nursery:
+        async with made.admitted():
+            nursery.start_soon(cancelled)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(hold, made, 1, log, "c")
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+        assert made.inside == 1  # given in this very turn, to one who will not come
+    assert log == [(0, "c", "in")]
+    assert (made.inside, made.waiting) == (0, 0)

@@ -31,6 +31,9 @@ LIMITS = {
     "head_bytes_max": 8192,
     "body_bytes_max": 100_000,
     "queued_max": 3,
+    "in_flight_max": 3,
+    "lanes_max": 3,
+    "connection_memory_bytes_max": 2000,
     "connections_max": 150,
 }
 
@@ -54,7 +57,16 @@ class Crowd:
     async def one(self):
         """Come at some time, and do one thing or another."""
         await trio.sleep(self.rng.randrange(100) / 10)
-        quiet = [self.ask, self.talk, self.vanish, self.leave_lane, self.stall, self.lie, self.garble]
+        quiet = [
+            self.ask,
+            self.talk,
+            self.talk_in_lanes,
+            self.vanish,
+            self.leave_lane,
+            self.stall,
+            self.lie,
+            self.garble,
+        ]
         loud = [self.flood, self.flood_lane, self.never_read]
         act = self.rng.choice(loud if self.rng.random() < 0.2 else quiet)
         small = act in loud
@@ -135,6 +147,48 @@ class Crowd:
                 self.refused += 1
         await client.send(frame(struct.pack(">H", 1000), 0x88))
 
+    async def talk_in_lanes(self, client):
+        """Ask much at once in a few lanes, some of it as forks, and take no answer for another's."""
+        if (await client.upgrade()).status != 101:
+            self.refused += 1
+            return
+        wanted, heard, known = {}, {}, [None]
+        for number in range(self.rng.randint(2, 8)):
+            lane, fork = f"l{self.rng.randrange(3)}", self.rng.choice(known)
+            tokens, said = self.said(most=30)
+            wanted.setdefault(lane, []).append(tokens)
+            await client.say(create(said, stream_id=lane, previous_response_id=fork))
+            if self.rng.random() < 0.2:
+                await client.say({"type": "response.cancel", "stream_id": lane})
+            if number % 3 == 2 and not await self.hear(client, wanted, heard, known):
+                return
+        while any(wanted.values()):
+            if not await self.hear(client, wanted, heard, known):
+                return
+
+    async def hear(self, client, wanted, heard, known):
+        """Read one frame; return whether more can come."""
+        first, payload = await client.frame()
+        if first == 0x88:
+            return False
+        event = json.loads(payload)
+        lane = event.get("stream_id")
+        match event["type"]:
+            case "response.in_progress":
+                known.append(event["response"]["id"])
+            case "response.output_text.delta":
+                heard[lane] = heard.get(lane, "") + event["delta"]
+            case "response.completed" | "response.incomplete" | "response.failed":
+                tokens, text = wanted[lane].pop(0), heard.pop(lane, "")
+                assert expected(tokens).startswith(text)
+                assert event["type"] != "response.completed" or text == expected(tokens)
+                self.served += event["type"] == "response.completed"
+            case "error":  # it may be about one that came later than those that wait
+                assert event["error"]["code"] in {"overloaded", "draining", "previous_response_not_found"}
+                wanted[lane] = wanted[lane][1:] if event["error"]["code"] == "previous_response_not_found" else []
+                return event["error"]["code"] == "previous_response_not_found"
+        return True
+
     # The others ---------------------------------------------------------------------------------
 
     async def vanish(self, client):
@@ -143,8 +197,8 @@ class Crowd:
 
     async def leave_lane(self, client):
         await client.upgrade()
-        for _ in range(self.rng.randint(1, 3)):
-            await client.say(create("n=500 s=0.1"))
+        for _ in range(self.rng.randint(1, 6)):
+            await client.say(create("n=500 s=0.1", stream_id=self.rng.choice([None, "a", "b"])))
         await trio.sleep(self.rng.randrange(20) / 10)
 
     async def stall(self, client):
@@ -162,6 +216,9 @@ class Crowd:
             head("GET", "/v1/responses", upgrade="websocket", connection="upgrade", sec_websocket_version=13),
             head(x=" " * 20_000),
             head(expect="100-continue", content_length=10, method="POST"),
+            head("POST", "/v1/responses", transfer_encoding="chunked") + b"1\r\n{\r\n" * 10_000,
+            head("POST", "/v1/completions", transfer_encoding="chunked", content_length=5) + b"0\r\n\r\n",
+            post(b"a=b", "/tokenize", content_type="application/x-www-form-urlencoded"),
         ]
         await client.send(self.rng.choice(lies))
         await trio.sleep(self.rng.randrange(80) / 10)
@@ -186,7 +243,7 @@ class Crowd:
     async def flood_lane(self, client):
         await client.upgrade()
         for _ in range(40):
-            await client.say(create("n=40"))
+            await client.say(create("n=40", stream_id=self.rng.choice([None, "a", "b"])))
             await client.send(frame(bytes(100), 0x89))
         await trio.sleep(self.rng.randrange(10) / 10)
 

@@ -14,9 +14,11 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import SlowClient
+from protocol.errors import SlowClient, StartFailed
 from supervisor.doors import outbox as module
 from supervisor.doors.outbox import Outbox, close_frame, text_frame
+from supervisor.doors.tls import Certificate
+from tests import certificate
 
 
 @asynccontextmanager
@@ -231,3 +233,162 @@ def test_close_frames_are_what_the_rfc_says_and_short_enough():
     (frame,) = reader.received_frames()
     assert frame.payload[0] == 1013
     assert len(frame.payload[1].encode()) <= 123
+
+
+# TLS: the outbox's own task sends ------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def secure_pair(backlog=1 << 20, stall_s=30.0, *, run=True):
+    near, far = socket.socketpair()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    near.setblocking(False)
+    far.setblocking(False)
+    context = Certificate(*certificate.files()).context()
+    server = trio.SSLStream(
+        trio.SocketStream(trio.socket.from_stdlib_socket(near)), context, server_side=True, https_compatible=True
+    )
+    raw = trio.SocketStream(trio.socket.from_stdlib_socket(far))
+    client = trio.SSLStream(raw, certificate.trusting(), server_hostname="localhost", https_compatible=True)
+    box = Outbox(server, backlog, stall_s)
+    with near, far:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.do_handshake)
+            await client.do_handshake()
+        async with trio.open_nursery() as nursery:
+            if run:
+                nursery.start_soon(box.run)
+            yield box, client
+            nursery.cancel_scope.cancel()
+
+
+async def test_over_tls_frames_go_out_whole_and_in_order():
+    rng = random.Random(5)
+    frames = [struct.pack(">I", size) + rng.randbytes(size) for size in (1, 90, 40_000, 5000, 0, 300) * 10]
+    async with secure_pair() as (box, client), trio.open_nursery() as nursery:
+        got = bytearray()
+
+        async def read():
+            got.extend(await read_all(client, sum(map(len, frames))))
+
+        nursery.start_soon(read)
+        for each in frames:
+            box.put(each)
+            assert box.backlog_bytes == sum(map(len, box._rest))
+            if rng.random() < 0.5:
+                await trio.lowlevel.checkpoint()
+        await box.wait_flushed()
+        assert box.backlog_bytes == 0
+    assert bytes(got) == b"".join(frames)
+
+
+async def test_over_tls_a_full_backlog_refuses_and_keeps_what_it_has():
+    async with secure_pair(backlog=10_000) as (box, client):
+        put = 0
+        with pytest.raises(SlowClient, match="bytes wait for the client to read"):
+            while True:
+                box.put(bytes([put % 251]) * 1000)
+                put += 1
+                await trio.testing.wait_all_tasks_blocked()
+        assert box.dropped == "backlog"
+        assert box.backlog_bytes <= 10_000
+        assert await read_all(client, 1000 * put) == b"".join(bytes([n % 251]) * 1000 for n in range(put))
+
+
+async def test_over_tls_a_farewell_comes_after_what_has_begun_and_instead_of_the_rest():
+    async with secure_pair() as (box, client):
+        frames = [bytes([number]) * 1000 for number in range(60)]
+        for frame in frames:
+            box.put(frame)
+        await trio.testing.wait_all_tasks_blocked()
+        begun = len(frames) - len(box._rest) + box._begun
+        assert box._begun > 1
+        box.put_farewell(b"goodbye")
+        assert await read_all(client, 1000 * begun + 7) == b"".join(frames[:begun]) + b"goodbye"
+        await box.wait_flushed()
+
+
+async def test_over_tls_nothing_of_an_earlier_batch_counts_as_begun():
+    async with secure_pair() as (box, client):
+        for frame in (b"one", b"two", b"three"):
+            box.put(frame)
+        assert await read_all(client, 11) == b"onetwothree"
+        await box.wait_flushed()
+        for frame in (b"four", b"five", b"six"):
+            box.put(frame)
+        box.put_farewell(b"goodbye")
+        assert await read_all(client, 11) == b"fourgoodbye"
+
+
+async def test_over_tls_what_is_sent_is_sent_once_even_if_the_client_is_said_to_be_gone():
+    async with secure_pair() as (box, client):
+        box.put(bytes(100_000))
+        await trio.testing.wait_all_tasks_blocked()
+        box.gone = True
+        assert await read_all(client, 100_000) == bytes(100_000)
+        await trio.testing.wait_all_tasks_blocked()
+        assert box.backlog_bytes == 0
+        with trio.move_on_after(0.05):
+            pytest.fail(f"{await client.receive_some(10)!r} came again")
+
+
+async def test_over_tls_closing_ends_whoever_sends_or_waits():
+    async with secure_pair(run=False) as (box, _):
+        async with trio.open_nursery() as nursery:
+            box.put(bytes(1_000_000))
+            nursery.start_soon(box.wait_flushed)
+            nursery.start_soon(box.run)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(0.1):  # to say goodbye it would wait for what is being sent
+                await box.aclose()
+            await trio.aclose_forcefully(box)
+        assert box.backlog_bytes == 0
+
+
+async def test_over_tls_a_client_that_reads_nothing_for_long_is_slow(autojump_clock):
+    async with secure_pair(stall_s=7.0, run=False) as (box, _):
+        box.put(bytes(1_000_000))
+        before = trio.current_time()
+        with pytest.raises(SlowClient, match=r"nothing for 7\.0 s"):
+            await box.run()
+        assert trio.current_time() == before + 7
+        assert (box.gone, box.dropped) == (True, "stalled")
+        with pytest.raises(trio.BrokenResourceError):
+            box.put(b"x")
+
+
+async def test_over_tls_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it():
+    async with secure_pair() as (box, client):
+        box.put(bytes(1_000_000))
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.aclose_forcefully(client)
+        with trio.fail_after(5):
+            await box.wait_flushed()
+        assert box.gone
+        with pytest.raises(trio.BrokenResourceError):
+            box.put(b"x")
+
+
+async def test_over_tls_hearing_out_waits_for_the_client_to_end():
+    async with secure_pair() as (box, client):
+        box.put(b"no")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(box.hear_out)
+            await client.send_all(b"but I had more to say" * 100)
+            assert await client.receive_some(10) == b"no"
+            await client.aclose()
+
+
+@pytest.mark.parametrize("wrong", ["missing", "swapped", "locked", "empty"])
+def test_a_certificate_that_is_of_no_use_is_one_sentence(wrong, tmp_path):
+    good = certificate.files()
+    files = [tmp_path / "a.pem", tmp_path / "b.pem"]
+    if wrong == "locked":
+        certificate.make(*files, "-passout", "pass:secret")
+    elif wrong != "missing":
+        for file, text in zip(files, (good[1], good[0]), strict=True):
+            file.write_bytes(b"" if wrong == "empty" else text.read_bytes())
+    with pytest.raises(StartFailed, match="cannot be used: ") as caught:
+        Certificate(*files).context()
+    assert "\n" not in str(caught.value)
+    assert "None" not in str(caught.value)

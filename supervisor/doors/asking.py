@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
@@ -11,13 +10,13 @@ import trio
 from attrs import define, field, frozen
 
 from actors._kit import Asks
-from actors.processor import TextReply
+from actors.processor import TextReply, TextRequest, TextResult
 from protocol.dialects.http import Model
-from protocol.errors import DeadlineExceeded, ModelNotFound, RequestError
-from protocol.messages import Accepted, Finished, FinishReason, Respond, Started, Text, Usage
+from protocol.errors import DeadlineExceeded, Internal, Left, ModelNotFound, RequestError
+from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Respond, Started, Text, Usage
+from supervisor.doors.access import Access
+from supervisor.doors.keys import Key
 from supervisor.metrics import Metrics
-
-log = logging.getLogger("espalier.requests")
 
 
 @frozen
@@ -25,7 +24,7 @@ class Served:
     """One model that can be asked for by name."""
 
     model: Callable[[], Model]  # what is known of it by now
-    ask: Asks[Respond, TextReply, Finished]
+    ask: Asks[TextRequest, TextReply, TextResult]
     credit_max: Callable[[], int]  # tokens that one answer can have at most
 
 
@@ -37,6 +36,9 @@ class Counted:
     model: str
     door: str
     asked_at: float
+    key: Key | None = None  # None: nobody has presented one
+    what: str = ""  # the method and the path, or the type of the event
+    admitted_at: float | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -51,6 +53,15 @@ class Counted:
         """The usage of an answer that has not ended."""
         return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
 
+    def check_cut(self) -> None:
+        """Raise what has ended the answer early, if something has."""
+        if self.scope.cancelled_caught and self.cut is not None:
+            raise self.cut
+
+    def after(self, at: float | None) -> float | None:
+        """Return how many seconds after the question something was, None if it never was."""
+        return None if at is None else round(at - self.asked_at, 4)
+
 
 @define(eq=False)
 class Asking:
@@ -60,7 +71,12 @@ class Asking:
     metrics: Metrics
     first_token_s: float  # from the question on, whatever it waits for
     total_s: float
+    access: Access = field()
     _running: set[Counted] = field(factory=set)
+
+    @access.default
+    def _access(self) -> Access:
+        return Access(self.metrics)
 
     def find(self, model: str) -> Served:
         """Return the model of that name; raises `ModelNotFound`."""
@@ -72,25 +88,29 @@ class Asking:
     @contextmanager
     def counting(self, counted: Counted) -> Iterator[None]:
         """Count and log how one request ends that the body answers; until then `cut` can end it."""
-        outcome = "left"
+        outcome, error = Left.code, None
         self._running.add(counted)
         try:
             with counted.scope:
                 yield
-            if counted.scope.cancelled_caught and counted.cut is not None:
-                raise counted.cut
+            counted.check_cut()
             if counted.reason is not None:
                 outcome = counted.reason.value
-        except RequestError as error:
-            outcome = error.code
+        except RequestError as raised:
+            outcome, error = raised.code, raised
+            raise
+        except trio.BrokenResourceError:
+            raise
+        except Exception:
+            outcome = Internal.code
             raise
         finally:
             self._running.discard(counted)
-            self._ended(counted, outcome)
+            self._ended(counted, outcome, error)
 
     async def answer(
         self, request: Respond, served: Served, counted: Counted, into: Callable[[TextReply], None]
-    ) -> Finished:
+    ) -> Answered:
         """Relay one answer into `into`, which runs in the turn of whoever puts a reply.
 
         Raises the `RequestError` that ended the answer, or what `into` raised.
@@ -104,15 +124,15 @@ class Asking:
             return counted.asked_at + self.first_token_s if counted.first_at is None else inf
 
         with trio.move_on_after(self.total_s) as total:
-            async with served.ask.ask(request, served.credit_max()) as answer:
-                finished = await answer.relay(pass_on, patience)
+            async with served.ask.ask(request, served.credit_max() * request.choices) as answer:
+                answered = await answer.relay(pass_on, patience)
         if total.cancelled_caught:
             raise DeadlineExceeded(f"the answer took longer than {self.total_s} s")
-        if finished is None:
+        if answered is None:
             raise DeadlineExceeded(f"there was no token within {self.first_token_s} s")
-        counted.reason = finished.reason
-        counted.completion_tokens = finished.usage.completion_tokens
-        return finished
+        assert isinstance(answered, Answered)  # nothing else answers a Respond
+        counted.completion_tokens = answered.usage.completion_tokens
+        return answered
 
     def cut(self, counted: Counted, why: RequestError) -> None:
         """End one answer early; whoever waits for it is raised `why`."""
@@ -140,25 +160,33 @@ class Asking:
                 counted.first_at = counted.last_at = now
                 counted.cached_tokens = reply.cached_tokens
                 self.metrics.first_token(counted.model, now - counted.asked_at)
+            case ChoiceEnded():
+                counted.reason = reply.reason
             case Accepted():
                 counted.prompt_tokens = reply.prompt_tokens
 
-    def _ended(self, counted: Counted, outcome: str) -> None:
+    def _ended(self, counted: Counted, outcome: str, error: RequestError | None) -> None:
         took_s = trio.current_time() - counted.asked_at
         self.metrics.request_ended(counted.model, counted.door, outcome, took_s, counted.usage)
-        log.info(
-            "request ended",
-            extra={
-                "request_id": counted.request_id,
-                "model": counted.model,
-                "door": counted.door,
-                "outcome": outcome,
-                "took_s": round(took_s, 4),
-                "first_token_s": round(counted.first_at - counted.asked_at, 4)
-                if counted.first_at is not None
-                else None,
-                "prompt_tokens": counted.prompt_tokens,
-                "cached_tokens": counted.cached_tokens,
-                "completion_tokens": counted.completion_tokens,
-            },
-        )
+        line = {
+            "request_id": counted.request_id,
+            "key": "-" if counted.key is None else counted.key.name,
+            "door": counted.door,
+            "what": counted.what,
+            "status": _status(outcome, error),
+            "model": counted.model,
+            "outcome": outcome,
+            "took_s": round(took_s, 4),
+            "waited_s": counted.after(counted.admitted_at),
+            "first_token_s": counted.after(counted.first_at),
+            "prompt_tokens": counted.prompt_tokens,
+            "cached_tokens": counted.cached_tokens,
+            "completion_tokens": counted.completion_tokens,
+        }
+        self.access.ended(line, error, admitted=counted.admitted_at is not None)
+
+
+def _status(outcome: str, error: RequestError | None) -> int:
+    if error is not None:
+        return error.http_status
+    return {Left.code: Left.http_status, Internal.code: Internal.http_status}.get(outcome, 200)

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+import re
+import ssl
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Protocol
 from urllib.parse import urlsplit
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from actors.processor import TextReply
+from protocol.dialects.keyfile import clamped
 from protocol.dialects.options import Within
-from protocol.errors import Draining, Forbidden
-from protocol.messages import Finished, Respond
+from protocol.errors import Draining, Forbidden, NotFound, RequestError, StartFailed
+from protocol.messages import Answered, Respond
 from supervisor.doors.asking import Asking, Counted, Served
 from supervisor.doors.gate import Gate
+from supervisor.doors.keys import Headers, Key, Keys
 from supervisor.doors.outbox import Outbox
+from supervisor.doors.tls import Certificate
+
+log = logging.getLogger(__name__)
 
 Seconds = Annotated[float, Within(above=0, at_most=1_000_000)]
 Count = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]
-Headers = Sequence[tuple[bytes, bytes]]
+Header = tuple[bytes, bytes]
+
+ANY = "*"
+METHODS = b"GET, HEAD, POST, DELETE, OPTIONS"
+EXPOSED = b"x-request-id, retry-after, x-should-retry"  # what a page may read beside the few headers that it always may
+ASKED_HEADERS = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4096}")
+PREFLIGHT_S = 600
 
 
 @frozen
@@ -27,17 +41,31 @@ class DoorLimits:
     """Every limit of the doors; a full one is a clear error or a clear close code."""
 
     connections_max: Count = 1024
+    key_connections_max: Count = 256  # of one key that names no number of its own
     head_bytes_max: Count = 32 * 1024
     body_bytes_max: Count = 4 * 1024 * 1024  # of an HTTP request, or of one WebSocket message
     backlog_bytes_max: Count = 1024 * 1024  # that a client has not read yet
     send_buffer_bytes: Count = 256 * 1024  # in the kernel, beside the backlog
     queued_max: Count = 16  # responses that wait for their turn on one WebSocket
+    lanes_max: Count = 32  # of one WebSocket
+    in_flight_max: Count = 16  # responses that are being answered at once on one WebSocket
+    connection_memory_bytes_max: Count = 8 * 1024 * 1024  # of conversations that one WebSocket can continue
     head_s: Seconds = 10.0
     body_s: Seconds = 30.0
     idle_s: Seconds = 75.0  # between two requests of one HTTP connection
+    websocket_idle_s: Seconds = 900.0  # that nothing is said on a WebSocket, and nothing answered
     stall_s: Seconds = 30.0  # that a client with a backlog may read nothing
     close_s: Seconds = 2.0
     connection_s_max: Seconds = 3600.0  # of one WebSocket
+
+
+def _unknown() -> dict[str, object]:
+    raise NotFound("this server does not tell about itself")
+
+
+async def _nothing_to_flush() -> None:
+    await trio.lowlevel.checkpoint()
+    raise NotFound("there is no cache here that could be flushed")
 
 
 class Drainable(Protocol):
@@ -54,24 +82,122 @@ class Door:
     asking: Asking
     gate: Gate
     limits: DoorLimits
-    names: frozenset[str]  # names that clients may call this server by, without the port
+    names: frozenset[str]  # that clients may call this server by, without the port; `*` is any
     unready: Callable[[], str | None]  # why a load balancer had better not send anybody here now
     metrics_text: Callable[[], Awaitable[bytes]]
     new_id: Callable[[], str]
     now: Callable[[], float]
+    keys: Keys = field(factory=Keys)
+    origins: frozenset[str] = frozenset()  # of foreign pages that may use this server; `*` is any
+    tls: ssl.SSLContext | None = None
+    certificate: Certificate | None = None  # where `tls` comes from
     port: int | None = None  # once the gateway listens
     connections: dict[Outbox, Drainable] = field(factory=dict)  # one each, whatever it speaks by now
+    _owners: dict[Outbox, Key] = field(factory=dict)  # in whose name a connection is counted
     _left: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    server_info: Callable[[], dict[str, object]] = _unknown
+    flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
+
+    # Who knocks --------------------------------------------------------------------------
 
     def check_caller(self, headers: Headers) -> None:
         """Raise `Forbidden` for a foreign `Host` or `Origin`: any web page can make a browser knock at localhost."""
         given = dict(headers)
         host = given.get(b"host", b"").decode("latin-1")
-        if _hostname(f"//{host}") not in self.names:
-            raise Forbidden(f"this server does not answer to the host {host!r}")
-        origin = given.get(b"origin")
-        if origin is not None and _hostname(origin.decode("latin-1")) not in self.names:
-            raise Forbidden(f"pages of {origin.decode('latin-1')!r} may not use this server")
+        name = _hostname(f"//{host}")
+        if name is None or not (ANY in self.names or name in self.names):
+            raise Forbidden(f"this server does not answer to the host {host[:256]!r}")
+        if b"origin" not in given and given.get(b"sec-fetch-site") == b"cross-site":
+            raise Forbidden("other sites' pages may not use this server")  # an image, say, comes without an `Origin`
+        origin = given.get(b"origin", b"").decode("latin-1")
+        if b"origin" in given and not self._welcome(origin) and _hostname(origin) not in self.names - {ANY}:
+            raise Forbidden(f"pages of {origin[:256]!r} may not use this server")
+
+    def authenticate(self, headers: Headers, *, admin: bool = False) -> Key:
+        """Return the key of a request; raises `Unauthorized`, or `Forbidden` where only an admin's key will do."""
+        return self.keys.find(headers, admin=admin)
+
+    def knock(self, outbox: Outbox, headers: Headers, *, admin: bool = False) -> Key:
+        """Return the key of a request that comes over this connection, which from now on is counted as the key's.
+
+        Raises `Forbidden`, `Unauthorized`, or `ConcurrencyLimited` if the key has too many connections.
+        """
+        self.check_caller(headers)
+        key = self.authenticate(headers, admin=admin)
+        owner = self._owners.get(outbox)
+        if key is not owner and key is not self.keys.anybody:
+            key.connect(self.limits.key_connections_max)
+            if owner is not None:
+                owner.connections -= 1
+            self._owners[outbox] = key
+        return key
+
+    def cors_headers(self, headers: Headers) -> list[Header]:
+        """Return what lets a page of a welcome origin read an answer; credentials of a browser are never asked for."""
+        if not self.origins:
+            return []
+        origin = dict(headers).get(b"origin")
+        vary = (b"vary", b"origin")  # to whoever keeps answers: another origin's would be another one
+        if origin is None or not self._welcome(origin.decode("latin-1")):
+            return [vary]
+        return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", EXPOSED), vary]
+
+    def preflight(self, headers: Headers) -> list[Header] | None:
+        """Return the headers of the answer to a browser's question ahead, None if it is none or not welcome."""
+        given = dict(headers)
+        asked = given.get(b"access-control-request-headers", b"")
+        if b"access-control-request-method" not in given or not self._welcome(
+            given.get(b"origin", b"").decode("latin-1")
+        ):
+            return None
+        answer = [
+            *self.cors_headers(headers),
+            (b"access-control-allow-methods", METHODS),
+            (b"access-control-max-age", b"%d" % PREFLIGHT_S),
+        ]
+        if ASKED_HEADERS.fullmatch(asked):  # `*` would not cover `authorization`
+            answer.append((b"access-control-allow-headers", asked))
+        if given.get(b"access-control-request-private-network") == b"true":
+            answer.append((b"access-control-allow-private-network", b"true"))
+        return answer
+
+    def _welcome(self, origin: str) -> bool:
+        return bool(origin) and (ANY in self.origins or origin.lower() in self.origins)
+
+    # What is told of them ----------------------------------------------------------------
+
+    def refused(
+        self,
+        error: RequestError,
+        *,
+        request_id: str,
+        what: str,
+        key: Key | None = None,
+        status: int | None = None,
+    ) -> None:
+        """Tell the access log and the metrics of an error, unless `answer` raised it, which has told already."""
+        name = "-" if key is None else key.name
+        self.asking.access.refused(error, request_id=request_id, what=what, key=name, status=status)
+
+    def noted(self, request_id: str, what: str, status: int, key: Key | None, asked_at: float) -> None:
+        """Tell the access log of a request that no model was asked for."""
+        name = "-" if key is None else key.name
+        self.asking.access.noted(request_id, what, status, name, trio.current_time() - asked_at)
+
+    # What becomes of them ----------------------------------------------------------------
+
+    def reload(self) -> None:
+        """Read keys and certificate anew; what cannot be read stays as it was. For whoever comes from now on."""
+        try:
+            self.keys.load()
+            log.info("read the keys", extra={"keys": self.keys.count})
+        except StartFailed as error:
+            log.error("the keys stay as they were", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
+        try:
+            if self.certificate is not None:
+                self.tls = self.certificate.context()
+        except StartFailed as error:
+            log.error("the certificate stays as it was", extra={"reason": str(error)})  # noqa: TRY400
 
     def drain(self) -> None:
         """Admit nothing new and let idle connections go; those that are answered end after their answer."""
@@ -85,16 +211,23 @@ class Door:
 
     async def answer(
         self, request: Respond, served: Served, counted: Counted, into: Callable[[TextReply], None]
-    ) -> Finished:
+    ) -> Answered:
         """Admit one request and relay its answer into `into`; raises the `RequestError` that ended it."""
-        with self.asking.counting(counted):
-            async with self.gate.admitted():
-                finished = await self.asking.answer(request, served, counted, into)
-        return finished
+        key = counted.key or self.keys.anybody
+        priority = clamped(request.priority, key.section.priority)
+        with self.asking.counting(counted), key.asking():
+            async with self.gate.admitted(priority):
+                counted.admitted_at = trio.current_time()
+                if priority != request.priority:
+                    request = evolve(request, priority=priority)
+                answered = await self.asking.answer(request, served, counted, into)
+        return answered
 
     def forget(self, outbox: Outbox) -> None:
         """Note that a connection has ended."""
         del self.connections[outbox]
+        if (key := self._owners.pop(outbox, None)) is not None:
+            key.connections -= 1
         if not self.connections:
             self._left.unpark_all()
 

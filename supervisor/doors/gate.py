@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -11,9 +12,21 @@ from attrs import define, field
 from protocol.errors import Draining, NotReady, Overloaded
 
 
+@define(order=False, eq=False)
+class _Waiter:
+    """One request that waits; who leaves the line early leaves no hole in it."""
+
+    priority: int
+    woken: trio.Event = field(factory=trio.Event)
+    has_place: bool = False
+
+
 @define(eq=False)
 class Gate:
-    """Admits at most `requests_max` requests at a time; one that must wait waits `admit_s`, and then hears no."""
+    """Admits at most `requests_max` requests at a time; one that must wait waits `admit_s`, and then hears no.
+
+    Of those who wait the one with the highest priority goes first, and of equals the one that came first.
+    """
 
     requests_max: int
     admit_s: float
@@ -21,26 +34,28 @@ class Gate:
     unready: Callable[[], str | None]  # why nothing can be served yet, None if it can
     draining: bool = False
     inside: int = 0
-    waiting: int = 0
-    _moved: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _line: list[_Waiter] = field(factory=list)
     _emptied: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._line)
+
     @asynccontextmanager
-    async def admitted(self) -> AsyncIterator[None]:
+    async def admitted(self, priority: int = 0) -> AsyncIterator[None]:
         """Be inside while the body runs; raises `Draining`, `NotReady` or `Overloaded` at the gate."""
-        await self._enter()
+        await self._enter(priority)
         try:
             yield
         finally:
-            self.inside -= 1
-            self._wake_next()
-            if not self.inside:
-                self._emptied.unpark_all()
+            self._leave()
 
     def drain(self) -> None:
         """Admit nothing from now on; those who wait are told so."""
         self.draining = True
-        self._moved.unpark_all()
+        for waiter in self._line:
+            waiter.woken.set()
 
     async def wait_empty(self) -> None:
         """Wait until nobody is inside."""
@@ -48,36 +63,43 @@ class Gate:
         while self.inside:
             await self._emptied.park()
 
-    async def _enter(self) -> None:
+    async def _enter(self, priority: int) -> None:
         await trio.lowlevel.checkpoint()
         self._check()
-        if self.waiting or self.inside >= self.requests_max:  # whoever waits was here first
-            if self.waiting >= self.waiting_max:
-                raise Overloaded(f"{self.inside} requests are being served and {self.waiting} wait")
-            await self._wait()
-        self.inside += 1
-        self._wake_next()
+        if not self._line and self.inside < self.requests_max:  # whoever waits was here first
+            self.inside += 1
+            return
+        if len(self._line) >= self.waiting_max:
+            raise Overloaded(f"{self.inside} requests are being served and {len(self._line)} wait")
+        await self._wait(_Waiter(priority))
 
-    async def _wait(self) -> None:
-        self.waiting += 1
+    async def _wait(self, waiter: _Waiter) -> None:
+        """Wait in line until a place is given; a place that was given and cannot be taken goes to the next one."""
+        insort(self._line, waiter, key=lambda each: -each.priority)
         admitted = False
         try:
             with trio.move_on_after(self.admit_s):
-                await self._moved.park()
-                while self.inside >= self.requests_max and not self.draining:
-                    await self._moved.park()
+                await waiter.woken.wait()
             self._check()
-            if self.inside >= self.requests_max:
+            if not waiter.has_place:
                 raise Overloaded(f"no place was free within {self.admit_s} s")
             admitted = True
         finally:
-            self.waiting -= 1
-            if not admitted:
-                self._wake_next()
+            if waiter.has_place and not admitted:
+                self._leave()
+            elif not waiter.has_place:
+                self._line.remove(waiter)
 
-    def _wake_next(self) -> None:
-        if self.inside < self.requests_max:
-            self._moved.unpark()
+    def _leave(self) -> None:
+        """Give the place to whoever is first in line, in this very turn, so that nobody comes between."""
+        self.inside -= 1
+        if self._line and self.inside < self.requests_max:
+            waiter = self._line.pop(0)
+            waiter.has_place = True
+            self.inside += 1
+            waiter.woken.set()
+        if not self.inside:
+            self._emptied.unpark_all()
 
     def _check(self) -> None:
         if self.draining:

@@ -5,47 +5,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
-from urllib.parse import unquote
 
 import h11
 import trio
 from attrs import define, field
 
-from actors.processor import TextReply
-from protocol.dialects import chat
-from protocol.dialects import http as shapes
 from protocol.errors import (
     BadRequest,
     Draining,
     Internal,
     MethodNotAllowed,
-    ModelNotFound,
     NotFound,
-    NotReady,
     RequestError,
     SlowClient,
     TooLarge,
-    UpgradeRequired,
 )
-from protocol.messages import Finished, Text
-from supervisor.doors.asking import Counted
+from supervisor.doors import routes
 from supervisor.doors.door import Door
+from supervisor.doors.exchange import Exchange
+from supervisor.doors.keys import Key
 from supervisor.doors.outbox import Outbox
+from supervisor.doors.routes import Route
 
 log = logging.getLogger(__name__)
 
-JSON = (b"content-type", b"application/json")
-TEXT = (b"content-type", b"text/plain; charset=utf-8")
-METRICS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-REQUEST_ID_LENGTH_MAX = 128
-AHEAD_BYTES_MAX = 64 * 1024  # that a client may send while its request is being answered
+AHEAD_BYTES_MAX = 64 * 1024  # of further requests, that are kept while one is being answered
+PIECES_A_TURN = 64  # of a body, before others may run: a piece can be a single byte
 
-CHAT = "/v1/chat/completions"
-
-Header = tuple[bytes, bytes]
-Handler = Callable[[bytes, str], Awaitable[None]]
+Upgrade = Callable[[bytes, str, Key], Awaitable[None]]
 
 
 class Gone(Exception):
@@ -58,14 +45,12 @@ class HttpConnection:
 
     outbox: Outbox
     door: Door
-    upgrade: Callable[[bytes, str], Awaitable[None]]
+    upgrade: Upgrade
     _syntax: h11.Connection = field(init=False)
-    _raw: bytearray = field(factory=bytearray)  # what has come of this request, for whoever takes over
+    _raw: bytearray | None = field(factory=bytearray)  # what has come of this head, for whoever takes over
     _idle: trio.CancelScope | None = None
     _served: int = 0
     _unheard: bool = False
-    _head_only: bool = False  # the request is a HEAD, so the answer has no body
-    _allow: bytes = b"GET, HEAD"
 
     def __attrs_post_init__(self) -> None:
         self._syntax = h11.Connection(h11.SERVER, max_incomplete_event_size=self.door.limits.head_bytes_max)
@@ -84,20 +69,20 @@ class HttpConnection:
         """Say no to a connection before it has said anything."""
         self._unheard = True
         with suppress(trio.BrokenResourceError):  # it is gone already
-            self._send_error(error, self.door.new_id())
+            self._exchange().fail(error)
 
     async def run(self) -> None:
         """Serve requests until the client has had enough, or must close."""
         try:
             while (request := await self._head()) is not None:
-                request_id = self._request_id(request)
-                self._head_only = request.method == b"HEAD"
-                if await self._upgraded(request, request_id):
+                exchange = self._exchange(request)
+                if await self._upgraded(exchange):
                     return
-                await self._respond(request, request_id)
+                await self._respond(exchange)
                 if self._syntax.our_state is not h11.DONE or self._syntax.their_state is not h11.DONE:
                     return
-                if self.door.gate.draining:
+                if exchange.last or self.door.gate.draining:
+                    self._unheard = exchange.last  # what comes ahead of its time must not destroy what was answered
                     return
                 self._served += 1
                 self._syntax.start_next_cycle()
@@ -105,18 +90,20 @@ class HttpConnection:
         except (Gone, SlowClient, trio.BrokenResourceError):
             pass
 
-    def _misread(self, error: h11.RemoteProtocolError) -> None:
+    def _exchange(self, request: h11.Request | None = None) -> Exchange:
+        return Exchange(self.door, self.outbox, self._syntax, request)
+
+    def _misread(self, error: h11.RemoteProtocolError, exchange: Exchange | None = None) -> None:
         """Answer what is no HTTP; h11 knows which status says why."""
         sized = TooLarge if error.error_status_hint == 431 else BadRequest
-        self._send_error(
-            sized(f"not HTTP as this server reads it: {error}"), self.door.new_id(), error.error_status_hint
-        )
+        answered = exchange or self._exchange()
+        answered.fail(sized(f"not HTTP as this server reads it: {error}"), error.error_status_hint)
 
     # Reading -----------------------------------------------------------------------------
 
     async def _head(self) -> h11.Request | None:
         """Return the next request's head, None if there will be none."""
-        limits, self._head_only = self.door.limits, False
+        limits = self.door.limits
         with trio.move_on_after(limits.idle_s if self._served else limits.head_s) as self._idle:
             try:
                 event = await self._event()
@@ -139,245 +126,153 @@ class HttpConnection:
         if self._idle is not None:  # from its first byte on a request is no longer idle
             self._idle.deadline = min(self._idle.deadline, trio.current_time() + self.door.limits.head_s)
             self._idle = None
-        self._raw += data
+        if self._raw is not None:
+            self._raw += data
         self._syntax.receive_data(bytes(data))
 
-    async def _body(self) -> bytes:
-        """Return the request's whole body; raises `TooLarge`, or `Gone` if it does not come."""
-        body, limit = bytearray(), self.door.limits.body_bytes_max
+    async def _body(self, exchange: Exchange) -> bytes:
+        """Return the request's whole body; raises `TooLarge`, `SlowClient`, or `Gone` if it ends early."""
+        body, limit, pieces = bytearray(), self.door.limits.body_bytes_max, 0
+        if (size := exchange.header(b"content-length")) and int(size) > limit:
+            raise TooLarge(f"the body is {int(size)} bytes long; at most {limit} are read")
         with trio.move_on_after(self.door.limits.body_s):
             while True:
                 event = await self._event()
                 if isinstance(event, h11.Data):
                     body += event.data
+                    pieces += 1
                     if len(body) > limit:
                         raise TooLarge(f"the body is longer than {limit} bytes")
-                elif isinstance(event, h11.EndOfMessage):
+                    if pieces % PIECES_A_TURN == 0:
+                        await trio.lowlevel.checkpoint()
+                elif isinstance(event, h11.EndOfMessage):  # with trailers perhaps, which mean nothing here
                     return bytes(body)
                 else:
                     raise Gone
-        raise Gone
+        raise SlowClient(f"the body did not come within {self.door.limits.body_s} s")
 
-    def _all_read(self) -> bool:
-        """Whether the next request can be told from the rest of this one; reads of it what is there already."""
-        try:
-            while self._syntax.their_state is h11.SEND_BODY:
-                if not isinstance(self._syntax.next_event(), h11.Data | h11.EndOfMessage):
-                    return False
-        except h11.RemoteProtocolError:
-            return False
-        return self._syntax.their_state is not h11.ERROR
-
-    async def _watch(self, answering: trio.CancelScope) -> None:
-        """Notice that the client leaves while it is being answered; keep what it sends ahead."""
-        ahead = 0
-        while ahead < AHEAD_BYTES_MAX:
+    async def _watch(self, exchange: Exchange, answering: trio.CancelScope) -> None:
+        """Notice that the client leaves while it is being answered; keep what it sends ahead, if it is not too much."""
+        ahead = len(self._syntax.trailing_data[0])
+        while True:
             try:
                 data = await self.outbox.receive_some()
             except trio.BrokenResourceError:
-                data = b""
-            self._syntax.receive_data(bytes(data))
+                break
             if not data:
                 break
             ahead += len(data)
+            if ahead > AHEAD_BYTES_MAX:
+                exchange.last = True  # only by reading on can it be noticed that the client leaves
+            else:
+                self._syntax.receive_data(bytes(data))
         self.outbox.gone = True
         answering.cancel(reason="the client left")
 
     # Answering ---------------------------------------------------------------------------
 
-    def _request_id(self, request: h11.Request) -> str:
-        """Return the client's own id of the request if it gave a decent one, else a new one."""
-        given = dict(request.headers).get(b"x-request-id", b"")
-        if 0 < len(given) <= REQUEST_ID_LENGTH_MAX and all(33 <= byte < 127 for byte in given):
-            return given.decode()
-        return self.door.new_id()
-
-    async def _upgraded(self, request: h11.Request, request_id: str) -> bool:
+    async def _upgraded(self, exchange: Exchange) -> bool:
         """Hand a WebSocket client over; return whether there was one."""
-        headers = dict(request.headers)
-        wants = headers.get(b"upgrade", b"").lower() == b"websocket"
-        if not wants or _path(request) != "/v1/responses" or request.method != b"GET":
+        wants = exchange.header(b"upgrade").lower() == b"websocket"
+        if not wants or exchange.path != "/v1/responses" or exchange.method != "GET":
             return False
         try:
-            self.door.check_caller(request.headers)
+            key = exchange.key = self.door.knock(self.outbox, exchange.headers)
             if self.door.gate.draining:
                 raise Draining("the server is shutting down")
-            if not _is_handshake(request, headers):
+            if not _is_handshake(exchange):
                 raise BadRequest("this is no WebSocket handshake of version 13")
         except RequestError as error:
-            self._send_error(error, request_id)
+            exchange.fail(error)
         else:
             self._unheard = True
-            await self.upgrade(bytes(self._raw), request_id)
+            await self.upgrade(bytes(self._raw or b""), exchange.request_id, key)
         return True
 
-    async def _respond(self, request: h11.Request, request_id: str) -> None:
+    async def _respond(self, exchange: Exchange) -> None:
+        self._raw = None
         try:
-            self.door.check_caller(request.headers)
-            handler = self._handler(request)
-            body = await self._body()
+            if self._preflown(exchange):
+                return
+            route = routes.find(exchange.path)
+            self._admit(exchange, route)
+            handler = _handler(exchange, route)
+            reads = route is not None and route.reads and exchange.method == "POST"
+            if reads:
+                exchange.check_media()
+            body = await self._body(exchange)
+            if reads:
+                exchange.check_form(body)
         except RequestError as error:
-            self._send_error(error, request_id)
+            exchange.fail(error)
         except h11.RemoteProtocolError as error:
-            self._misread(error)
+            self._misread(error, exchange)
         else:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch, nursery.cancel_scope)
-                await self._handle(handler, body, request_id)
+                nursery.start_soon(self._watch, exchange, nursery.cancel_scope)
+                await self._handle(handler, exchange, body)
                 nursery.cancel_scope.cancel(reason="answered")
         if self.outbox.gone:
             raise Gone
 
-    async def _handle(self, handler: Handler, body: bytes, request_id: str) -> None:
+    def _preflown(self, exchange: Exchange) -> bool:
+        """Answer a browser that asks whether a page may ask; such a question carries no key."""
+        if exchange.method != "OPTIONS" or (allowed := self.door.preflight(exchange.headers)) is None:
+            return False
+        exchange.reply(204, allowed, b"")
+        return True
+
+    def _admit(self, exchange: Exchange, route: Route | None) -> None:
+        """Raise the `RequestError` by which this caller may not ask here; who may is counted.
+
+        Strangers are refused before they can tell which paths exist.
+        """
+        if route is not None and route.open:
+            self.door.check_caller(exchange.headers)
+        else:
+            admin = route is not None and route.admin
+            exchange.key = self.door.knock(self.outbox, exchange.headers, admin=admin)
+        if exchange.header(b"transfer-encoding") and exchange.header(b"content-length"):
+            exchange.last = True  # whoever stands before us may count the body otherwise
+            raise BadRequest("the body has two lengths: send content-length or transfer-encoding")
+
+    async def _handle(self, handler: routes.Handler, exchange: Exchange, body: bytes) -> None:
         try:
             try:
-                await handler(body, request_id)
+                await handler(exchange, body)
             except RequestError as error:
-                self._send_error(error, request_id)
+                exchange.fail(error)
             except trio.BrokenResourceError:
                 raise
             except Exception:
-                log.exception("a bug failed a request", extra={"request_id": request_id})
-                self._send_error(Internal("the server made a mistake; its log has the details"), request_id)
+                log.exception("a bug failed a request", extra={"request_id": exchange.request_id})
+                exchange.fail(Internal("the server made a mistake; its log has the details"))
         except (trio.BrokenResourceError, SlowClient):
             self._syntax.send_failed()  # nobody listens any more
 
-    def _handler(self, request: h11.Request) -> Handler:
-        path, method = _path(request), request.method.decode()
-        gets: dict[str, Handler] = {
-            "/v1/models": self._models,
-            "/health": self._health,
-            "/ready": self._ready,
-            "/metrics": self._metrics,
-        }
-        self._allow = b"POST" if path == CHAT else b"GET, HEAD"
-        if path == CHAT:
-            if method != "POST":
-                raise MethodNotAllowed(f"{path} knows POST only")
-            return self._chat
-        if path == "/v1/responses":
-            raise UpgradeRequired("this server speaks the Responses API over WebSocket only")
-        if path.startswith("/v1/models/"):
-            gets[path] = partial(self._model, unquote(path.removeprefix("/v1/models/")))
-        if path not in gets:
-            raise NotFound(f"there is nothing at {path}")
-        if method not in {"GET", "HEAD"}:
-            raise MethodNotAllowed(f"{path} knows GET only")
-        return gets[path]
 
-    def _send_error(self, error: RequestError, request_id: str, status: int | None = None) -> None:
-        """Answer with an error, unless the answer has begun: then it never ends, which is an error too."""
-        if self._syntax.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-            headers = [JSON, *shapes.error_headers(error)]
-            if isinstance(error, UpgradeRequired):
-                headers.append((b"upgrade", b"websocket"))
-            if isinstance(error, MethodNotAllowed):
-                headers.append((b"allow", self._allow))
-            self._send(status or error.http_status, headers, shapes.error_body(error), request_id)
-        else:
-            self._syntax.send_failed()
-
-    def _send(self, status: int, headers: list[Header], body: bytes, request_id: str) -> None:
-        headers = [*headers, (b"content-length", b"%d" % len(body))]
-        head = self._head_bytes(status, headers, request_id)
-        self.outbox.put(head + self._data(b"" if self._head_only else body) + self._end())
-
-    def _head_bytes(self, status: int, headers: list[Header], request_id: str) -> bytes:
-        headers = [*headers, (b"x-request-id", request_id.encode())]
-        if self.door.gate.draining or not self._all_read():
-            headers.append((b"connection", b"close"))
-        return self._syntax.send(h11.Response(status_code=status, headers=headers)) or b""
-
-    def _data(self, data: bytes) -> bytes:
-        return self._syntax.send(h11.Data(data=data)) or b""
-
-    def _end(self) -> bytes:
-        return self._syntax.send(h11.EndOfMessage()) or b""
-
-    # What can be asked -------------------------------------------------------------------
-
-    async def _health(self, _: bytes, request_id: str) -> None:
-        await trio.lowlevel.checkpoint()
-        self._send(200, [TEXT], b"alive\n", request_id)
-
-    async def _ready(self, _: bytes, request_id: str) -> None:
-        await trio.lowlevel.checkpoint()
-        if self.door.gate.draining:
-            raise Draining("the server is shutting down")
-        if (why := self.door.unready()) is not None:
-            raise NotReady(why)
-        self._send(200, [TEXT], b"ready\n", request_id)
-
-    async def _metrics(self, _: bytes, request_id: str) -> None:
-        self._send(200, [METRICS], await self.door.metrics_text(), request_id)
-
-    async def _models(self, _: bytes, request_id: str) -> None:
-        await trio.lowlevel.checkpoint()
-        models = [served.model() for served in self.door.asking.served.values()]
-        self._send(200, [JSON], shapes.models_body(models), request_id)
-
-    async def _model(self, name: str, _: bytes, request_id: str) -> None:
-        await trio.lowlevel.checkpoint()
-        model = self.door.asking.served.get(name)
-        if model is None:
-            raise ModelNotFound(f"no model {name!r} is served here", param="model")
-        self._send(200, [JSON], shapes.model_body(model.model()), request_id)
-
-    async def _chat(self, body: bytes, request_id: str) -> None:
-        asked = chat.parse(body)
-        served = self.door.asking.find(asked.model)
-        ours = self.door.new_id()
-        respond = chat.to_respond(asked, request_id=ours)
-        counted = Counted(request_id, asked.model, "chat", trio.current_time())
-        created = int(self.door.now())
-        pieces: list[str] = []
-        chunks = chat.Chunks(asked, request_id=ours, created=created) if asked.stream else None
-
-        def pass_on(reply: TextReply) -> None:
-            if not isinstance(reply, Text):
-                return
-            if chunks is None:
-                pieces.append(reply.text)
-            else:
-                self._stream(chunks.text(reply.text), request_id)
-
-        try:
-            finished = await self.door.answer(respond, served, counted, pass_on)
-        except RequestError as error:
-            if chunks is None or self._syntax.our_state is not h11.SEND_BODY:
-                raise
-            # The answer is cut: it says so, and the connection ends without the end of a body.
-            farewell = self.outbox.put_farewell if isinstance(error, SlowClient) else self.outbox.put
-            farewell(self._data(chunks.failed(error)))
-            self._syntax.send_failed()
-            return
-        if chunks is None:
-            text = "".join(pieces)
-            whole = chat.completion(asked, request_id=ours, created=created, text=text, finished=finished)
-            self._send(200, [JSON], whole, request_id)
-        else:
-            self._finish(chunks, finished, request_id)
-
-    def _stream(self, chunk: bytes, request_id: str) -> None:
-        """Write one server-sent event; the first one takes the head along."""
-        head = self._head_bytes(200, EVENTS, request_id) if self._syntax.our_state is h11.SEND_RESPONSE else b""
-        self.outbox.put(head + self._data(chunk))
-
-    def _finish(self, chunks: chat.Chunks, finished: Finished, request_id: str) -> None:
-        self._stream(chunks.finish(finished), request_id)
-        self.outbox.put(self._end())
+def _handler(exchange: Exchange, route: Route | None) -> routes.Handler:
+    """Return what answers; raises `NotFound` or `MethodNotAllowed`."""
+    if route is None:
+        raise NotFound(f"there is nothing at {exchange.path[:200]}")
+    exchange.allow = route.allow
+    if exchange.method == "OPTIONS":
+        return routes.options
+    method = "GET" if exchange.method == "HEAD" else exchange.method
+    if method not in route.methods:
+        raise MethodNotAllowed(f"{exchange.path} knows {route.allow.decode()} only")
+    return route.methods[method]
 
 
-def _is_handshake(request: h11.Request, headers: dict[bytes, bytes]) -> bool:
-    """Whether the WebSocket library, which reads the same bytes again, will find what it needs."""
-    tokens = {token.strip().lower() for token in headers.get(b"connection", b"").split(b",")}
+def _is_handshake(exchange: Exchange) -> bool:
+    """Whether the WebSocket library, which reads the same bytes again, will find what it needs and nothing else."""
+    tokens = {token.strip().lower() for token in exchange.header(b"connection").split(b",")}
     return (
-        request.http_version >= b"1.1"
+        exchange.request is not None
+        and exchange.request.http_version >= b"1.1"
         and b"upgrade" in tokens
-        and bool(headers.get(b"sec-websocket-key"))
-        and headers.get(b"sec-websocket-version") == b"13"
+        and bool(exchange.header(b"sec-websocket-key"))
+        and exchange.header(b"sec-websocket-version") == b"13"
+        and exchange.header(b"content-length") in {b"", b"0"}
+        and not exchange.header(b"transfer-encoding")
     )
-
-
-def _path(request: h11.Request) -> str:
-    return request.target.decode("latin-1").partition("?")[0]

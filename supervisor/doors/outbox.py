@@ -2,7 +2,7 @@
 
 Frames enter whole, from whoever has one, synchronously; pongs, closes and HTTP bodies go the same way, so nothing is
 written into the middle of something else. A slow client delays nobody: its backlog grows until it is full, and then it
-is dropped.
+is dropped. TLS has no send that does not block, so there everything goes behind the backlog, and its task sends.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from protocol.errors import SlowClient
 
 READ_BYTES = 64 * 1024
 FRAMES_A_WRITE = 64
+TLS_BYTES_A_WRITE = 16 * 1024  # the longest record: a client that cannot take one in `stall_s` does not read
 
 
 @define(eq=False)
 class Outbox(trio.abc.Stream):
     """A client's socket; bytes go in by `put`, and `run` drains what the socket would not take at once."""
 
-    stream: trio.SocketStream
+    stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]
     backlog_bytes_max: int
     stall_s: float
     backlog_bytes: int = 0
     gone: bool = False
+    dropped: str | None = None  # why the client was too slow, once it was
     _closed: bool = False
-    _rest: list[bytes] = field(factory=list)  # whole frames; the socket may have taken part of the first
+    _rest: list[bytes] = field(factory=list)  # whole frames; the socket may have taken part of the first `_begun`
+    _begun: int = 1
     _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _flushed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
@@ -44,6 +47,7 @@ class Outbox(trio.abc.Stream):
             raise trio.BrokenResourceError("the client is gone")
         if self._rest:
             if self.backlog_bytes + len(data) > self.backlog_bytes_max:
+                self.dropped = "backlog"
                 raise SlowClient(f"{self.backlog_bytes} bytes wait for the client to read")
             self._park(data)
         elif rest := data[self._write(data) :]:
@@ -52,7 +56,7 @@ class Outbox(trio.abc.Stream):
     def put_farewell(self, data: bytes) -> None:
         """Write the last thing that this client will hear, in place of everything that it has not begun to get."""
         if not self.gone:
-            del self._rest[1:]
+            del self._rest[self._begun :]
             self.backlog_bytes = sum(map(len, self._rest))
             if self._rest or (data := data[self._write(data) :]):
                 self._park(data)
@@ -62,12 +66,11 @@ class Outbox(trio.abc.Stream):
         try:
             while not self._closed:
                 while self._rest:
-                    with trio.move_on_after(self.stall_s) as patience:
-                        await trio.lowlevel.wait_writable(self.stream.socket)
-                    if patience.cancelled_caught:
-                        self._lost()
-                        raise SlowClient(f"the client has read nothing for {self.stall_s} s")
-                    self._drain()
+                    if isinstance(self.stream, trio.SSLStream):
+                        await self._send_some(self.stream)
+                    else:
+                        await self._wait(self.stream)
+                        self._drain()
                 self._flushed.unpark_all()
                 await self._news.park()
         except trio.ClosedResourceError:
@@ -85,7 +88,8 @@ class Outbox(trio.abc.Stream):
         To close a socket on what has not been read destroys what the client has not read yet.
         """
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            await self.stream.send_eof()
+            if isinstance(self.stream, trio.SocketStream):  # with TLS the head and the frames have said so
+                await self.stream.send_eof()
             while await self.stream.receive_some(READ_BYTES):
                 pass
 
@@ -129,6 +133,8 @@ class Outbox(trio.abc.Stream):
 
     def _write(self, data: bytes) -> int:
         """Give the socket as much as it takes without waiting."""
+        if isinstance(self.stream, trio.SSLStream):
+            return 0
         try:
             return os.write(self.stream.socket.fileno(), data)
         except BlockingIOError:
@@ -137,14 +143,49 @@ class Outbox(trio.abc.Stream):
             self._lost()
             raise trio.BrokenResourceError("the client is gone") from error
 
+    async def _wait(self, stream: trio.SocketStream) -> None:
+        with trio.move_on_after(self.stall_s) as patience:
+            await trio.lowlevel.wait_writable(stream.socket)
+        if patience.cancelled_caught:
+            self._stalled()
+
+    async def _send_some(self, stream: trio.SSLStream[trio.SocketStream]) -> None:
+        """Send the first frames, or a piece of the first one; they stay in the backlog until the socket has them."""
+        self._begun, size = 1, len(self._rest[0])
+        while self._begun < len(self._rest) and size + len(self._rest[self._begun]) <= TLS_BYTES_A_WRITE:
+            size += len(self._rest[self._begun])
+            self._begun += 1
+        data = b"".join(self._rest[: self._begun])[:TLS_BYTES_A_WRITE]
+        try:
+            with trio.move_on_after(self.stall_s) as patience:
+                await stream.send_all(data)
+        except trio.BrokenResourceError:  # its reader sees the end too, and says so
+            self._lost()
+            return
+        if patience.cancelled_caught:
+            self._stalled()
+        self._taken(len(data))
+
+    def _stalled(self) -> None:
+        self._lost()
+        self.dropped = "stalled"
+        raise SlowClient(f"the client has read nothing for {self.stall_s} s")
+
     def _drain(self) -> None:
-        """Give the socket what it takes of the backlog, and keep what is left in whole frames."""
+        """Give the socket what it takes of the backlog."""
+        assert isinstance(self.stream, trio.SocketStream)
         try:
             taken = os.writev(self.stream.socket.fileno(), self._rest[:FRAMES_A_WRITE])
         except BlockingIOError:
             return
         except OSError:  # its reader sees the end too, and says so
             self._lost()
+            return
+        self._taken(taken)
+
+    def _taken(self, taken: int) -> None:
+        """Keep what is left of the backlog in whole frames, but for the first."""
+        if not self._rest:  # it was closed while it was being sent
             return
         self.backlog_bytes -= taken
         whole = 0
@@ -154,6 +195,7 @@ class Outbox(trio.abc.Stream):
         del self._rest[:whole]
         if taken:
             self._rest[0] = self._rest[0][taken:]
+        self._begun = 1
 
 
 def text_frame(payload: bytes) -> bytes:

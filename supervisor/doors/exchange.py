@@ -1,0 +1,198 @@
+"""One HTTP request and its answer, as a route sees them: the answer's bytes go through h11 into the client's outbox."""
+
+from __future__ import annotations
+
+from email.utils import formatdate
+from functools import lru_cache
+from urllib.parse import parse_qs, urlsplit
+
+import h11
+import trio
+from attrs import define
+
+from protocol.dialects import http as shapes
+from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
+from supervisor.doors.asking import Counted
+from supervisor.doors.door import Door
+from supervisor.doors.keys import Key
+from supervisor.doors.outbox import Outbox
+
+JSON = (b"content-type", b"application/json")
+TEXT = (b"content-type", b"text/plain; charset=utf-8")
+EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+REQUEST_ID_LENGTH_MAX = 128
+QUERY_FIELDS_MAX = 32
+WHAT_LENGTH_MAX = 128  # of the method and the path, in a log
+
+Header = tuple[bytes, bytes]
+
+
+@define(eq=False)
+class Exchange:
+    """One request, or what came in its place, and the only way to answer it."""
+
+    door: Door
+    outbox: Outbox
+    syntax: h11.Connection
+    request: h11.Request | None = None  # None: what came could not be read, or nothing came
+    key: Key | None = None  # once its caller is known
+    allow: bytes = b""  # the methods that its path knows, once that is known
+    last: bool = False  # nothing that follows on this connection will be answered
+    request_id: str = ""
+    asked_at: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        self.asked_at = trio.current_time()
+        self.request_id = self._given_id() or self.door.new_id()
+
+    # What was asked ------------------------------------------------------------------------
+
+    @property
+    def headers(self) -> list[Header]:
+        """The headers of the request, their names in lower case."""
+        return [] if self.request is None else list(self.request.headers)
+
+    def header(self, name: bytes) -> bytes:
+        """Return the values of a header, joined as HTTP joins them; empty if it is not there."""
+        return b", ".join(value for key, value in self.headers if key == name)
+
+    @property
+    def method(self) -> str:
+        """The method of the request."""
+        return "" if self.request is None else self.request.method.decode("latin-1")
+
+    @property
+    def path(self) -> str:
+        """The path that was asked for, without the query; `*` stands for the server as a whole."""
+        target = b"" if self.request is None else self.request.target
+        if not target.startswith((b"http://", b"https://")):
+            return target.decode("latin-1").partition("?")[0]
+        try:  # whoever takes us for a proxy names us in the target
+            return urlsplit(target.decode("latin-1")).path or "/"
+        except ValueError:
+            return ""
+
+    def query(self, name: str) -> str | None:
+        """Return the first value of this name in what follows the `?`, None if there is none."""
+        target = "" if self.request is None else self.request.target.decode("latin-1")
+        try:
+            return parse_qs(target.partition("?")[2], max_num_fields=QUERY_FIELDS_MAX).get(name, [None])[0]
+        except ValueError:
+            return None
+
+    @property
+    def what(self) -> str:
+        """What a log calls the request; what follows a `?` may be secret, so it is left out."""
+        return "connection" if self.request is None else f"{self.method} {self.path}"[:WHAT_LENGTH_MAX]
+
+    def counted(self, model: str, door: str) -> Counted:
+        """Return the account of the answer that this request asks a model for."""
+        key = self.key or self.door.keys.anybody
+        return Counted(self.request_id, model, door, self.asked_at, key=key, what=self.what)
+
+    def check_media(self) -> None:
+        """Raise `UnsupportedMediaType` if the headers say that the body is something else than JSON as it is."""
+        if (coding := self.header(b"content-encoding").strip().lower()) not in {b"", b"identity"}:
+            raise UnsupportedMediaType(f"the body is encoded as {_short(coding)}; send it as it is")
+        kind = self._media()
+        fine = kind in {b"", b"application/json", b"text/json", b"application/x-www-form-urlencoded"}
+        if not fine and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
+            raise UnsupportedMediaType(f"the body is {_short(kind)}; send application/json")
+
+    def check_form(self, body: bytes) -> None:
+        """Raise `UnsupportedMediaType` for a real form: many a client calls JSON one if it is not told otherwise."""
+        if self._media() == b"application/x-www-form-urlencoded" and not body.lstrip().startswith(b"{"):
+            raise UnsupportedMediaType("the body is a form; send application/json")
+
+    # The answer ------------------------------------------------------------------------------
+
+    @property
+    def begun(self) -> bool:
+        """Whether the client has been sent the beginning of an answer."""
+        return self.syntax.our_state not in {h11.IDLE, h11.SEND_RESPONSE}
+
+    def reply(self, status: int, headers: list[Header], body: bytes) -> None:
+        """Answer with a whole body; the answer to a HEAD leaves the body away, and a 204 has none."""
+        if status != 204:
+            headers = [*headers, (b"content-length", b"%d" % len(body))]
+        head_only = self.method == "HEAD"
+        self.outbox.put(self._head(status, headers) + self._data(b"" if head_only else body) + self._end())
+
+    def stream(self, events: bytes) -> None:
+        """Write the next server-sent events of an answer; the first ones take the head along."""
+        head = b"" if self.begun else self._head(200, EVENTS)
+        self.outbox.put(head + self._data(events))
+
+    def finish(self, events: bytes) -> None:
+        """Write the last server-sent events of an answer."""
+        head = b"" if self.begun else self._head(200, EVENTS)
+        self.outbox.put(head + self._data(events) + self._end())
+
+    def cut(self, events: bytes, error: RequestError) -> None:
+        """Write why an answer that has begun ends early; without the end of a body, it never looks whole."""
+        farewell = self.outbox.put_farewell if isinstance(error, SlowClient) else self.outbox.put
+        farewell(self._data(events))
+        self.syntax.send_failed()
+
+    def fail(self, error: RequestError, status: int | None = None) -> None:
+        """Answer with an error, unless the answer has begun: then it never ends, which is an error too."""
+        status = status or error.http_status
+        self.door.refused(error, request_id=self.request_id, what=self.what, key=self.key, status=status)
+        if self.begun:
+            self.syntax.send_failed()
+            return
+        headers = [JSON, *shapes.error_headers(error)]
+        if isinstance(error, UpgradeRequired):
+            headers.append((b"upgrade", b"websocket"))
+        if isinstance(error, UnsupportedMediaType):
+            headers += [(b"accept", b"application/json"), (b"accept-encoding", b"identity")]
+        if self.allow and error.http_status == 405:
+            headers.append((b"allow", self.allow))
+        self.reply(status, headers, shapes.error_body(error))
+
+    def all_read(self) -> bool:
+        """Whether the next request can be told from the rest of this one; reads of it what is there already."""
+        try:
+            while self.syntax.their_state is h11.SEND_BODY:
+                if not isinstance(self.syntax.next_event(), h11.Data | h11.EndOfMessage):
+                    return False
+        except h11.RemoteProtocolError:
+            return False
+        return self.syntax.their_state is not h11.ERROR
+
+    # --------------------------------------------------------------------------------------------
+
+    def _head(self, status: int, headers: list[Header]) -> bytes:
+        headers = [
+            (b"date", _date(int(self.door.now()))),
+            *headers,
+            (b"x-request-id", self.request_id.encode()),
+        ]
+        headers += [header for header in self.door.cors_headers(self.headers) if header not in headers]
+        if self.last or self.door.gate.draining or not self.all_read():
+            headers.append((b"connection", b"close"))
+        return self.syntax.send(h11.Response(status_code=status, headers=headers)) or b""
+
+    def _data(self, data: bytes) -> bytes:
+        return self.syntax.send(h11.Data(data=data)) or b""
+
+    def _end(self) -> bytes:
+        return self.syntax.send(h11.EndOfMessage()) or b""
+
+    def _given_id(self) -> str | None:
+        """Return the client's own id of the request if it gave a decent one."""
+        given = self.header(b"x-request-id")
+        decent = 0 < len(given) <= REQUEST_ID_LENGTH_MAX and all(33 <= byte < 127 for byte in given)
+        return given.decode() if decent else None
+
+    def _media(self) -> bytes:
+        return self.header(b"content-type").partition(b";")[0].strip().lower()
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode()
+
+
+def _short(value: bytes) -> str:
+    return repr(value[:40].decode("latin-1"))

@@ -1,0 +1,265 @@
+"""Who may ask: keys, hashed at rest, compared in constant time, and counted against their own limits.
+
+A secret is never kept and never logged: the moment one is presented it becomes its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import trio
+from attrs import define, field, frozen
+
+from protocol.dialects import keyfile
+from protocol.dialects.keyfile import Bucket, KeySection
+from protocol.dialects.mistakes import Mistakes
+from protocol.errors import ConcurrencyLimited, Forbidden, RateLimited, StartFailed, Unauthorized
+
+log = logging.getLogger(__name__)
+
+KEYS, ADMIN = "ESPALIER_API_KEYS", "ESPALIER_ADMIN_KEY"
+SECRETS = frozenset({KEYS, ADMIN})  # variables that no other process needs to see
+ADMIN_NAME = "admin"
+SECRET_BYTES_MAX = 1024
+SECRET_CHARACTERS_GOOD = 20
+FILE_BYTES_MAX = 1024 * 1024
+WANTED = "this server wants a key; send it as `Authorization: Bearer KEY`"
+NOBODY = KeySection(sha256="0" * 64)
+"""The digest of no secret that anybody knows; and nobody is compared with it."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@define(eq=False)
+class Key:
+    """One key, and what is open in its name."""
+
+    name: str = "-"
+    section: KeySection = NOBODY
+    revoked: bool = False
+    running: int = 0
+    connections: int = 0
+    _bucket: Bucket | None = None
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Have one request more while the body runs; raises `Unauthorized`, `ConcurrencyLimited` or `RateLimited`."""
+        self.check()
+        limit = self.section.concurrency_max
+        if limit is not None and self.running >= limit:
+            raise ConcurrencyLimited(f"the key {self.name!r} has {self.running} requests running, as many as it may")
+        self._take()
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+
+    def check(self) -> None:
+        """Raise `Unauthorized` if the key has been taken away since it was presented."""
+        if self.revoked and self.section is NOBODY:
+            raise Unauthorized(WANTED)
+        if self.revoked:
+            raise Unauthorized(f"the key {self.name!r} is not valid any more")
+
+    def connect(self, default_max: int) -> None:
+        """Have one connection more; raises `ConcurrencyLimited`. Whoever calls it lowers `connections` again."""
+        limit = self.section.connections_max or default_max
+        if self.connections >= limit:
+            raise ConcurrencyLimited(f"the key {self.name!r} has {self.connections} connections, as many as it may")
+        self.connections += 1
+
+    def change(self, section: KeySection) -> None:
+        """Live by other limits from now on; what is open stays open, and the rate starts from where it is."""
+        old, self.section = self.section, section
+        if section.rate_per_s is None:
+            self._bucket = None
+        elif self._bucket is not None and old != section:
+            self._bucket.change(section.rate_per_s, section.burst_max, trio.current_time())
+
+    def _take(self) -> None:
+        rate = self.section.rate_per_s
+        if rate is None:
+            return
+        now = trio.current_time()
+        if self._bucket is None:
+            self._bucket = Bucket.full(rate, self.section.burst_max, now)
+        if (wait_s := self._bucket.take(now)) > 0:
+            raise RateLimited(
+                f"the key {self.name!r} may ask {rate:g} times a second; the next time is in {wait_s:.3g} s",
+                retry_after_s=max(1, math.ceil(wait_s)),
+            )
+
+
+@frozen
+class Sources:
+    """Where keys come from: a file, or a node's environment."""
+
+    file: Path | None = None
+    environment: Mapping[str, str] = field(factory=dict, repr=False)  # its secrets belong in no log
+
+    def read(self) -> dict[str, KeySection]:
+        """Return every key; raises `StartFailed`, which names no secret."""
+        found = {} if self.file is None else _from_file(self.file)
+        for name, section in _from_environment(self.environment).items():
+            if name in found:
+                raise StartFailed(f"the key {name} stands in {self.file} and in the environment")
+            found[name] = section
+        if len(found) > keyfile.KEYS_MAX:
+            raise StartFailed(f"there are {len(found)} keys; at most {keyfile.KEYS_MAX} are read")
+        for mistake in keyfile.disagreements(found):
+            raise StartFailed(str(mistake))
+        return found
+
+    @property
+    def wanted(self) -> bool:
+        """Whether clients need a key at all: a file of keys that holds none lets nobody in."""
+        return self.file is not None or KEYS in self.environment
+
+
+@define(eq=False)
+class Keys:
+    """Every key that is known; without any, everybody may do everything."""
+
+    sources: Sources = Sources()
+    anybody: Key = field(factory=Key)  # in whose name requests run that need no key
+    _keys: dict[str, Key] = field(factory=dict)
+    _wanted: bool = False
+    _admin_wanted: bool = False
+
+    def load(self) -> None:
+        """Read the keys anew; raises `StartFailed`, and then everything is as it was.
+
+        A key that is the same secret under the same name keeps what it has used up. Once keys are wanted they stay
+        wanted: to take the last one away lets nobody in, instead of everybody.
+        """
+        sections = self.sources.read()
+        old, self._keys = self._keys, {}
+        for name, section in sections.items():
+            key = old.get(name)
+            if key is not None and key.section.sha256 == section.sha256:
+                key.change(section)
+                self._keys[name] = old.pop(name)
+            else:
+                self._keys[name] = Key(name, section)
+        for key in old.values():
+            key.revoked = True
+        self._wanted = self._wanted or self.sources.wanted
+        self.anybody.revoked = self._wanted
+        self._admin_wanted = self._admin_wanted or self._wanted or bool(self.names(admin=True))
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._keys)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a client needs a key."""
+        return self._wanted
+
+    def names(self, *, admin: bool) -> list[str]:
+        """Return the names of the admin's keys, or of all others."""
+        return sorted(name for name, key in self._keys.items() if key.section.admin is admin)
+
+    def find(self, headers: Headers, *, admin: bool = False) -> Key:
+        """Return the key that a request presents; raises `Unauthorized`, or `Forbidden` if it must be the admin's."""
+        if not (self._admin_wanted if admin else self._wanted):
+            return self.anybody
+        secret = presented(headers)
+        if secret is None:
+            raise Unauthorized(WANTED)
+        key = self._known(secret)
+        if key is None:
+            raise Unauthorized("this key is not known here")
+        if admin and not key.section.admin:
+            if not self.names(admin=True):
+                raise Forbidden(f"nobody may do this: there is no admin key; set {ADMIN}, or admin = true for a key")
+            raise Forbidden(f"the key {key.name!r} may not do this; it takes an admin key")
+        return key
+
+    def _known(self, secret: bytes) -> Key | None:
+        """Compare with every key, and never stop early: the time that it takes must not tell how near a guess was."""
+        digest = hashlib.sha256(secret).hexdigest()
+        found = None
+        for key in self._keys.values():
+            if hmac.compare_digest(digest, key.section.sha256):
+                found = key
+        return found
+
+
+def presented(headers: Headers) -> bytes | None:
+    """Return the secret that a request carries in one of the ways that clients of the field know."""
+    given = dict(headers)
+    scheme, _, secret = given.get(b"authorization", b"").strip().partition(b" ")
+    if scheme.lower() != b"bearer":
+        secret = given.get(b"api-key") or given.get(b"x-api-key") or b""
+    secret = secret.strip()
+    return secret if 0 < len(secret) <= SECRET_BYTES_MAX else None
+
+
+def digest(secret: str) -> str:
+    """Return what a file of keys holds of a secret; raises `StartFailed` if no header could carry it."""
+    if not 0 < len(secret) <= SECRET_BYTES_MAX or not all(33 <= ord(character) < 127 for character in secret):
+        raise StartFailed(f"a key is 1 to {SECRET_BYTES_MAX} visible ASCII characters without spaces")
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def line(name: str, secret: str) -> str:
+    """Return the lines that make a file of keys know a secret; raises `StartFailed` if it cannot."""
+    if keyfile.NAME.complaint(name):
+        raise StartFailed(f"the name of a key is {keyfile.NAME.words}")
+    bare = name if name.replace("-", "_").isidentifier() or name.isdecimal() else f'"{name}"'
+    return f'[key.{bare}]\nsha256 = "{digest(secret)}"'
+
+
+def _from_file(path: Path) -> dict[str, KeySection]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(FILE_BYTES_MAX + 1)
+        if len(text) > FILE_BYTES_MAX:
+            raise StartFailed(f"{path} is longer than {FILE_BYTES_MAX} bytes")
+        return keyfile.read(tomllib.loads(text.decode()))
+    except OSError as error:
+        raise StartFailed(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise StartFailed(f"{path} is not UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise StartFailed(f"{path} is not TOML: {error}") from error
+    except Mistakes as error:
+        raise StartFailed(f"{path}: {error}") from error
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, KeySection]:
+    """Read `name=secret,name2=secret` and the admin's secret; complaints say which entry, and quote nothing."""
+    found: dict[str, KeySection] = {}
+    entries = [each.strip() for each in environment.get(KEYS, "").split(",")]
+    for place, each in enumerate(filter(None, entries), start=1):
+        name, _, secret = each.partition("=")
+        where = f"{KEYS}: entry {place}"
+        if not secret.strip("=") or keyfile.NAME.complaint(name):  # a lone secret in base64 may end in `=`
+            raise StartFailed(f"{where} is not name=secret with a name of {keyfile.NAME.words}")
+        if name in found:
+            raise StartFailed(f"{where} has the name of another one")
+        found[name] = KeySection(sha256=_digest_of(where, secret))
+    if KEYS in environment and not found:
+        raise StartFailed(f"{KEYS} is set, but holds no name=secret")
+    if ADMIN in environment:
+        if ADMIN_NAME in found:
+            raise StartFailed(f"{KEYS} names {ADMIN_NAME}, which is the name of {ADMIN}")
+        found[ADMIN_NAME] = KeySection(sha256=_digest_of(ADMIN, environment[ADMIN]), admin=True)
+    return found
+
+
+def _digest_of(where: str, secret: str) -> str:
+    try:
+        return digest(secret)
+    except StartFailed as error:
+        raise StartFailed(f"{where}: {error}") from error

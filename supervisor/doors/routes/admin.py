@@ -1,0 +1,48 @@
+"""What whoever looks after the server asks: what it is, what its models are, and to forget its prefix caches."""
+
+from __future__ import annotations
+
+import msgspec
+import trio
+
+from protocol.errors import BadRequest, Forbidden
+from supervisor.doors.exchange import JSON, TEXT, Exchange
+from supervisor.doors.routes.route import noted
+
+
+async def server_info(exchange: Exchange, _: bytes) -> None:
+    """Tell the version, the models, the engines and the limits."""
+    await trio.lowlevel.checkpoint()
+    exchange.reply(200, [JSON], msgspec.json.encode(exchange.door.server_info()))
+    noted(exchange)
+
+
+async def model_info(exchange: Exchange, _: bytes) -> None:
+    """Tell about the one model that is served here, or about that of `?model=`; raises `ModelNotFound`."""
+    await trio.lowlevel.checkpoint()
+    served = exchange.door.asking.served
+    name = exchange.query("model") or (next(iter(served)) if len(served) == 1 else None)
+    if name is None:
+        raise BadRequest(f"several models are served here: {', '.join(sorted(served))}; name one", param="model")
+    model = exchange.door.asking.find(name).model()
+    said = {
+        "model_path": model.root,
+        "tokenizer_path": model.root,
+        "is_generation": True,
+        "served_model_name": model.id,
+        "max_model_len": model.max_model_len,
+        "honours_seed": model.honours_seed,
+    }
+    exchange.reply(200, [JSON], msgspec.json.encode(said))
+    noted(exchange)
+
+
+async def flush_cache(exchange: Exchange, _: bytes) -> None:
+    """Make every engine forget what it has cached of prompts; raises `Forbidden` if a page of elsewhere asks."""
+    if exchange.header(b"sec-fetch-site") not in {b"", b"none", b"same-origin"}:
+        raise Forbidden("a page of another site may not do this")  # a browser sends no origin with a picture's GET
+    await trio.lowlevel.checkpoint()
+    if exchange.method != "HEAD":
+        await exchange.door.flush_cache()
+    exchange.reply(200, [TEXT], b"Cache flushed.\n")
+    noted(exchange)

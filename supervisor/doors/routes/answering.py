@@ -1,0 +1,68 @@
+"""What all routes do that answer with a model's words: in one piece, or in server-sent events as they come."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from actors.processor import TextReply
+from protocol.dialects.gathered import Gathered
+from protocol.errors import RequestError
+from protocol.messages import Accepted, Answered, ChoiceEnded, Respond, Started, Text
+from supervisor.doors.asking import Counted, Served
+from supervisor.doors.exchange import JSON, Exchange
+
+
+class Chunks(Protocol):
+    """Builds the server-sent events of one answer."""
+
+    def text(self, reply: Text) -> bytes:
+        """Say the next piece of one choice."""
+
+    def choice_ended(self, ended: ChoiceEnded) -> bytes:
+        """Say that one choice is whole."""
+
+    def finish(self, answered: Answered) -> bytes:
+        """Say that the answer is whole."""
+
+    def failed(self, error: RequestError) -> bytes:
+        """Say that the answer will not be whole."""
+
+
+class Completion(Protocol):
+    """Builds the body of one answer."""
+
+    def __call__(self, *, gathered: Gathered, answered: Answered) -> bytes:
+        """Return everything that was said."""
+
+
+async def in_one_piece(exchange: Exchange, counted: Counted, respond: Respond, completion: Completion) -> None:
+    """Answer when everything is there; raises the `RequestError` that ended the answer."""
+    gathered = Gathered()
+    answered = await exchange.door.answer(respond, _served(exchange, counted), counted, gathered.add)
+    exchange.reply(200, [JSON], completion(gathered=gathered, answered=answered))
+
+
+async def in_chunks(exchange: Exchange, counted: Counted, respond: Respond, chunks: Chunks) -> None:
+    """Answer as the text comes; raises the `RequestError` that ended the answer before it began."""
+
+    def pass_on(reply: TextReply) -> None:
+        match reply:
+            case Text():
+                exchange.stream(chunks.text(reply))
+            case ChoiceEnded():
+                exchange.stream(chunks.choice_ended(reply))
+            case Accepted() | Started():
+                pass
+
+    try:
+        answered = await exchange.door.answer(respond, _served(exchange, counted), counted, pass_on)
+    except RequestError as error:
+        if not exchange.begun:
+            raise
+        exchange.cut(chunks.failed(error), error)
+    else:
+        exchange.finish(chunks.finish(answered))
+
+
+def _served(exchange: Exchange, counted: Counted) -> Served:
+    return exchange.door.asking.find(counted.model)

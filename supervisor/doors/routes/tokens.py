@@ -1,0 +1,43 @@
+"""From texts to token ids and back, by the tokenizer of a model that is served here."""
+
+from __future__ import annotations
+
+import trio
+
+from actors.processor import TextRequest, TextResult
+from protocol.dialects import tokens
+from protocol.errors import BadRequest, DeadlineExceeded
+from protocol.messages import Detokenized, Tokenized
+from supervisor.doors.exchange import JSON, Exchange
+from supervisor.doors.routes.route import noted
+
+
+async def tokenize(exchange: Exchange, body: bytes) -> None:
+    """Answer with the token ids of a text or of a conversation."""
+    asked = tokens.parse_tokenize(body)
+    answer = await _ask(exchange, asked.model, tokens.to_tokenize(asked))
+    assert isinstance(answer, Tokenized)  # nothing else answers a Tokenize
+    exchange.reply(200, [JSON], tokens.tokenized(answer))
+    noted(exchange)
+
+
+async def detokenize(exchange: Exchange, body: bytes) -> None:
+    """Answer with the text of token ids."""
+    asked = tokens.parse_detokenize(body)
+    answer = await _ask(exchange, asked.model, tokens.to_detokenize(asked))
+    assert isinstance(answer, Detokenized)  # nothing else answers a Detokenize
+    exchange.reply(200, [JSON], tokens.detokenized(answer))
+    noted(exchange)
+
+
+async def _ask(exchange: Exchange, model: str | None, request: TextRequest) -> TextResult | None:
+    """Ask a model's processor, for which the same limits hold as for its words."""
+    door = exchange.door
+    key, limit_s, served = exchange.key or door.keys.anybody, door.asking.first_token_s, door.asking.served
+    if model is None and len(served) > 1:
+        raise BadRequest(f"several models are served here: {', '.join(sorted(served))}; name one", param="model")
+    asks = door.asking.find(next(iter(served), "") if model is None else model).ask
+    with key.asking(), trio.move_on_after(limit_s):
+        async with door.gate.admitted(), asks.ask(request, 0) as answer:
+            return await answer.result()
+    raise DeadlineExceeded(f"there was no answer within {limit_s} s")

@@ -1,0 +1,35 @@
+"""What tests of sockets share."""
+
+from __future__ import annotations
+
+
+def types(events):
+    return [event["type"] for event in events]
+
+
+def said(events):
+    return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+
+
+async def upgraded(made, **headers):
+    client = await made.client()
+    assert (await client.upgrade(**headers)).status == 101
+    return client
+
+
+async def collected(client, responses):
+    """Read until so many responses have ended, and return their events by lane."""
+    lanes = {}
+    while responses:
+        event = await client.event()
+        lanes.setdefault(event.get("stream_id"), []).append(event)
+        responses -= event["type"] in {"response.completed", "response.incomplete", "response.failed", "error"}
+    return lanes
+
+
+async def whole(client, *requests):
+    """Ask one thing after the other, and return the last response."""
+    for request in requests:
+        await client.say(request)
+        last = (await client.events())[-1]
+    return last["response"]
