@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
@@ -31,17 +31,32 @@ POLL_S = 0.005
 PR_SET_PDEATHSIG = 1
 CHILD_OF = {"node": "zygote", "zygote": "host", "host": "scheduler"}
 
+SIMULATED = """\
+kind = "simulated"
+context_max = 8192
+kv_tokens_max = 8_000_000
+[engine.tiny-0.simulated.costs]
+fixed_s = 0.05 # 20 tokens a second for everybody
+per_prefill_token_s = 0.0
+per_running_s = 0.0
+"""
+SGLANG = """\
+device = "cpu"
+kv_tokens_max = 16384
+"""
+
 CLUSTER = """\
 [node.main]
 drain_s = {drain_s}
 logs = "{logs}"
 [gateway]
 port = {port}
+{gateway}
 [model.{model}]
 path = "{path}"
+queue_max = {slots}
 [engine.{model}-0]
 model = "{model}"
-device = "cpu"
 slots = {slots}
 {engine}
 """
@@ -280,12 +295,19 @@ def place() -> Iterator[Path]:
 
 @contextmanager
 def node(
-    folder: Path, *, ready: bool = True, drain_s: float = 30.0, slots: int = 16, engine: str = "kv_tokens_max = 16384"
+    folder: Path,
+    *,
+    ready: bool = True,
+    drain_s: float = 30.0,
+    slots: int = 16,
+    engine: str = SGLANG,
+    gateway: str = "",
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Node]:
     """Start a node that keeps its files under `folder`, and end it whatever happens in the body.
 
-    Two nodes of one folder, one after the other, share their TMPDIR: the second sweeps what the first left. `engine` is
-    what the configuration says of the engine, beside its slots.
+    Two nodes of one folder, one after the other, share their TMPDIR: the second sweeps what the first left. `engine`
+    and `gateway` are what the configuration says of them beside slots and port; `environment` is added to our own.
     """
     port, tmp, logs = free_port(), folder / "t", folder / "logs"
     for each in (tmp, logs):
@@ -300,16 +322,17 @@ def node(
             path=ROOT / "examples" / MODEL,
             slots=slots,
             engine=engine,
+            gateway=gateway,
         )
     )
     mark = f"{os.getpid()}-{port}"
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    environment |= {"TMPDIR": str(tmp), MARK: mark}
+    own = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    own |= {"TMPDIR": str(tmp), MARK: mark, **(environment or {})}
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "supervisor", str(cluster)],
             cwd=ROOT,
-            env=environment,
+            env=own,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -1,0 +1,27 @@
+"""`python -m bench COMMAND`: what can be measured from outside, by name."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from bench.load import command, options
+
+
+def main(said: list[str]) -> int:
+    """Read the command line and do what it says; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    load = commands.add_parser(
+        "load",
+        help="send requests to any OpenAI-compatible server and measure its answers",
+        description=options.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    options.add(load)
+    arguments = parser.parse_args(said)
+    return command.main(load, arguments, said[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""`python -m bench load`: run, show, write down."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+import trio
+from attrs import asdict
+
+from bench.load import measure, options, report
+from bench.load.messages import Job, Record
+from bench.load.options import Mistake, Options
+from bench.load.process import Run, WorkerDied, jobs_of
+from bench.load.progress import Bar
+
+NOTHING_MEASURED = 1
+
+
+def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, said: Sequence[str]) -> int:
+    """Run a load; return 0, 1 if no request got its answer or a worker died, 2 if the command line makes no sense."""
+    try:
+        chosen = options.read(arguments)
+        _writable(chosen)
+    except Mistake as mistake:
+        parser.error(str(mistake))
+    begun = datetime.now(UTC)
+    run = Run(jobs_of(chosen.job, chosen.processes))
+    failed: BaseExceptionGroup[BaseException] | None = None
+    try:
+        trio.run(_run, run, chosen, strict_exception_groups=True)
+    except* (WorkerDied, KeyboardInterrupt) as group:
+        failed = group
+    if failed is not None:
+        print(f"bench load: {_first(failed)!r}", file=sys.stderr)
+        return NOTHING_MEASURED
+    found = report.Findings(
+        job=chosen.job,
+        processes=chosen.processes,
+        records=sorted(run.records, key=lambda record: record.number),
+        done=list(run.done.values()),
+        lags_s=run.lags_s,
+        warmup_faults=run.warmup_faults,
+        stopped=run.stopped,
+        about=about(said, chosen.job, begun),
+    )
+    _write(found, chosen)
+    return 0 if any(record.ending != "failed" for record in found.records) else NOTHING_MEASURED
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def _run(run: Run, chosen: Options) -> None:
+    async with trio.open_nursery() as helpers:
+        helpers.start_soon(_stop_on_signal, run)
+        if not chosen.quiet:
+            helpers.start_soon(Bar(run, chosen.job.pace, sys.stderr).show)
+        await run.run()
+        helpers.cancel_scope.cancel(reason="the run is over")
+
+
+async def _stop_on_signal(run: Run) -> None:
+    """End the run at the first signal with what is known by then; at the second, at once."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            if run.stopped:
+                raise KeyboardInterrupt
+            run.stop()
+
+
+def about(said: Sequence[str], job: Job, begun: datetime) -> dict[str, object]:
+    """Return what a reader needs to make the same run again; a key is not among it."""
+    words = [report.SECRET if job.target.key and job.target.key in word else word for word in said]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "command": ["python", "-m", "bench", "load", *words],
+        "begun_at": begun.isoformat(timespec="seconds"),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in ("espalier", "trio", "h11")},
+        },
+        "machine": {"system": platform.platform(), "architecture": platform.machine(), "cores": cores},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # run from a checkout
+        return None
+
+
+def _writable(chosen: Options) -> None:
+    """Find out before the run that a file cannot be written, not after it."""
+    for path in (chosen.json, chosen.raw):
+        if path is not None and path != Path("-"):
+            try:
+                path.open("a").close()
+            except OSError as error:
+                raise Mistake(f"{path}: {error.strerror}") from error
+
+
+def _write(found: report.Findings, chosen: Options) -> None:
+    if chosen.raw is not None:
+        with chosen.raw.open("wb") as raw:
+            for record in found.records:
+                raw.write(msgspec.json.encode(_plain(record)) + b"\n")
+    if chosen.json is None:
+        print(report.table(found))
+        return
+    document = msgspec.json.format(msgspec.json.encode(report.document(found)), indent=2).decode()
+    if chosen.json == Path("-"):
+        print(document)
+        return
+    chosen.json.write_text(f"{document}\n")
+    print(report.table(found))
+
+
+def _plain(record: Record) -> dict[str, object]:
+    """Return a record with its times as lists of numbers."""
+    return asdict(record) | {"stamps": list(measure.stamps(record)), "weights": list(measure.weights(record))}

@@ -1,0 +1,44 @@
+"""How a request fails, as an exception, and names for what the operating system says."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+
+from bench.load.messages import Fault, Kind
+
+CODE_LENGTH_MAX = 80
+DETAIL_LENGTH_MAX = 300
+
+
+class Failed(Exception):
+    """One request has failed; whoever sent it writes the fault down."""
+
+    def __init__(self, kind: Kind, code: object, detail: object = "") -> None:
+        super().__init__(f"{kind}: {code}: {detail}")
+        self.fault = Fault(kind, _text(code, CODE_LENGTH_MAX), _text(detail, DETAIL_LENGTH_MAX))
+
+
+def of_system(error: BaseException, *, begun: bool) -> Failed:
+    """Name an error of a socket: an answer that had begun is truncated by it."""
+    return Failed("truncated" if begun else "connection", name(error), error)
+
+
+def name(error: BaseException) -> str:
+    """Return a short name for an error of a socket, of the one that lies deepest if there are several."""
+    if isinstance(error, BaseExceptionGroup):
+        return name(error.exceptions[0])
+    if error.__cause__ is not None and not isinstance(error, ssl.SSLError):
+        return name(error.__cause__)
+    if isinstance(error, ssl.SSLError):
+        return "tls"
+    if isinstance(error, socket.gaierror):
+        return "no such host"
+    number = getattr(error, "errno", None)
+    return errno.errorcode.get(number, type(error).__name__) if isinstance(number, int) else type(error).__name__
+
+
+def _text(value: object, length_max: int) -> str:
+    text = str(value)
+    return text if len(text) <= length_max else text[: length_max - 1] + "…"

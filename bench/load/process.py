@@ -1,0 +1,139 @@
+"""The parent's side: workers are started, told, listened to, and always ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import trio
+from attrs import astuple, define, evolve, field
+
+from bench.load.messages import Done, Fault, Frames, Go, Job, Message, Progress, Ready, Record, Records, encode
+
+ROOT = Path(__file__).parent.parent.parent
+COMMAND = (sys.executable, "-m", "bench.load.worker")
+GO_IN_S = 0.05  # from the word to the start, so that all workers start together
+END_WITHIN_S = 5.0
+READ_BYTES_MAX = 1 << 20
+
+
+class WorkerDied(Exception):
+    """A worker ended before it was done; its own words stand on the standard error."""
+
+
+@define(eq=False)
+class Run:
+    """What all workers have said, as it comes."""
+
+    jobs: Sequence[Job]
+    clock: Callable[[], float] = time.perf_counter
+    records: list[Record] = field(factory=list)
+    done: dict[int, Done] = field(factory=dict)  # by worker
+    warmed: dict[int, Ready] = field(factory=dict)
+    progress: dict[int, Progress] = field(factory=dict)
+    start_at: float | None = None
+    ended_at: float = 0.0
+    stopped: bool = False
+    _stop: trio.Event = field(factory=trio.Event)
+    _all_ready: trio.Event = field(factory=trio.Event)
+
+    def stop(self) -> None:
+        """Let the workers end now; what runs is not counted."""
+        self.stopped = True
+        self._stop.set()
+        self._all_ready.set()
+
+    @property
+    def so_far(self) -> Progress:
+        """All workers' progress together."""
+        total = Progress()
+        for each in self.progress.values():
+            total = Progress(*map(sum, zip(astuple(total), astuple(each), strict=True)))
+        return total
+
+    @property
+    def warmup_faults(self) -> list[Fault]:
+        """What went wrong in the warm-up."""
+        return [fault for ready in self.warmed.values() for fault in ready.faults]
+
+    @property
+    def lags_s(self) -> array[float]:
+        """How late the workers' loops woke."""
+        lags = array("d")
+        for done in self.done.values():
+            lags.frombytes(done.lags)
+        return lags
+
+    async def run(self) -> None:
+        """Run all workers to their end; raises `WorkerDied`."""
+        async with trio.open_nursery() as workers:
+            for job in self.jobs:
+                workers.start_soon(self._worker, job)
+        self.ended_at = self.clock()
+
+    async def _worker(self, job: Job) -> None:
+        process = await trio.lowlevel.open_process(
+            COMMAND, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            async with trio.open_nursery() as both:
+                both.start_soon(self._tell, process, job)
+                await self._listen(process, job)
+                both.cancel_scope.cancel(reason="it has said all")
+        finally:
+            with trio.move_on_after(END_WITHIN_S, shield=True):
+                await _end(process)
+            if process.returncode is None:
+                process.kill()
+        if job.worker not in self.done and not self.stopped:
+            raise WorkerDied(f"worker {job.worker} ended with {process.returncode} before it was done")
+
+    async def _tell(self, process: trio.Process, job: Job) -> None:
+        assert process.stdin is not None
+        try:
+            await process.stdin.send_all(encode(job))
+            await self._all_ready.wait()
+            if self.start_at is None:
+                self.start_at = self.clock() + GO_IN_S
+            if not self.stopped:
+                await process.stdin.send_all(encode(Go(self.start_at)))
+            await self._stop.wait()
+            await process.stdin.aclose()
+        except trio.BrokenResourceError:
+            pass  # it is gone; who listens to it says so
+
+    async def _listen(self, process: trio.Process, job: Job) -> None:
+        assert process.stdout is not None
+        frames = Frames()
+        while data := await process.stdout.receive_some(READ_BYTES_MAX):
+            for message in frames.feed(data):
+                self._heard(message, job.worker)
+
+    def _heard(self, message: Message, worker: int) -> None:
+        match message:
+            case Ready():
+                self.warmed[worker] = message
+                if len(self.warmed) == len(self.jobs):
+                    self._all_ready.set()
+            case Progress():
+                self.progress[worker] = message
+            case Records():
+                self.records.extend(message.records)
+            case Done():
+                self.done[worker] = message
+
+
+async def _end(process: trio.Process) -> None:
+    """Tell a worker that nobody listens any more, and wait until it has gone."""
+    assert process.stdin is not None
+    await process.stdin.aclose()
+    await process.wait()
+
+
+def jobs_of(job: Job, processes: int) -> list[Job]:
+    """Return one job for each process."""
+    return [evolve(job, worker=worker, workers=processes) for worker in range(processes)]

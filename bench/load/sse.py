@@ -1,0 +1,56 @@
+"""Server-sent events, as their specification reads them, from bytes cut anywhere."""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from bench.load.faults import Failed
+
+EVENT_BYTES_MAX = 32 * 1024 * 1024
+
+MARK = b"\xef\xbb\xbf"  # of UTF-8, which may stand before the first line
+
+Event = tuple[bytes, bytes]  # its name, empty if it has none, and its data
+
+
+@define
+class EventStream:
+    """Collects lines into events. Comments, ids and retry times are read over."""
+
+    _rest: bytes = b""
+    _name: bytes = b""
+    _data: list[bytes] = field(factory=list)
+    _size: int = 0
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Return the events that `data` completes; raises `Failed` at one that is too long."""
+        buffer = self._rest + data
+        # A carriage return at the end may be half of a line's end.
+        cut = max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, max(len(buffer) - 1, 0))) + 1
+        self._rest = buffer[cut:]
+        events = self._lines(buffer[:cut].splitlines())
+        if self._size + len(self._rest) > EVENT_BYTES_MAX:
+            raise Failed("shape", "an event that does not end", f"after {EVENT_BYTES_MAX} bytes")
+        return events
+
+    def end(self) -> list[Event]:
+        """Return the event that only lacked its blank line when the stream ended; half a line is nobody's event."""
+        return self._lines([*([self._rest[:-1]] if self._rest.endswith(b"\r") else []), b""])
+
+    def _lines(self, lines: list[bytes]) -> list[Event]:
+        events = []
+        for line in lines:
+            if line.startswith(b"data:"):
+                value = line[6:] if line[5:6] == b" " else line[5:]
+                self._data.append(value)
+                self._size += len(value)
+            elif not line:
+                if self._data:
+                    events.append((self._name, b"\n".join(self._data)))
+                    self._data.clear()
+                self._name, self._size = b"", 0
+            elif line.startswith(b"event:"):
+                self._name = line[6:].strip()
+            elif line.startswith(MARK):
+                events += self._lines([line[len(MARK) :]])
+        return events

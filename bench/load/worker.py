@@ -1,0 +1,228 @@
+"""One worker: it sends its share of the plan, and measures how busy it is itself.
+
+`python -m bench.load.worker` reads a `Job` from its standard input, warms up, says `Ready`, waits for `Go`, and writes
+what happens to its standard output. The end of its input ends it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from array import array
+from collections.abc import Awaitable, Callable
+
+import trio
+from attrs import define, evolve, field
+
+from bench.load import plan
+from bench.load.asking import Address, address
+from bench.load.client import Exchange, Pool
+from bench.load.messages import Done, Frames, Go, Job, Message, Progress, Ready, Record, Records, encode
+
+Say = Callable[[Message], Awaitable[None]]
+WARM_UP_TOGETHER_MAX = 16
+TELL_EVERY_S = 0.25
+LAG_EVERY_S = 0.01
+READ_BYTES_MAX = 64 * 1024
+
+
+@define(eq=False)
+class Worker:
+    """Sends one share of a load."""
+
+    job: Job
+    say: Say
+    clock: Callable[[], float] = time.perf_counter
+    cpu: Callable[[], float] = time.process_time
+    _where: Address = field(init=False)
+    _start_at: float = 0.0
+    _counts: Progress = field(factory=Progress)
+    _running: int = 0
+    _tokens: int = 0
+    _opened: int = 0
+    _may_begin: trio.Event = field(factory=trio.Event)
+    _waiting: trio.CancelScope = field(factory=trio.CancelScope)
+    _sending: trio.CancelScope = field(factory=trio.CancelScope)
+    _ended: list[Record] = field(factory=list)  # and not yet told
+    _lags: array[float] = field(factory=lambda: array("d"))
+
+    def __attrs_post_init__(self) -> None:
+        self._where = address(self.job.target.url, self.job.target.api)
+
+    def go(self, word: Go) -> None:
+        """Let it begin, at a time."""
+        self._start_at = word.at_s
+        self._may_begin.set()
+
+    def stop(self) -> None:
+        """Send no more, and leave what runs; it is not counted."""
+        self._waiting.cancel(reason="stopped")
+        self._sending.cancel(reason="stopped")
+
+    async def run(self) -> None:
+        """Warm up, wait for the word, send, and say what happened."""
+        with self._waiting:
+            await self._warm_up()
+            await self._may_begin.wait()
+            await trio.sleep(max(0.0, self._start_at - self.clock()))
+        if self._waiting.cancelled_caught:
+            return
+        self._tokens = self._opened = 0
+        cpu_s = self.cpu()
+        async with trio.open_nursery() as helpers:
+            helpers.start_soon(self._watch_the_loop)
+            helpers.start_soon(self._tell)
+            with self._sending:
+                await (self._closed_loop() if self.job.pace.rate is None else self._open_loop())
+            helpers.cancel_scope.cancel(reason="all has been sent and answered")
+        wall_s, cpu_s = self.clock() - self._start_at, self.cpu() - cpu_s
+        await self._tell_once()
+        lags = self._lags.tobytes()
+        await self.say(Done(wall_s=wall_s, cpu_s=cpu_s, tokens=self._tokens, lags=lags, connections=self._opened))
+
+    # Loops -------------------------------------------------------------------------------
+
+    async def _warm_up(self) -> None:
+        job = self.job
+        numbers = list(plan.warmup_share(job.pace, job.worker, job.workers))
+        together = plan.clients_of(job.pace.clients or WARM_UP_TOGETHER_MAX, job.worker, job.workers)
+        left = iter(numbers)
+
+        async def client(pool: Pool) -> None:
+            for number in left:
+                await self._one(plan.ask(job.workload, number), pool)
+
+        await self._clients(client, min(together, len(numbers)))
+        faults = tuple(record.fault for record in self._ended if record.fault is not None)
+        self._ended, self._counts = [], Progress()
+        await self.say(Ready(len(numbers), faults))
+
+    async def _closed_loop(self) -> None:
+        """Let each client send as soon as its last answer has ended; the next request goes to whoever is free."""
+        job = self.job
+        numbers = plan.share(job.pace, job.workload.seed, job.worker, job.workers)
+        end_at = self._start_at + (float("inf") if job.pace.duration_s is None else job.pace.duration_s)
+
+        async def client(pool: Pool) -> None:
+            thinks = False
+            while True:
+                if thinks and job.pace.think_s > 0:
+                    await trio.sleep(job.pace.think_s)
+                thinks = True
+                if self.clock() >= end_at or (due := next(numbers, None)) is None:
+                    return
+                await self._one(plan.ask(job.workload, due[0]), pool)
+
+        await self._clients(client, plan.clients_of(job.pace.clients or 1, job.worker, job.workers))
+
+    async def _clients(self, client: Callable[[Pool], Awaitable[None]], count: int) -> None:
+        """Run clients, each with a connection of its own."""
+        pools = [Pool(self.job.target, self._where) for _ in range(count)]
+        try:
+            async with trio.open_nursery() as clients:
+                for pool in pools:
+                    clients.start_soon(client, pool)
+        finally:
+            self._close(*pools)
+
+    async def _open_loop(self) -> None:
+        """Send each request when it is due, whatever became of the others."""
+        job, pace = self.job, self.job.pace
+        permits = pace.concurrency_max and plan.clients_of(pace.concurrency_max, job.worker, job.workers)
+        limit = None if permits is None else trio.Semaphore(permits)
+        pool = Pool(job.target, self._where)
+        try:
+            async with trio.open_nursery() as requests:
+                for number, at_s in plan.share(pace, job.workload.seed, job.worker, job.workers):
+                    assert at_s is not None
+                    if (early_s := self._start_at + at_s - self.clock()) > 0:
+                        await trio.sleep(early_s)
+                    else:
+                        await trio.lowlevel.checkpoint()  # late already, and yet answers must be read
+                    requests.start_soon(self._due, number, at_s, pool, limit)
+        finally:
+            self._close(pool)
+
+    async def _due(self, number: int, at_s: float, pool: Pool, limit: trio.Semaphore | None) -> None:
+        ask = plan.ask(self.job.workload, number, at_s)
+        woke_at = self.clock()
+        lag_s = woke_at - self._start_at - at_s
+        if limit is None:
+            await self._one(ask, pool, lag_s, 0.0)
+            return
+        async with limit:
+            await self._one(ask, pool, lag_s, self.clock() - woke_at)
+
+    async def _one(self, ask: plan.Ask, pool: Pool, lag_s: float | None = None, held_s: float | None = None) -> None:
+        self._running += 1
+        record = await Exchange(ask, pool, self.clock, self._came).run(self._start_at, lag_s, held_s)
+        self._running -= 1
+        self._ended.append(record)
+        self._counts = evolve(self._counts, **{record.ending: getattr(self._counts, record.ending) + 1})
+
+    def _came(self, tokens: int) -> None:
+        self._tokens += tokens
+
+    def _close(self, *pools: Pool) -> None:
+        for pool in pools:
+            self._opened += pool.opened
+            pool.close()
+
+    # Of itself ---------------------------------------------------------------------------
+
+    async def _watch_the_loop(self) -> None:
+        """Sleep, and write down how late each waking was."""
+        while True:
+            due_at = self.clock() + LAG_EVERY_S
+            await trio.sleep(LAG_EVERY_S)
+            self._lags.append(max(0.0, self.clock() - due_at))
+
+    async def _tell(self) -> None:
+        while True:
+            await trio.sleep(TELL_EVERY_S)
+            await self._tell_once()
+
+    async def _tell_once(self) -> None:
+        ended, self._ended = self._ended, []
+        await self.say(evolve(self._counts, running=self._running, tokens=self._tokens))
+        if ended:
+            await self.say(Records(tuple(ended)))
+
+
+# The process ------------------------------------------------------------------------------
+
+
+async def main() -> None:
+    """Be a worker on the standard streams. The input's end stops the sending; what is known by then is still said."""
+    heard = trio.lowlevel.FdStream(sys.stdin.fileno())
+    told = trio.lowlevel.FdStream(sys.stdout.fileno())
+    frames = Frames()
+    worker: Worker | None = None
+
+    async def say(message: Message) -> None:
+        await told.send_all(encode(message))
+
+    async def work(worker: Worker) -> None:
+        await worker.run()
+        nursery.cancel_scope.cancel(reason="all is said")
+
+    try:
+        async with trio.open_nursery() as nursery:
+            async for data in heard:
+                for message in frames.feed(data):
+                    if isinstance(message, Job):
+                        worker = Worker(message, say)
+                        nursery.start_soon(work, worker)
+                    elif isinstance(message, Go) and worker is not None:
+                        gc.collect()
+                        gc.freeze()  # what is there now stays: the collector need not look at it from now on
+                        worker.go(message)
+            if worker is not None:
+                worker.stop()
+    except* trio.BrokenResourceError:
+        pass  # there is nobody to tell
+
+
+if __name__ == "__main__":
+    trio.run(main, strict_exception_groups=True)

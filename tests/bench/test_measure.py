@@ -1,0 +1,120 @@
+"""Figures are what their definitions say, against the standard library and counting by hand."""
+
+import statistics
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.load import measure
+from bench.load.messages import Fault, Record
+
+floats = st.floats(0, 1e6, allow_nan=False)
+
+
+def record(number=0, stamps=(), weights=(), sent_s=0.0, ended_s=1.0, ending="completed", **more):
+    return Record(
+        number=number,
+        ending=ending,
+        sent_s=sent_s,
+        ended_s=ended_s,
+        stamps=array("d", stamps).tobytes(),
+        weights=array("I", weights).tobytes(),
+        **more,
+    )
+
+
+@given(st.lists(floats, min_size=2, max_size=200))
+def test_percentiles_are_those_of_the_standard_library(samples):
+    ordered, cuts = sorted(samples), statistics.quantiles(samples, n=100, method="inclusive")
+    for percent in (50, 90, 99):
+        assert measure.percentile(ordered, percent) == pytest.approx(cuts[percent - 1], rel=1e-9, abs=1e-9)
+    assert (measure.percentile(ordered, 0), measure.percentile(ordered, 100)) == (ordered[0], ordered[-1])
+
+
+def test_one_sample_is_every_percentile_and_none_is_no_number():
+    assert measure.summarise([3.0], 1e3) == measure.Summary(1, 3e3, 3e3, 3e3, 3e3, 3e3, 3e3)
+    assert measure.summarise([]) == measure.Summary(0)
+
+
+def test_times_of_one_request_are_as_defined():
+    one = record(stamps=[0.5, 0.6, 0.8], ended_s=0.9, output_tokens=5)
+    assert measure.ttft_s(one) == 0.5
+    assert list(measure.gaps(one)) == pytest.approx([0.1, 0.2])
+    assert measure.tpot_s(one) == pytest.approx((0.9 - 0.5) / 4)  # by the server's count, not by events
+
+
+def test_a_gap_is_spread_over_the_tokens_of_its_event():
+    one = record(stamps=[1.0, 1.3, 1.4], weights=[1, 3, 1], ended_s=1.4)
+    assert list(measure.gaps(one)) == pytest.approx([0.1, 0.1, 0.1, 0.1])
+    assert measure.tpot_s(one) == pytest.approx(0.1)
+    assert measure.tokens(one) == 5
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 9)), min_size=1, max_size=30))
+def test_gaps_add_up_to_the_time_between_the_first_and_the_last_token(events):
+    times = sorted(at for at, _ in events)
+    one = record(stamps=times, weights=[count for _, count in events], ended_s=20.0)
+    assert sum(measure.gaps(one)) == pytest.approx(times[-1] - times[0], abs=1e-6)
+    assert len(list(measure.gaps(one))) == sum(count for _, count in events[1:])
+
+
+def test_a_request_without_tokens_or_with_one_has_no_time_per_token():
+    assert (measure.ttft_s(record()), measure.tpot_s(record())) == (None, None)
+    assert measure.tpot_s(record(stamps=[0.1])) is None
+
+
+def test_latencies_are_those_of_completed_requests():
+    records = [
+        record(stamps=[0.1, 0.2], ended_s=0.2, connect_s=0.01),
+        record(stamps=[9.0, 9.9], ended_s=9.9, ending="cancelled", cancel_s=0.03),
+        record(ending="failed", ended_s=50.0, fault=Fault("timeout", "connecting")),
+    ]
+    found = measure.latencies(records)
+    assert {name: each.count for name, each in found.items()} == {
+        "ttft": 1, "itl": 1, "tpot": 1, "e2e": 1, "connect": 1, "cancel": 1,
+    }  # fmt: skip
+    assert (found["ttft"].most, found["cancel"].most) == (100.0, 30.0)
+    assert found["e2e"].most == pytest.approx(200.0)
+
+
+def test_rates_count_what_came_within_the_window():
+    records = [
+        record(stamps=[0.5, 0.9], ended_s=0.9, output_tokens=4, prompt_tokens=10),  # two tokens an event
+        record(sent_s=0.9, stamps=[0.05, 0.5], ended_s=0.5, prompt_tokens=10),  # ends too late
+        record(sent_s=0.1, stamps=[0.1], ending="cancelled"),
+    ]
+    over = measure.window(records, 1.0)
+    assert (over.begin_s, over.end_s) == (0.0, 1.0)
+    found = measure.rates(records, over)
+    assert found == {"requests_per_s": 1.0, "output_tokens_per_s": 4 + 1 + 1, "prompt_tokens_per_s": 10.0}
+
+
+def test_without_a_duration_the_window_is_from_the_first_sending_to_the_last_end():
+    over = measure.window([record(sent_s=0.5, ended_s=1.0), record(sent_s=0.7, ended_s=2.0)], None)
+    assert (over.begin_s, over.end_s) == (0.5, 2.7)
+    assert measure.rates([], measure.window([], None))["requests_per_s"] == 0.0
+
+
+def test_endings_are_told_apart():
+    records = [
+        record(finish="stop"),
+        record(finish="stop", leave_tokens=5),
+        record(ending="cancelled", leave_tokens=0),
+        record(ending="cancelled", leave_tokens=3, stamps=[0.1]),
+        record(ending="failed", leave_tokens=3, fault=Fault("http", "503 overloaded", "later")),
+    ]
+    found = measure.endings(records)
+    assert (found.completed, found.cancelled, found.failed) == (2, 2, 1)
+    assert (found.cancelled_before_first, found.planned_cancels, found.finished_first) == (1, 4, 1)
+    assert found.finishes == {"stop": 2}
+
+
+def test_errors_are_grouped_by_kind_and_code():
+    faults = [Fault("http", "503", "first"), Fault("http", "503", "second"), Fault("truncated", "closed")]
+    found = measure.errors([record(ending="failed", fault=fault) for fault in faults])
+    assert [(e.kind, e.code, e.count, e.example) for e in found] == [
+        ("http", "503", 2, "first"),
+        ("truncated", "closed", 1, ""),
+    ]
