@@ -85,6 +85,17 @@ async def test_an_upgrade_that_is_wrong_is_refused_in_http(headers, status, rath
         await at_rest(made)
 
 
+@pytest.mark.parametrize("twice", ["connection: close", "sec-websocket-key: eA==", "sec-websocket-version: 8"])
+async def test_a_handshake_that_can_be_read_in_two_ways_is_refused(twice, rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        lines = {"upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": 13, "sec_websocket_key": "eA=="}
+        await client.send(head("GET", "/v1/responses", **lines)[:-2] + twice.encode() + b"\r\n\r\n")
+        assert (await client.reply()).status == 400
+        await client.stream.aclose()
+        await at_rest(made)
+
+
 @pytest.mark.parametrize("key", ["x", "%%%", "dGhlIHNhbXBsZSBub25jZQ==" * 50])
 async def test_a_strange_key_leaves_nothing_behind(key, rather_slow):
     async with rig() as made:
@@ -246,14 +257,21 @@ async def test_leaving_a_socket_is_aborting(how, rather_slow, caplog):
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\xff" * 20, b"\x81\x05hello", frame(b"\xff\xfe"), frame(b"", 0xF1), b"GET / HTTP/1.1\r\n\r\n"]
+    ("garbage", "code"),
+    [
+        (b"\xff" * 20, 1002),
+        (b"\x81\x05hello", 1002),
+        (frame(b"\xff\xfe"), 1007),
+        (frame(b"", 0xF1), 1002),
+        (b"GET / HTTP/1.1\r\n\r\n", 1002),
+    ],
 )
-async def test_garbage_on_a_socket_ends_it(garbage, rather_slow, caplog):
+async def test_garbage_on_a_socket_ends_it_and_the_client_hears_why(garbage, code, rather_slow, caplog):
     async with rig() as made:
         client = await upgraded(made)
         await client.send(garbage)
-        with pytest.raises(EOFError):
-            await client.close_code()
+        assert await client.close_code() == code
+        assert await client.closed()
         await client.stream.aclose()
         await at_rest(made)
     assert all(record.levelno < logging.WARNING for record in caplog.records)
@@ -265,5 +283,15 @@ async def test_too_long_a_message_closes_with_1009(rather_slow):
         with trio.move_on_after(5):
             await client.say(b"x" * 3_000_000)
         assert await client.close_code() == 1009
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+async def test_nothing_follows_a_close_frame(rather_slow):
+    async with rig() as made:
+        client = await upgraded(made)
+        await client.send(frame(json.dumps(create("n=50 s=1")).encode()) + frame(b"\x03\xe8", 0x88))
+        assert await client.close_code() == 1000
+        assert await client.closed()
         await client.stream.aclose()
         await at_rest(made)

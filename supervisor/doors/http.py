@@ -30,6 +30,7 @@ from supervisor.doors.routes import Route
 log = logging.getLogger(__name__)
 
 AHEAD_BYTES_MAX = 64 * 1024  # of further requests, that are kept while one is being answered
+HANDSHAKE = (b"connection", b"upgrade", b"sec-websocket-key", b"sec-websocket-version")
 PIECES_A_TURN = 64  # of a body, before others may run: a piece can be a single byte
 
 Upgrade = Callable[[bytes, str, Key], Awaitable[None]]
@@ -266,10 +267,14 @@ def _handler(exchange: Exchange, route: Route | None) -> routes.Handler:
 
 def _is_handshake(exchange: Exchange) -> bool:
     """Whether the WebSocket library, which reads the same bytes again, will find what it needs and nothing else."""
+    if exchange.request is None:
+        return False
+    names = [name for name, _ in exchange.request.headers]
+    if any(names.count(name) != 1 for name in HANDSHAKE):
+        return False  # of two the library would take the last, and we both
     tokens = {token.strip().lower() for token in exchange.header(b"connection").split(b",")}
     return (
-        exchange.request is not None
-        and exchange.request.http_version >= b"1.1"
+        exchange.request.http_version >= b"1.1"
         and b"upgrade" in tokens
         and bool(exchange.header(b"sec-websocket-key"))
         and exchange.header(b"sec-websocket-version") == b"13"

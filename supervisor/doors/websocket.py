@@ -25,6 +25,8 @@ from supervisor.doors.outbox import Outbox, close_frame, text_frame
 
 log = logging.getLogger(__name__)
 
+VIOLATIONS = {1002, 1003, 1007}  # of the protocol by the client, which the library notices
+CLOSE = b"\x88"  # the first byte of a close frame
 NORMAL, BUG, RESTARTING, TRY_AGAIN = 1000, 1011, 1012, 1013  # close codes
 
 
@@ -40,6 +42,7 @@ class _Replayed(trio.abc.HalfCloseableStream):
     after: bytes
     accepted: trio.Event = field(factory=trio.Event)  # before it, the library would not look at what follows
     closed: bool = False
+    said_goodbye: bool = False  # the library has sent a close frame
     heard_at: float = 0.0  # when the last byte came: a client that pings is there
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
@@ -58,6 +61,7 @@ class _Replayed(trio.abc.HalfCloseableStream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         self._check_open()
+        self.said_goodbye = self.said_goodbye or bytes(data[:1]) == CLOSE
         await self.stream.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -89,8 +93,12 @@ async def _serve(outbox: Outbox, door: Door, raw: bytes, request_id: str, key: K
         try:
             head, blank, after = raw.lstrip().partition(b"\r\n\r\n")
             stream = _Replayed(outbox, head + blank, after, heard_at=trio.current_time())
-            proposal = await wrap_server_stream(nursery, stream, max_message_size=door.limits.body_bytes_max)
-            socket = await proposal.accept(extra_headers=[(b"x-request-id", request_id.encode())])
+            # A handshake that we take for one and the library does not would be waited for without end.
+            with trio.move_on_after(door.limits.head_s) as patience:
+                proposal = await wrap_server_stream(nursery, stream, max_message_size=door.limits.body_bytes_max)
+                socket = await proposal.accept(extra_headers=[(b"x-request-id", request_id.encode())])
+            if patience.cancelled_caught:
+                return
             stream.accepted.set()
             model = parse_qs(urlsplit(proposal.path).query).get("model", [None])[0]
             session = Session(socket, outbox, stream, door, request_id, key, model, draining=door.gate.draining)
@@ -188,8 +196,16 @@ class Session:
                     self._say(responses.error_event(BadRequest("send text; binary messages mean nothing here")))
                 elif isinstance(message, str):
                     self._hear(message, lanes)
-        except (SlowClient, ConnectionClosed, trio.BrokenResourceError) as error:
+        except ConnectionClosed as error:
+            self._farewell(error)
             self._lost(error)
+        except (SlowClient, trio.BrokenResourceError) as error:
+            self._lost(error)
+
+    def _farewell(self, error: ConnectionClosed) -> None:
+        """Say why, if the client has broken the protocol: the library closes without a word (RFC 6455, 7.1.7)."""
+        if error.reason is not None and error.reason.code in VIOLATIONS and not self.stream.said_goodbye:
+            self.outbox.put_farewell(close_frame(error.reason.code, error.reason.reason or ""))
 
     def _hear(self, message: str, lanes: Lanes) -> None:
         if self._closing:
@@ -232,6 +248,8 @@ class Session:
             self._scope.cancel(reason="the client left")
 
     def _say(self, *events: bytes) -> None:
+        if self.stream.said_goodbye:  # after a close frame nothing may follow (RFC 6455, 5.5.1)
+            raise trio.BrokenResourceError("the client has left")
         self.outbox.put(b"".join(map(text_frame, events)))
 
 
