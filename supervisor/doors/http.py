@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 AHEAD_BYTES_MAX = 64 * 1024  # of further requests, that are kept while one is being answered
 HANDSHAKE = (b"connection", b"upgrade", b"sec-websocket-key", b"sec-websocket-version")
+SAID_CHARACTERS_MAX = 200
 PIECES_A_TURN = 64  # of a body, before others may run: a piece can be a single byte
 
 Upgrade = Callable[[bytes, str, Key], Awaitable[None]]
@@ -98,7 +99,8 @@ class HttpConnection:
         """Answer what is no HTTP; h11 knows which status says why."""
         sized = TooLarge if error.error_status_hint == 431 else BadRequest
         answered = exchange or self._exchange()
-        answered.fail(sized(f"not HTTP as this server reads it: {error}"), error.error_status_hint)
+        said = str(error)[:SAID_CHARACTERS_MAX]  # h11's sentence holds all of an illegal line
+        answered.fail(sized(f"not HTTP as this server reads it: {said}"), error.error_status_hint)
 
     # Reading -----------------------------------------------------------------------------
 

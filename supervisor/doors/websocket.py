@@ -7,6 +7,7 @@ comes, and no task of this connection runs for them.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from math import inf
 from urllib.parse import parse_qs, urlsplit
 
@@ -205,7 +206,9 @@ class Session:
     def _farewell(self, error: ConnectionClosed) -> None:
         """Say why, if the client has broken the protocol: the library closes without a word (RFC 6455, 7.1.7)."""
         if error.reason is not None and error.reason.code in VIOLATIONS and not self.stream.said_goodbye:
-            self.outbox.put_farewell(close_frame(error.reason.code, error.reason.reason or ""))
+            self.stream.said_goodbye = True
+            with suppress(trio.BrokenResourceError):  # it is gone already
+                self.outbox.put_farewell(close_frame(error.reason.code, error.reason.reason or ""))
 
     def _hear(self, message: str, lanes: Lanes) -> None:
         if self._closing:
