@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo test check fast lint types abort-times endings soak clean
+.PHONY: help demo test check whole units lint types hunt mutants abort-times endings soak crowd siege fuzz schema clean
 
 help:  ## list the chores
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -20,10 +20,16 @@ test: check  ## every test, the real engine included
 	$(BIN)/python -m pytest -m "realtime or engine"
 
 check: $(VENV)/ready-dev  ## tidy, types, lint, units, simulation, sweep: under 45 s
-	@$(MAKE) --no-print-directory -j2 lint types fast
+	@$(MAKE) --no-print-directory -j3 whole units lint types
 
-fast: $(VENV)/ready-dev
-	$(BIN)/python -m pytest -m "not realtime and not engine"
+# The simulation and the sweeps take a processor of their own; of one run of pytest they would be the second half.
+WHOLE := tests/test_simulation.py tests/test_sweep.py tests/test_sweep_clients.py tests/test_supervise_any.py
+
+whole: $(VENV)/ready-dev
+	$(BIN)/python -m pytest -m "not realtime and not engine" $(WHOLE)
+
+units: $(VENV)/ready-dev
+	$(BIN)/python -m pytest -m "not realtime and not engine" $(addprefix --ignore=,$(WHOLE))
 
 lint: $(VENV)/ready-dev
 	$(BIN)/ruff check --quiet .
@@ -44,6 +50,12 @@ $(VENV)/ready-dev: $(VENV)/ready requirements/dev.txt
 	@$(BIN)/python -m pip install --quiet --no-deps --disable-pip-version-check -r requirements/dev.txt
 	@touch $@
 
+hunt: $(VENV)/ready-dev  ## 2,000 seeds of the simulator, on all cores
+	$(BIN)/python -m tests.hunt --seeds 2000
+
+mutants: $(VENV)/ready-dev  ## plant bugs, one at a time, and say which suites notice
+	$(BIN)/python -m tests.mutants
+
 abort-times: $(VENV)/ready-dev  ## how long until a left request holds nothing, 50 tries a moment
 	$(BIN)/python -m bench.abort_times
 
@@ -52,6 +64,23 @@ endings: $(VENV)/ready-dev  ## every way to end, ten times each, with times
 
 soak: $(VENV)/ready-dev  ## 2,000 requests, 30 % cancelled: nothing grows
 	$(BIN)/python -m bench.soak
+
+fuzz: $(VENV)/ready-dev  ## 200,000 hostile inputs at every door: all are answered rightly, and nothing is left
+	$(BIN)/python -m tests.fuzz --inputs 200000
+
+schema: $(VENV)/ready-dev $(VENV)/schema/ready  ## two minutes of schemathesis against what /openapi.json says
+	$(BIN)/python -m tests.fuzz.schema $(VENV)/schema/bin/st
+
+$(VENV)/schema/ready: $(VENV)/ready
+	@$(PYTHON) -m venv $(VENV)/schema
+	@$(VENV)/schema/bin/python -m pip install --quiet --disable-pip-version-check schemathesis==4.32.5
+	@touch $@
+
+crowd: $(VENV)/ready-dev  ## 500 clients, and ten among them that never read: does anybody notice?
+	$(BIN)/python -m bench.crowd
+
+siege: $(VENV)/ready-dev  ## wrong keys, slow heads, a flood of connections: does anybody notice?
+	$(BIN)/python -m bench.siege
 
 clean:  ## remove what was installed and cached
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

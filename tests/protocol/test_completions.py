@@ -184,7 +184,7 @@ json_values = st.recursive(
 NAMES = sorted({*CompletionRequest.harmless, *(field.name for field in attrs.fields(CompletionRequest))})
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(json_values | st.dictionaries(st.sampled_from(NAMES), json_values, max_size=6))
 def test_any_json_is_answered_or_refused(value):
     for data in (value, BASE | value if isinstance(value, dict) else value):
@@ -197,7 +197,7 @@ def test_any_json_is_answered_or_refused(value):
             assert msgspec.msgpack.decode(msgspec.msgpack.encode(respond), type=Respond) == respond
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     st.lists(st.integers(-2, 5) | st.sampled_from([2**31, True, "x", None]) | st.lists(st.integers(-1, 3)), max_size=5)
 )

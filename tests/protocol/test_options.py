@@ -217,7 +217,7 @@ def outcome(parse, data):
         return error
 
 
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=500)
 @given(st.sampled_from(FIELDS), json_values)
 def test_any_value_in_any_field_makes_a_request_or_an_error_that_names_it(where, value):
     dialect, name = where

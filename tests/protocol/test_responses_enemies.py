@@ -109,7 +109,7 @@ ITEMS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(json_values | st.dictionaries(st.sampled_from(NAMES), json_values | ITEMS, max_size=6))
 def test_any_json_is_answered_or_refused(value):
     for data in (value, BASE | value if isinstance(value, dict) else value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.doors.routes import admin, chat, completions, health, models, responses, tokens
+from supervisor.doors.routes import admin, chat, completions, health, models, openapi, responses, tokens
 from supervisor.doors.routes.route import Handler, Route, options
 
 __all__ = ["Handler", "Route", "find", "options"]
@@ -12,6 +12,7 @@ ROUTES: dict[str, Route] = {
     "/health": Route({"GET": health.health}, open=True),
     "/ready": Route({"GET": health.ready}, open=True),
     "/metrics": Route({"GET": health.metrics}, admin=True),
+    "/openapi.json": Route({"GET": openapi.openapi}),
     "/v1/models": Route({"GET": models.listed}),
     "/v1/chat/completions": Route({"POST": chat.answer}, reads=True),
     "/v1/completions": Route({"POST": completions.answer}, reads=True),

@@ -1,0 +1,79 @@
+"""JSON Schemas of what is answered; there may always be more in an answer than they say."""
+
+from __future__ import annotations
+
+from protocol.errors import BY_CODE
+from protocol.messages import FinishReason
+
+from .json_schema import NULL, Schema
+
+_TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_IDS: Schema = {"type": "array", "items": _COUNT}
+_REASON: Schema = {"enum": [str(reason) for reason in FinishReason]}
+
+
+def _object(**properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _maybe(schema: Schema) -> Schema:
+    return {"anyOf": [schema, NULL]}
+
+
+_USAGE = _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT)
+_SHARED: dict[str, Schema] = {"id": _TEXT, "created": _COUNT, "model": _TEXT, "usage": _USAGE}
+_CHOICE: dict[str, Schema] = {"index": _COUNT, "logprobs": _maybe({"type": "object"}), "finish_reason": _REASON}
+_MESSAGE = _object(role={"const": "assistant"}, content=_TEXT)
+_PART = _object(type={"const": "output_text"}, text=_TEXT, annotations=_list({}), logprobs=_list({}))
+_ITEM = _object(id=_TEXT, type={"const": "message"}, role={"const": "assistant"}, status=_TEXT, content=_list(_PART))
+
+SCHEMAS: dict[str, Schema] = {
+    "Error": _object(
+        error=_object(
+            message=_TEXT,
+            type={"enum": ["invalid_request_error", "rate_limit_error", "server_error"]},
+            param=_maybe(_TEXT),
+            code={"enum": sorted(BY_CODE)},
+        )
+    ),
+    "ChatCompletion": _object(
+        object={"const": "chat.completion"}, choices=_list(_object(message=_MESSAGE, **_CHOICE)), **_SHARED
+    ),
+    "Completion": _object(
+        object={"const": "text_completion"}, choices=_list(_object(text=_TEXT, **_CHOICE)), **_SHARED
+    ),
+    "Response": _object(
+        id=_TEXT,
+        object={"const": "response"},
+        status={"enum": ["completed", "incomplete"]},
+        created_at=_COUNT,
+        model=_TEXT,
+        output=_list(_ITEM),
+        usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
+    ),
+    "Tokenized": _object(tokens=_IDS, count=_COUNT, max_model_len=_COUNT),
+    "Detokenized": _object(text=_TEXT),
+    "Model": _object(
+        id=_TEXT,
+        object={"const": "model"},
+        created=_COUNT,
+        owned_by=_TEXT,
+        root=_TEXT,
+        max_model_len=_COUNT,
+        honours_seed={"type": "boolean"},
+    ),
+    "Models": _object(object={"const": "list"}, data=_list({"$ref": "#/components/schemas/Model"})),
+    "ModelInfo": _object(
+        model_path=_TEXT,
+        tokenizer_path=_TEXT,
+        served_model_name=_TEXT,
+        is_generation={"type": "boolean"},
+        max_model_len=_COUNT,
+    ),
+    "ServerInfo": {"type": "object"},
+}

@@ -1,0 +1,152 @@
+"""JSON Schema of what `structure` reads: the same classes, the same checks, so that the two cannot differ."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Annotated, Literal, TypeAlias, Union, get_args, get_origin
+
+import attrs
+from attrs import Factory, define
+
+from .checks import Holds, Matches, Within
+from .formats import JSON_BYTES_MAX, JSON_LEVELS_MAX, JsonObject, JsonObjectOrText
+from .options import CHOICES_MAX, INT32_MAX, SpellsTokenId, TopK
+from .prompt import IDS_MAX, Prompts, TokenIds
+from .structure import ITEMS_MAX, Harmless
+
+Schema: TypeAlias = dict[str, object]
+More: TypeAlias = Mapping[type, Callable[[Schema], Schema]]
+"""What a class demands beyond its fields, as a function from the one schema to the other."""
+
+NULL: Schema = {"type": "null"}
+_PLAIN: dict[object, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+    types.NoneType: "null",
+}
+_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32_MAX}, "minItems": 1}
+_OBJECT: Schema = {"type": "object", "description": f"Nested at most {JSON_LEVELS_MAX} levels deep."}
+_TEXT: Schema = {"type": "string", "contentMediaType": "application/json", "maxLength": JSON_BYTES_MAX}
+_SEVERAL: Schema = {"minItems": 1, "maxItems": CHOICES_MAX}
+_OWN: dict[object, Schema] = {
+    JsonObject: _OBJECT,
+    JsonObjectOrText: {"anyOf": [_OBJECT, _TEXT]},
+    TokenIds: {**_IDS, "maxItems": IDS_MAX},
+    Prompts: {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, **_SEVERAL},
+            {**_IDS, "maxItems": IDS_MAX},
+            {"type": "array", "items": {**_IDS, "maxItems": IDS_MAX}, **_SEVERAL},
+        ]
+    },
+}
+
+
+@define(eq=False)
+class Schemas:
+    """The schemas of classes by name, each written once, and what `more` knows of them."""
+
+    more: More
+    named: dict[str, Schema] = Factory(dict)
+    _names: dict[type, str] = Factory(dict)
+
+    def of(self, kind: object) -> Schema:
+        """Return the schema of a type, for a class a reference to it; raises `TypeError` if nobody can read it."""
+        if isinstance(kind, type) and kind in _OWN:
+            return _OWN[kind]
+        if kind in _PLAIN:
+            return {"type": _PLAIN[kind]}
+        if isinstance(kind, type) and issubclass(kind, StrEnum):
+            return {"type": "string", "enum": [str(member) for member in kind]}
+        if isinstance(kind, type) and attrs.has(kind):
+            return self._reference(kind)
+        return self._made_of(get_origin(kind), get_args(kind), kind)
+
+    def _made_of(self, origin: object, parts: tuple[object, ...], kind: object) -> Schema:
+        if origin is Literal:
+            return {"type": "string", "enum": list(parts)}
+        if origin is Annotated:
+            inner, *checks = parts
+            schema = self.of(inner)
+            for check in checks:
+                schema = {**schema, **_keywords(check, schema)}
+            return schema
+        if origin in (Union, types.UnionType):
+            return {"anyOf": [self.of(part) for part in parts]}
+        if origin in (list, tuple):
+            return {"type": "array", "items": self.of(parts[0]), "maxItems": ITEMS_MAX}
+        if origin is dict:
+            keys, items = map(self.of, parts)
+            return {"type": "object", "propertyNames": keys, "additionalProperties": items, "maxProperties": ITEMS_MAX}
+        raise TypeError(f"{kind} has no schema")
+
+    def _reference(self, cls: type[attrs.AttrsInstance]) -> Schema:
+        if cls not in self._names:
+            name = cls.__name__
+            while name in self.named:  # two dialects may have each its own
+                name = f"{cls.__module__.rpartition('.')[2].capitalize()}{name}"
+            self._names[cls], self.named[name] = name, {}
+            schema, more = self._object(cls), self.more.get(cls)
+            self.named[name] = schema if more is None else more(schema)
+        return {"$ref": f"#/components/schemas/{self._names[cls]}"}
+
+    def _object(self, cls: type[attrs.AttrsInstance]) -> Schema:
+        attrs.resolve_types(cls, include_extras=True)
+        fields = attrs.fields(cls)
+        harmless: Harmless = getattr(cls, "harmless", {})
+        properties = {field.name: self.of(field.type) for field in fields}
+        properties |= {name: _harmless(values) for name, values in harmless.items()}
+        return {
+            "type": "object",
+            "description": (cls.__doc__ or "").strip().partition("\n")[0].replace("`", ""),
+            "properties": properties,
+            "required": [field.name for field in fields if field.default is attrs.NOTHING],
+            "additionalProperties": False,
+        }
+
+
+def without_null(schema: Schema) -> Schema:
+    """Return a schema without the null that it allows."""
+    options = schema["anyOf"]
+    assert isinstance(options, list)
+    left = [option for option in options if option != NULL]
+    return left[0] if len(left) == 1 else {"anyOf": left}
+
+
+def _harmless(values: tuple[object, ...]) -> Schema:
+    options = [_fine(each) for each in values]
+    return {"anyOf": [NULL, *options]} if options else NULL
+
+
+def _fine(value: object) -> Schema:
+    if isinstance(value, type):
+        return {"type": _PLAIN[value]}
+    if isinstance(value, dict):  # in which a key that is null might as well not be there
+        known = {key: _fine(each) for key, each in value.items()}
+        return {"type": "object", "properties": known, "required": [*known], "additionalProperties": NULL}
+    return {"const": value}
+
+
+def _keywords(check: object, schema: Schema) -> Schema:
+    match check:
+        case Within():
+            bounds = {"minimum": check.at_least, "exclusiveMinimum": check.above, "maximum": check.at_most}
+            return {name: bound for name, bound in bounds.items() if bound is not None}
+        case Holds():
+            what = {"string": "Length", "array": "Items"}.get(str(schema["type"]), "Properties")
+            sizes = {f"min{what}": check.at_least or None, f"max{what}": check.at_most}
+            return {name: size for name, size in sizes.items() if size is not None}
+        case Matches():
+            return {"pattern": f"^({check.pattern})$"}
+        case TopK():
+            return {"anyOf": [{"const": -1}, {"minimum": 1, "maximum": INT32_MAX}]}
+        case SpellsTokenId():
+            return {"pattern": "^(0|[1-9][0-9]{0,9})$", "description": f"A token id, at most {INT32_MAX}."}
+    raise TypeError(f"{check} has no keywords")

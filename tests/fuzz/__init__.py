@@ -1,0 +1,1 @@
+"""Hostile inputs for every door, each made from its number alone, and what must hold whatever comes."""
