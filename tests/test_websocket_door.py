@@ -89,7 +89,12 @@ async def test_an_upgrade_that_is_wrong_is_refused_in_http(headers, status, rath
 async def test_a_handshake_that_can_be_read_in_two_ways_is_refused(twice, rather_slow):
     async with rig() as made:
         client = await made.client()
-        lines = {"upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": 13, "sec_websocket_key": "eA=="}
+        lines = {
+            "upgrade": "websocket",
+            "connection": "Upgrade",
+            "sec_websocket_version": 13,
+            "sec_websocket_key": "eA==",
+        }
         await client.send(head("GET", "/v1/responses", **lines)[:-2] + twice.encode() + b"\r\n\r\n")
         assert (await client.reply()).status == 400
         await client.stream.aclose()
