@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 import trio
 
-from actors._kit import Asks, Bugs, Call, Inbox
+from actors._kit import Answer, Asks, Bugs, Call, Inbox
 from actors._text.choices import Choices, Speak
 from actors._text.model import TextModel
 from actors._text.prompts import Limits, characters, encoded, generates
@@ -63,19 +63,19 @@ async def processor(
     free = trio.Semaphore(requests_max)
     bugs = Bugs()
 
+    async def answered(request: TextRequest, answer: Answer[TextReply, TextResult]) -> TextResult:
+        if (known := limits()) is None:
+            raise NotReady("no engine has been ready for this model yet")
+        if isinstance(request, Respond):
+            return await _respond(request, model, known, decode, aside, partial(_speak, answer.put))
+        if isinstance(request, Tokenize):
+            return await _tokenized(request, model, known, aside)
+        return await _detokenized(request, model, aside)
+
     async def answer_one(call: Call[TextRequest, TextReply, TextResult]) -> None:
         try:
             with call.answering(bugs) as answer:
-                if (known := limits()) is None:
-                    raise NotReady("no engine has been ready for this model yet")
-                match call.request:
-                    case Respond():
-                        speak = partial(_speak, answer.put)
-                        answer.end(await _respond(call.request, model, known, decode, aside, speak))
-                    case Tokenize():
-                        answer.end(await _tokenized(call.request, model, known, aside))
-                    case Detokenize():
-                        answer.end(await _detokenized(call.request, model, aside))
+                answer.end(await answered(call.request, answer))
         finally:
             free.release()
 

@@ -98,13 +98,12 @@ async def _serve(outbox: Outbox, door: Door, raw: bytes, request_id: str, key: K
             with trio.move_on_after(door.limits.head_s) as patience:
                 proposal = await wrap_server_stream(nursery, stream, max_message_size=door.limits.body_bytes_max)
                 socket = await proposal.accept(extra_headers=[(b"x-request-id", request_id.encode())])
-            if patience.cancelled_caught:
-                return
-            stream.accepted.set()
-            model = parse_qs(urlsplit(proposal.path).query).get("model", [None])[0]
-            session = Session(socket, outbox, stream, door, request_id, key, model, draining=door.gate.draining)
-            door.connections[outbox] = session
-            await session.run()
+            if not patience.cancelled_caught:
+                stream.accepted.set()
+                model = parse_qs(urlsplit(proposal.path).query).get("model", [None])[0]
+                session = Session(socket, outbox, stream, door, request_id, key, model, draining=door.gate.draining)
+                door.connections[outbox] = session
+                await session.run()
         except ConnectionClosed:
             pass  # the client left during the handshake
         except Exception:
