@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 
 import openai
@@ -272,3 +273,19 @@ def idle(served, within_s: float = 2.0) -> None:
     names = [f"espalier_engine_{name}" for name in ("running", "waiting", "kv_tokens_used")]
     names.append("espalier_requests_running")
     assert wait_until(lambda: not any(served.metric(name) for name in names), within_s) is not None
+
+
+def test_sixty_four_clients_at_once_get_what_each_gets_alone(served):
+    trees = ("oak", "elm", "fox", "sea", "owl", "willow", "moon", "river")
+    prompts = [f"Tell me about the {tree} {number}" for tree in trees for number in range(8)]
+    alone = [Chat(served.port, chat_body(prompt, 24)).read().text for prompt in prompts]
+
+    def at_once(prompt):
+        socket = Socket(served.port)
+        socket.send(response_body(prompt, 24))
+        outcome = socket.read()
+        socket.close()
+        return outcome.text
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(at_once, prompts)) == alone
