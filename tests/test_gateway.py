@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import struct
+from contextlib import suppress
 
 import pytest
 import trio
@@ -177,6 +178,20 @@ async def test_a_stream_that_nobody_reads_ends_in_an_error_between_two_chunks(ra
         reply = await slow.reply()
         assert (reply.status, reply.whole) == (200, False)
         assert reply.chunks[-1]["error"]["code"] == "slow_client"
+        await at_rest(made)
+
+
+async def test_an_answer_that_nobody_reads_spoils_none_that_was_whole_before_it(rather_slow):
+    """Both wait in one backlog: what is dropped of the second must leave nothing in the first."""
+    async with rig(**LONG | {"backlog_bytes_max": 100_000}) as made:
+        slow = await unread(made)
+        await slow.send(post(chat("n=120", stream=True)) + post(chat("n=1900 s=0.004", stream=True)))
+        while made.worker.left == 0:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        first = await slow.reply()
+        assert (first.whole, first.events[-1]) == (True, "[DONE]")
+        with suppress(EOFError):
+            assert not (await slow.reply()).whole
         await at_rest(made)
 
 

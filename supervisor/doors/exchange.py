@@ -40,6 +40,7 @@ class Exchange:
     last: bool = False  # nothing that follows on this connection will be answered
     request_id: str = ""
     asked_at: float = 0.0
+    _begins_at: int = 0  # of a stream, its place among all that was put into the outbox
 
     def __attrs_post_init__(self) -> None:
         self.asked_at = trio.current_time()
@@ -120,8 +121,11 @@ class Exchange:
 
     def stream(self, events: bytes) -> None:
         """Write the next server-sent events of an answer; the first ones take the head along."""
-        head = b"" if self.begun else self._head(200, EVENTS)
-        self.outbox.put(head + self._data(events))
+        if self.begun:
+            self.outbox.put(self._data(events))
+        else:
+            self._begins_at = self.outbox.taken_bytes
+            self.outbox.put(self._head(200, EVENTS) + self._data(events))
 
     def finish(self, events: bytes) -> None:
         """Write the last server-sent events of an answer."""
@@ -130,8 +134,10 @@ class Exchange:
 
     def cut(self, events: bytes, error: RequestError) -> None:
         """Write why an answer that has begun ends early; without the end of a body, it never looks whole."""
-        farewell = self.outbox.put_farewell if isinstance(error, SlowClient) else self.outbox.put
-        farewell(self._data(events))
+        if not isinstance(error, SlowClient):
+            self.outbox.put(self._data(events))
+        elif self.outbox.sent_bytes >= self._begins_at:  # else it would stand in the middle of an earlier answer
+            self.outbox.put_farewell(self._data(events))
         self.syntax.send_failed()
 
     def fail(self, error: RequestError, status: int | None = None) -> None:

@@ -29,6 +29,7 @@ class Outbox(trio.abc.Stream):
     backlog_bytes_max: int
     stall_s: float
     backlog_bytes: int = 0
+    taken_bytes: int = 0  # in all; what is not in the backlog has been sent
     gone: bool = False
     dropped: str | None = None  # why the client was too slow, once it was
     _closed: bool = False
@@ -52,6 +53,12 @@ class Outbox(trio.abc.Stream):
             self._park(data)
         elif rest := data[self._write(data) :]:
             self._park(rest)
+        self.taken_bytes += len(data)
+
+    @property
+    def sent_bytes(self) -> int:
+        """How much of all that was put in has left."""
+        return self.taken_bytes - self.backlog_bytes
 
     def put_farewell(self, data: bytes) -> None:
         """Write the last thing that this client will hear, in place of everything that it has not begun to get."""

@@ -1,39 +1,13 @@
-"""A network that exists only in virtual time, a scheduler that obeys a seed, and instruments that count its steps."""
+"""A network that exists only in virtual time: bytes in arbitrary pieces, late, lost with the line, or swallowed by it."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from math import inf
 
 import trio
-import trio.testing
 from attrs import Factory, define, field
-
-DEADLOCKED_S = 1e6  # of virtual time, so at once when nothing else is left to happen
-
-
-def simulate(scenario: Callable[[random.Random], Awaitable[object]], seed: int) -> object:
-    """Run `scenario(rng)` so that the seed decides everything: time, order, faults. A deadlock is a failure."""
-    from trio._core import _run  # the one private import; see python-trio/trio#3089
-
-    async def bounded(rng: random.Random) -> object:
-        with trio.fail_after(DEADLOCKED_S):
-            return await scenario(rng)
-
-    rng, before, allowed = random.Random(seed), _run._r.getstate(), _run._ALLOW_DETERMINISTIC_SCHEDULING
-    _run._r.seed(seed)
-    _run._ALLOW_DETERMINISTIC_SCHEDULING = True
-    try:
-        return trio.run(bounded, rng, clock=trio.testing.MockClock(autojump_threshold=0))
-    except BaseException as error:
-        error.add_note(f"seed {seed}")
-        raise
-    finally:
-        _run._r.setstate(before)
-        _run._ALLOW_DETERMINISTIC_SCHEDULING = allowed
 
 
 @define(eq=False)
@@ -46,6 +20,7 @@ class _Pipe:
     room: int
     cut: bool = False  # both ends are broken, and what was on its way is lost
     closed: bool = False  # the writing end said that nothing follows
+    swallows: bool = False  # what is written is taken and never comes
     held: int = 0
     _pieces: deque[tuple[float, bytes]] = Factory(deque)
     _last_at: float = -inf
@@ -63,9 +38,11 @@ class _Pipe:
                 self.room - self.held, self.piece_max if self.rng is None else self.rng.randint(1, self.piece_max)
             )
             piece = data[at : at + size]
+            at += len(piece)
+            if self.swallows:
+                continue
             self._pieces.append((self._due(), piece))
             self.held += len(piece)
-            at += len(piece)
             self._changed.unpark_all()
 
     async def read(self) -> bytes:
@@ -77,7 +54,10 @@ class _Pipe:
                 return due
             if self.closed and not self._pieces:
                 return b""
-            with trio.move_on_at(self._pieces[0][0] if self._pieces else inf):
+            if self._pieces:
+                with trio.move_on_at(self._pieces[0][0]):
+                    await self._changed.park()
+            else:
                 await self._changed.park()
         return b""
 
@@ -129,6 +109,10 @@ class SimTransport:
         self._out.change(cut=True)
         self._into.change(cut=True)
 
+    def swallow(self) -> None:
+        """Be half-open from now on: take what is written at either end, and deliver nothing more."""
+        self._out.swallows = self._into.swallows = True
+
     @property
     def in_flight(self) -> int:
         """How many bytes are on their way in either direction."""
@@ -141,42 +125,3 @@ def sim_pair(
     """Two ends of a connection. Without an `rng` everything arrives whole and at once; with one it decides."""
     there, back = (_Pipe(rng, delay_s, piece_max, room) for _ in range(2))
     return SimTransport(back, there), SimTransport(there, back)
-
-
-class Steps(trio.abc.Instrument):
-    """Counts the steps that tasks take, by the task's name, and acts just before the `at`-th of all."""
-
-    def __init__(self, at: int = -1, act: Callable[[], None] | None = None) -> None:
-        self.at, self.act = at, act
-        self.taken = 0
-        self.by_name: dict[str, int] = {}
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self.taken += 1
-        name = task.name.rpartition(".")[2]
-        self.by_name[name] = self.by_name.get(name, 0) + 1
-        if self.taken == self.at and self.act is not None:
-            self.act()
-
-
-@contextmanager
-def counting(at: int = -1, act: Callable[[], None] | None = None) -> Iterator[Steps]:
-    """Count the steps taken while the body runs."""
-    steps = Steps(at, act)
-    trio.lowlevel.add_instrument(steps)
-    try:
-        yield steps
-    finally:
-        trio.lowlevel.remove_instrument(steps)
-
-
-def tasks(task: trio.lowlevel.Task | None = None) -> list[str]:
-    """Name every task that lives below `task`, or below the root."""
-    task = task or trio.lowlevel.current_root_task()
-    assert task is not None
-    return sorted(
-        name
-        for nursery in task.child_nurseries
-        for child in nursery.child_tasks
-        for name in (child.name, *tasks(child))
-    )

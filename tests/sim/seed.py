@@ -1,0 +1,178 @@
+"""One seed: what it draws, the chaos that it is, and what must be true when everything is well again."""
+
+from __future__ import annotations
+
+import logging
+import random
+from functools import cache
+
+import trio
+from attrs import define, evolve, field
+
+from actors.decode import Deadlines
+from supervisor.node import FAREWELL_S
+from tests.fakes import Costs
+from tests.sim.clients import DeafClient, HttpClient
+from tests.sim.clock import simulate
+from tests.sim.faults import FALLS, FAULTS, HOLDS_SLOTS, Faults
+from tests.sim.lanes import DeafLaneClient, LaneClient
+from tests.sim.model import VOCABULARY
+from tests.sim.posts import PostClient, TextClient
+from tests.sim.probes import health
+from tests.sim.system import LIMITS, System
+from tests.world import LONG_S, living
+
+DEADLINES = Deadlines(first_token_s=8.0, gap_s=2.0, total_s=30.0, release_s=1.0)
+KINDS = (*[HttpClient] * 5, *[LaneClient] * 6, TextClient, TextClient, PostClient, DeafClient, DeafLaneClient)
+STOP_S = 15.0  # for every child that does not end by itself, one after the other
+CHAOS_S = 10_000.0  # of virtual time at most; clocks jump, too
+
+
+@define(eq=False)
+class Run:
+    """One run of the whole system, from its seed to its end."""
+
+    rng: random.Random
+    system: System = field(init=False)
+    faults: Faults = field(init=False)
+    drains: bool = field(init=False)
+    clients: int = field(init=False)
+    times: dict[str, int] = field(init=False)  # how often, in three seconds, each thing goes wrong
+    trace: list = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        rng = self.rng
+        self.clients = rng.randint(2, 7)
+        self.drains = rng.random() < 0.15
+        # Most seeds have few faults, so that each is seen alone.
+        self.times = {kind: rng.choice((0, 0, 0, 0, 0, 1, 2)) for kind in FAULTS} if rng.random() < 0.8 else {}
+        self.system = self._system()
+        self.faults = Faults(self.system, rng, self.note)
+        self._small_limits()
+        for kind in (*self.faults.happened, *(kind for kind, times in self.times.items() if times)):
+            self.system.faults += FALLS.get(kind, ())
+
+    def _system(self) -> System:
+        rng = self.rng
+        costs = Costs(
+            slots=rng.randint(1, 3),
+            step_s=rng.choice((0.02, 0.05, 0.1)),
+            prefill_s=rng.choice((0.0, 0.002)),
+            release_s=rng.choice((0.0, 0.01, 0.3)),
+            vocabulary_size=VOCABULARY,
+        )
+        return System(
+            rng=rng,
+            workers=rng.choice((1, 1, 2)),
+            costs=costs,
+            inbox_size=rng.randint(0, 3),
+            streams=rng.choice((2, 6, 12)),
+            far=rng.random() < 0.3,
+            deadlines=DEADLINES,
+            network={
+                "delay_s": rng.choice((0.0, 0.002, 0.05)),
+                "piece_max": rng.choice((3, 40, 1000, 1000, 1000, 1000)),
+                "room": rng.choice((50, 4096, 4096, 65536, 65536, 65536)),
+            },
+            limits=evolve(
+                LIMITS,
+                backlog_bytes_max=rng.choice((6000, 100_000)),  # more than one step of an engine says at once
+                in_flight_max=rng.choice((1, 2, 16)),
+                queued_max=rng.choice((1, 16)),
+            ),
+            requests_max=rng.choice((3, 8, 16)),
+            waiting_max=rng.choice((1, 16)),
+            admit_s=rng.choice((0.5, 100.0)),
+            first_token_s=rng.choice((200.0, 200.0, 3.0)),
+            total_s=rng.choice((300.0, 300.0, 1.5)),
+            drain_s=rng.choice((1.0, 10.0, 60.0)),
+        )
+
+    def _small_limits(self) -> None:
+        happened = self.faults.happened
+        if self.trickles:
+            happened.add("trickles")
+        if min(self.system.first_token_s, self.system.total_s) < LONG_S:
+            happened.add("impatient")
+
+    @property
+    def trickles(self) -> bool:
+        """Whether a Cancel may wait long behind what was said before it."""
+        return self.system.network["room"] == 50  # bytes
+
+    def note(self, *what: object) -> None:
+        self.trace.append((round(trio.current_time(), 9), *what))
+
+    # ---------------------------------------------------------------------------------------
+
+    async def chaos(self) -> None:
+        """Let clients and faults do what they do; nothing false may be said on the way."""
+        slow_to_leave = self.trickles or any(self.times.get(kind) for kind in HOLDS_SLOTS)
+        async with trio.open_nursery() as nursery:
+            for number in range(self.clients):
+                kind = self.rng.choice(KINDS)
+                client = kind(self.system, self.rng, f"c{number}", self.faults.may, self.note, slow_to_leave)
+                nursery.start_soon(client.live)
+            for kind, times in self.times.items():
+                for _ in range(times):
+                    nursery.start_soon(self.faults.one, kind)
+            if self.drains:
+                nursery.start_soon(self._drain)
+
+    async def _drain(self) -> None:
+        await trio.sleep(1 + self.rng.random() * 3)
+        self.faults.happened.add("drain")
+        self.note("drain")
+        if self.rng.random() < 0.3:
+            self.system.node.world.hurry.now()  # the second signal
+        begun_at = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.system.node._shut_down)
+            await trio.sleep(0.1)
+            assert not self.system.door.gate.waiting, "nobody told those who wait"
+        drained_at = trio.current_time()
+        await self.system.over.wait()
+        if not self.times.get("jump"):
+            assert drained_at <= begun_at + self.system.drain_s + FAREWELL_S
+            assert trio.current_time() <= drained_at + STOP_S
+
+    async def all(self) -> None:
+        """Safety while things go wrong; then heal, and demand liveness."""
+        async with living(self.system) as system:
+            with trio.fail_after(CHAOS_S):
+                await self.chaos()
+            if self.drains:
+                with trio.fail_after(LONG_S):
+                    await system.over.wait()
+                system.check_nothing_is_left()
+            else:
+                await trio.sleep(LONG_S)
+                system.heal()
+                await health(system)
+                await trio.sleep(LONG_S)
+                await system.check_at_rest()
+                await system.check_serves()
+            self.note("at rest", [list(host.scheduler.log) for host in system.hosts.values()])
+        self.trace.extend((each.at, each.path, each.kind.name) for each in system.happenings)
+
+
+async def whole_system(rng: random.Random) -> str:
+    run = Run(rng)
+    try:
+        await run.all()
+    except BaseException as error:
+        error.add_note("\n".join(map(repr, run.trace)))
+        raise
+    return "\n".join(map(repr, run.trace))
+
+
+@cache
+def run_seed(seed: int) -> str:
+    """Run one seed, quietly: actors that fall are what it is about. Return its trace."""
+    logging.disable(logging.CRITICAL)
+    try:
+        trace = simulate(whole_system, seed)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert isinstance(trace, str)
+    return trace
