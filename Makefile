@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo test check whole units lint types hunt mutants abort-times endings soak crowd siege fuzz schema clean
+.PHONY: help demo test check wide units lint types hunt mutants abort-times endings soak crowd siege fuzz schema clean
 
 help:  ## list the chores
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -20,16 +20,16 @@ test: check  ## every test, the real engine included
 	$(BIN)/python -m pytest -m "realtime or engine"
 
 check: $(VENV)/ready-dev  ## tidy, types, lint, units, simulation, sweep: under 45 s
-	@$(MAKE) --no-print-directory -j3 whole units lint types
+	@$(MAKE) --no-print-directory -j3 wide units lint types
 
-# The simulation and the sweeps take a processor of their own; of one run of pytest they would be the second half.
-WHOLE := tests/test_simulation.py tests/test_sweep.py tests/test_sweep_clients.py tests/test_supervise_any.py
+# Two runs of pytest beside each other, about as long: what takes the system or a dialect as a whole, and the rest.
+WIDE := $(addprefix tests/,protocol fuzz test_simulation.py test_sweep.py test_sweep_clients.py test_supervise_any.py)
 
-whole: $(VENV)/ready-dev
-	$(BIN)/python -m pytest -m "not realtime and not engine" $(WHOLE)
+wide: $(VENV)/ready-dev
+	$(BIN)/python -m pytest -m "not realtime and not engine" $(WIDE)
 
 units: $(VENV)/ready-dev
-	$(BIN)/python -m pytest -m "not realtime and not engine" $(addprefix --ignore=,$(WHOLE))
+	$(BIN)/python -m pytest -m "not realtime and not engine" $(addprefix --ignore=,$(WIDE))
 
 lint: $(VENV)/ready-dev
 	$(BIN)/ruff check --quiet .
