@@ -55,7 +55,18 @@ def run(folder: Path, of: Node, clients: int, mutes: int) -> tuple[float, dict[s
         return of.metric("espalier_clients_dropped_total") - before >= mutes
 
     with never_reading(of.port, mutes):
-        options = ("--api", "responses-ws", "--clients", clients, "--requests", clients, "--ignore-eos")
+        # The first requests are not counted: five hundred handshakes at once are another question.
+        options = (
+            "--api",
+            "responses-ws",
+            "--clients",
+            clients,
+            "--requests",
+            clients,
+            "--warmup",
+            clients,
+            "--ignore-eos",
+        )
         found = load(folder, of.port, *options, "--output-tokens", 64, "--prompt-tokens", 32)
         assert wait_until(all_dropped, DROPPED_WITHIN_S, 0.2) is not None, "one that never reads was not dropped"
     idle = wait_until(lambda: of.metric("espalier_engine_running") == 0, 5.0, 0.05)
