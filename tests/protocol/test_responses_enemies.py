@@ -17,28 +17,7 @@ from protocol.dialects.responses import (
 )
 from protocol.errors import BadRequest, RequestError, Unsupported
 from protocol.messages import Respond, Role, Turn
-
-ID = "0123456789abcdef0123456789abcdef"
-BASE = {"type": "response.create", "model": "m", "input": "Hi"}
-HTTP = {"model": "m", "input": "Hi"}
-
-
-def create(**fields) -> Create:
-    result = parse(json.dumps(BASE | fields))
-    assert isinstance(result, Create)
-    return result
-
-
-def post(**fields) -> CreateHttp:
-    return parse_http(json.dumps(HTTP | fields).encode())
-
-
-def refused(kind, param, said=None, /, **fields):
-    with pytest.raises(BadRequest) as raised:
-        parse(json.dumps({key: value for key, value in (BASE | fields).items() if value is not ...}))
-    assert (type(raised.value), raised.value.param) == (kind, param), raised.value
-    if said is not None:
-        assert str(raised.value) == said
+from tests.protocol.test_responses import BASE, ID, create, refused
 
 
 @pytest.mark.parametrize(
