@@ -98,6 +98,8 @@ async def _served(door: Door, outbox: Outbox, connection: HttpConnection, *, ful
             connection.refuse(Overloaded(f"{len(door.connections)} clients are connected"))
         else:
             await connection.run()
+        async with door.ending:
+            await trio.lowlevel.checkpoint()
         with trio.move_on_after(door.limits.close_s):
             await outbox.wait_flushed()
             if connection.unheard and not outbox.gone:

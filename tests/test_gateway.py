@@ -228,6 +228,33 @@ async def test_only_so_many_connections_each_counted_once(rather_slow):
         assert (await (await made.client()).ask(head())).status == 200
 
 
+class Passes(trio.abc.Instrument):
+    """How many steps of tasks each pass of the loop ran."""
+
+    def __init__(self):
+        self.steps = [0]
+
+    def before_task_step(self, task):
+        self.steps[-1] += 1
+
+    def before_io_wait(self, timeout):
+        self.steps.append(0)
+
+
+async def test_a_crowd_that_leaves_at_once_leaves_room_between_its_steps_for_others(rather_slow):
+    crowd, passes = 120, Passes()
+    async with rig() as made:
+        streams = [await made.connect() for _ in range(crowd)]
+        while len(made.door.connections) < crowd:  # noqa: ASYNC110  # nothing tells of it
+            await trio.sleep(0.01)
+        trio.lowlevel.add_instrument(passes)
+        for stream in streams:
+            stream.socket.close()
+        await at_rest(made)
+        trio.lowlevel.remove_instrument(passes)
+    assert sum(steps > crowd // 2 for steps in passes.steps) <= 2  # all wake at once, and stand in line
+
+
 async def test_a_refused_client_that_is_gone_already_harms_nobody(rather_slow, caplog):
     async with rig(connections_max=1) as made:
         first = await made.client()

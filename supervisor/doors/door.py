@@ -34,6 +34,7 @@ METHODS = b"GET, HEAD, POST, DELETE, OPTIONS"
 EXPOSED = b"x-request-id, retry-after, x-should-retry"  # what a page may read beside the few headers that it always may
 ASKED_HEADERS = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4096}")
 PREFLIGHT_S = 600
+ENDING_A_TURN = 4  # of hundreds of connections that end together: nobody else's tokens may wait for all of them
 
 
 @frozen
@@ -93,6 +94,7 @@ class Door:
     certificate: Certificate | None = None  # where `tls` comes from
     port: int | None = None  # once the gateway listens
     connections: dict[Outbox, Drainable] = field(factory=dict)  # one each, whatever it speaks by now
+    ending: trio.Semaphore = field(factory=lambda: trio.Semaphore(ENDING_A_TURN))
     _owners: dict[Outbox, Key] = field(factory=dict)  # in whose name a connection is counted
     _left: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     server_info: Callable[[], dict[str, object]] = _unknown
