@@ -19,13 +19,15 @@ class _Waiter:
     priority: int
     woken: trio.Event = field(factory=trio.Event)
     has_place: bool = False
+    displaced: bool = False
 
 
 @define(eq=False)
 class Gate:
     """Admits at most `requests_max` requests at a time; one that must wait waits `admit_s`, and then hears no.
 
-    Of those who wait the one with the highest priority goes first, and of equals the one that came first.
+    Of those who wait the one with the highest priority goes first, and of equals the one that came first. When
+    `waiting_max` wait, one more displaces the one that would go last if that has a lower priority, and else hears no.
     """
 
     requests_max: int
@@ -70,8 +72,16 @@ class Gate:
             self.inside += 1
             return
         if len(self._line) >= self.waiting_max:
+            self._displace(priority)
+        await self._wait(_Waiter(priority))  # in this very turn, so that the line is never longer than it may be
+
+    def _displace(self, priority: int) -> None:
+        """Make room in a full line for one with this priority; raises `Overloaded` if nobody there has a lower one."""
+        if not self._line or self._line[-1].priority >= priority:
             raise Overloaded(f"{self.inside} requests are being served and {len(self._line)} wait")
-        await self._wait(_Waiter(priority))
+        waiter = self._line.pop()
+        waiter.displaced = True
+        waiter.woken.set()
 
     async def _wait(self, waiter: _Waiter) -> None:
         """Wait in line until a place is given; a place that was given and cannot be taken goes to the next one."""
@@ -81,13 +91,15 @@ class Gate:
             with trio.move_on_after(self.admit_s):
                 await waiter.woken.wait()
             self._check()
+            if waiter.displaced:
+                raise Overloaded("as many requests wait as may, and one with a higher priority displaced this one")
             if not waiter.has_place:
                 raise Overloaded(f"no place was free within {self.admit_s} s")
             admitted = True
         finally:
             if waiter.has_place and not admitted:
                 self._leave()
-            elif not waiter.has_place:
+            elif not (waiter.has_place or waiter.displaced):
                 self._line.remove(waiter)
 
     def _leave(self) -> None:
