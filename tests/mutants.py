@@ -15,11 +15,11 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.planted import LINKS, Mutant
+from tests.planted import LINKS, Bug
 from tests.planted_doors import DOORS, TEXT
 
 ROOT = Path(__file__).parent.parent
-MUTANTS = (*LINKS, *TEXT, *DOORS)
+MUTANTS = [(path, bug) for part in (LINKS, TEXT, DOORS) for path, bugs in part.items() for bug in bugs]
 SUITES = {  # the quickest first
     "streams": ["tests/test_streams.py", "tests/test_frames.py"],
     "contract": ["tests/test_engine_contract.py"],
@@ -35,17 +35,16 @@ SUITES = {  # the quickest first
 PATIENCE_S = 100  # a suite that hangs has noticed, too
 
 
-def planted(mutant: Mutant, folder: Path) -> Path:
+def planted(path: str, bug: Bug, folder: Path) -> Path:
     """Copy what is needed, with the bug in it."""
     for name in ("protocol", "actors", "supervisor", "tests", "examples"):
         ignored = shutil.ignore_patterns("__pycache__", "cpu", "*.safetensors")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", folder)
-    path = folder / mutant.path
-    text = path.read_text()
-    if text.count(mutant.old) != 1:
-        sys.exit(f"{mutant.name}: what it replaces occurs {text.count(mutant.old)} times in {mutant.path}")
-    path.write_text(text.replace(mutant.old, mutant.new))
+    text = (folder / path).read_text()
+    if text.count(bug.old) != 1:
+        sys.exit(f"{bug.name}: what it replaces occurs {text.count(bug.old)} times in {path}")
+    (folder / path).write_text(text.replace(bug.old, bug.new))
     return folder
 
 
@@ -61,17 +60,17 @@ def noticed(folder: Path, arguments: list[str]) -> bool:
     return done.returncode == 1
 
 
-def verdict(mutant: Mutant, suites: list[str], *, first: bool) -> str:
-    """Return the suites that notice a mutant, or why none need notice, or that none does."""
+def verdict(path: str, bug: Bug, suites: list[str], *, first: bool) -> str:
+    """Return the suites that notice a bug in a file, or why none need notice, or that none does."""
     by = []
     with tempfile.TemporaryDirectory() as place:
-        folder = planted(mutant, Path(place))
+        folder = planted(path, bug, Path(place))
         for name in suites:
             if noticed(folder, SUITES[name]):
                 by.append(name)
                 if first:
                     break
-    return ", ".join(by) or (f"harmless: {mutant.harmless}" if mutant.harmless else "SURVIVED")
+    return ", ".join(by) or (f"harmless: {bug.harmless}" if bug.harmless else "SURVIVED")
 
 
 def main() -> int:
@@ -82,14 +81,14 @@ def main() -> int:
     parser.add_argument("--first", action="store_true", help="stop at the first suite that notices")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    chosen = [mutant for mutant in MUTANTS if any(word in mutant.name for word in options.words)]
+    chosen = [(path, bug) for path, bug in MUTANTS if any(word in bug.name for word in options.words)]
     suites = options.suite or list(SUITES)
     survived = 0
     with ThreadPoolExecutor(options.processes) as pool:
-        verdicts = pool.map(lambda mutant: verdict(mutant, suites, first=options.first), chosen)
-        for mutant, said in zip(chosen, verdicts, strict=True):
+        verdicts = pool.map(lambda each: verdict(each[0], each[1], suites, first=options.first), chosen)
+        for (_, bug), said in zip(chosen, verdicts, strict=True):
             survived += said == "SURVIVED"
-            print(f"{mutant.name:62s} {said}", flush=True)  # noqa: T201
+            print(f"{bug.name:62s} {said}", flush=True)  # noqa: T201
     print(f"{len(chosen)} planted, {survived} survived")  # noqa: T201
     return min(survived, 1)
 

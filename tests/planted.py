@@ -1,4 +1,4 @@
-"""The bugs that `tests.mutants` plants, one at a time: what stands in the code, and what stands there instead."""
+"""The bugs that `tests.mutants` plants, one at a time: in which file, what stands there, and what stands there instead."""
 
 from __future__ import annotations
 
@@ -6,171 +6,153 @@ from attrs import frozen
 
 
 @frozen
-class Mutant:
+class Bug:
     """One planted bug."""
 
     name: str
-    path: str
     old: str
     new: str
     harmless: str = ""  # why nothing need notice it
 
 
-KIT, DECODE, LINK = "actors/_kit.py", "actors/decode.py", "supervisor/link.py"
-LIMITS = "actors/engines/limits.py"
-ADAPTER, STREAMS, FRAMES = "actors/engines/sglang/adapter.py", "protocol/streams.py", "protocol/frames.py"
+Bugs = dict[str, tuple[Bug, ...]]  # by path
 
-LINKS = (
-    Mutant(
-        "the asker's answer is dropped before its call is cancelled",
-        KIT,
-        """            call.scope.cancel(reason="the asker left")
+LINKS: Bugs = {
+    "actors/_kit.py": (
+        Bug(
+            "the asker's answer is dropped before its call is cancelled",
+            """            call.scope.cancel(reason="the asker left")
             call.answer.enough()
 """,
-        """            call.answer.enough()
+            """            call.answer.enough()
             call.scope.cancel(reason="the asker left")
 """,
-        harmless="both happen in one turn, and what is put in between is dropped either way",
+            harmless="both happen in one turn, and what is put in between is dropped either way",
+        ),
+        Bug("leaving does not cancel the answerer", 'call.scope.cancel(reason="the asker left")', "pass"),
+        Bug(
+            "an answerer that ends leaves its asker waiting",
+            'self.answer.fail(ActorLost("whoever was answering ended"))',
+            "pass",
+        ),
+        Bug(
+            "a relay ignores the replies that waited",
+            "self._deliver(self._waiting.popleft())",
+            "self._waiting.popleft()",
+        ),
+        Bug("the credit of an answer is not counted", "self.credit -= units", "pass"),
+        Bug("an error in a relay's function reaches whoever put", "self._broken = error\n", "raise\n"),
+        Bug("the first reply does not renew a relay's deadline", "self._first_wakes = until is not None", "pass"),
+        Bug("bugs are never too many", "if len(self._seen) > self.most:", "if False:"),
+        Bug(
+            "an actor's error beside a request's is forgotten",
+            "if _first(error, ActorError) is not None:",
+            "if failure is None and _first(error, ActorError) is not None:",
+        ),
     ),
-    Mutant("leaving does not cancel the answerer", KIT, 'call.scope.cancel(reason="the asker left")', "pass"),
-    Mutant(
-        "an answerer that ends leaves its asker waiting",
-        KIT,
-        'self.answer.fail(ActorLost("whoever was answering ended"))',
-        "pass",
-    ),
-    Mutant(
-        "a relay ignores the replies that waited",
-        KIT,
-        "self._deliver(self._waiting.popleft())",
-        "self._waiting.popleft()",
-    ),
-    Mutant("the credit of an answer is not counted", KIT, "self.credit -= units", "pass"),
-    Mutant("an error in a relay's function reaches whoever put", KIT, "self._broken = error\n", "raise\n"),
-    Mutant("the first reply does not renew a relay's deadline", KIT, "self._first_wakes = until is not None", "pass"),
-    Mutant("bugs are never too many", KIT, "if len(self._seen) > self.most:", "if False:"),
-    Mutant(
-        "an actor's error beside a request's is forgotten",
-        KIT,
-        "if _first(error, ActorError) is not None:",
-        "if failure is None and _first(error, ActorError) is not None:",
-    ),
-    Mutant("no abort", DECODE, "engine.abort(request.id)", "pass"),
-    Mutant("abort without waiting for the slot", DECODE, "await engine.wait_released(request.id)", "pass"),
-    Mutant(
-        "an unshielded wait for the slot", DECODE, "move_on_after(release_s, shield=True)", "move_on_after(release_s)"
-    ),
-    Mutant("an engine that keeps a slot is forgiven", DECODE, "if waiting.cancelled_caught:", "if False:"),
-    Mutant(
-        "a slot is lost with each request that is left",
-        DECODE,
-        "        free.release()",
-        "        if not call.scope.cancel_called:\n            free.release()",
-    ),
-    Mutant("work is begun for an asker who left", DECODE, "await trio.lowlevel.checkpoint_if_cancelled()", "pass"),
-    Mutant(
-        "a call is taken before there is a slot for it",
-        DECODE,
-        """            await free.acquire()  # the slot first: a call that must wait had better wait where others can take it
+    "actors/decode.py": (
+        Bug("no abort", "engine.abort(request.id)", "pass"),
+        Bug("abort without waiting for the slot", "await engine.wait_released(request.id)", "pass"),
+        Bug("an unshielded wait for the slot", "move_on_after(release_s, shield=True)", "move_on_after(release_s)"),
+        Bug("an engine that keeps a slot is forgiven", "if waiting.cancelled_caught:", "if False:"),
+        Bug(
+            "a slot is lost with each request that is left",
+            "        free.release()",
+            "        if not call.scope.cancel_called:\n            free.release()",
+        ),
+        Bug("work is begun for an asker who left", "await trio.lowlevel.checkpoint_if_cancelled()", "pass"),
+        Bug(
+            "a call is taken before there is a slot for it",
+            """            await free.acquire()  # the slot first: a call that must wait had better wait where others can take it
             call = await inbox.receive()
 """,
-        """            call = await inbox.receive()
+            """            call = await inbox.receive()
             await free.acquire()
 """,
+        ),
+        Bug(
+            "no deadline for the first token",
+            "self.started_at + self.deadlines.first_token_s)",
+            "self.started_at + 1e9)",
+        ),
+        Bug("no deadline between tokens", "return min(total, self.last_at + self.deadlines.gap_s)", "return total"),
     ),
-    Mutant(
-        "no deadline for the first token",
-        DECODE,
-        "self.started_at + self.deadlines.first_token_s)",
-        "self.started_at + 1e9)",
-    ),
-    Mutant(
-        "no deadline between tokens", DECODE, "return min(total, self.last_at + self.deadlines.gap_s)", "return total"
-    ),
-    Mutant("no Cancel frame on leaving", LINK, 'self._send(Cancel(stream, "the asker left"))', "pass"),
-    Mutant("a stream is closed before its answerer let go", LINK, "if serving.answer is not None:\n", "if False:\n"),
-    Mutant(
-        "a Cancel from the other end is ignored", LINK, 'serving.scope.cancel(reason=f"peer: {frame.reason}")', "pass"
-    ),
-    Mutant("a lost link forgets its askers", LINK, 'answer.fail(self.lost_as("the link went down"))', "pass"),
-    Mutant("a closed stream wakes nobody who waits for one", LINK, "self._permits.unpark()\n", "pass\n"),
-    Mutant(
-        "Hello wakes nobody who asked before it",
-        LINK,
-        """                    self._permits.unpark_all()
+    "supervisor/link.py": (
+        Bug("no Cancel frame on leaving", 'self._send(Cancel(stream, "the asker left"))', "pass"),
+        Bug("a stream is closed before its answerer let go", "if serving.answer is not None:\n", "if False:\n"),
+        Bug("a Cancel from the other end is ignored", 'serving.scope.cancel(reason=f"peer: {frame.reason}")', "pass"),
+        Bug("a lost link forgets its askers", 'answer.fail(self.lost_as("the link went down"))', "pass"),
+        Bug("a closed stream wakes nobody who waits for one", "self._permits.unpark()\n", "pass\n"),
+        Bug(
+            "Hello wakes nobody who asked before it",
+            """                    self._permits.unpark_all()
                     task_status""",
-        "                    task_status",
-    ),
-    Mutant(
-        "an End that lies loses its asker",
-        LINK,
-        """                result = messages.decode(frame.body) if frame.body else None
+            "                    task_status",
+        ),
+        Bug(
+            "an End that lies loses its asker",
+            """                result = messages.decode(frame.body) if frame.body else None
                 self._closed(frame.stream).end(result)
 """,
-        "                self._closed(frame.stream).end(messages.decode(frame.body))\n",
-    ),
-    Mutant(
-        "the end of a link is told when its answerers have let go",
-        LINK,
-        """                finally:
+            "                self._closed(frame.stream).end(messages.decode(frame.body))\n",
+        ),
+        Bug(
+            "the end of a link is told when its answerers have let go",
+            """                finally:
                     self._end()  # at once: the tasks that serve may take their time, and must not send any more
                 nursery""",
-        """                nursery""",
-    ),
-    Mutant("credit that comes while the inbox is full is lost", LINK, "answer.credit += serving.granted", "pass"),
-    Mutant(
-        "nothing limits what a sleeping peer leaves unread",
-        LINK,
-        "self.peer.queued_bytes > self.queued_bytes_max",
-        "False",
-    ),
-    Mutant("the writer stops after its first message", LINK, "await self._writer.park()", "return"),
-    Mutant(
-        "a Step loses the tokens of an answer's last step",
-        LINK,
-        "        for stream, ids in step.pieces():\n",
-        """        ended_now = {end.stream for end in step.ended}
+            """                nursery""",
+        ),
+        Bug("credit that comes while the inbox is full is lost", "answer.credit += serving.granted", "pass"),
+        Bug(
+            "nothing limits what a sleeping peer leaves unread",
+            "self.peer.queued_bytes > self.queued_bytes_max",
+            "False",
+        ),
+        Bug("the writer stops after its first message", "await self._writer.park()", "return"),
+        Bug(
+            "a Step loses the tokens of an answer's last step",
+            "        for stream, ids in step.pieces():\n",
+            """        ended_now = {end.stream for end in step.ended}
         for stream, ids in step.pieces():
             if stream in ended_now:
                 continue
 """,
+        ),
     ),
-    Mutant(
-        "the adapter forgets which stream a request has",
-        ADAPTER,
-        "self._streams[request.id] = stream, generation",
-        "pass",
+    "actors/engines/sglang/adapter.py": (
+        Bug("the adapter forgets which stream a request has", "self._streams[request.id] = stream, generation", "pass"),
+        Bug("the adapter never forgets a request", "self._streams.pop(request_id, None)", "pass"),
     ),
-    Mutant("the adapter never forgets a request", ADAPTER, "self._streams.pop(request_id, None)", "pass"),
-    Mutant("an empty prompt reaches the engine", LIMITS, "if not request.tokens:", "if False:"),
-    Mutant(
-        "one token too many reaches the engine",
-        LIMITS,
-        "if total > info.request_tokens_max:",
-        "if total > info.request_tokens_max + 1:",
+    "actors/engines/limits.py": (
+        Bug("an empty prompt reaches the engine", "if not request.tokens:", "if False:"),
+        Bug(
+            "one token too many reaches the engine",
+            "if total > info.request_tokens_max:",
+            "if total > info.request_tokens_max + 1:",
+        ),
     ),
-    Mutant("replies after a Cancel are a violation", STREAMS, '"leaving": {Item: "leaving", End', '"leaving": {End'),
-    Mutant(
-        "a Cancel that crosses an End is a violation",
-        STREAMS,
-        '"closed": {Credit: "closed", Cancel: "closed"}',
-        '"closed": {Credit: "closed"}',
+    "protocol/streams.py": (
+        Bug("replies after a Cancel are a violation", '"leaving": {Item: "leaving", End', '"leaving": {End'),
+        Bug(
+            "a Cancel that crosses an End is a violation",
+            '"closed": {Credit: "closed", Cancel: "closed"}',
+            '"closed": {Credit: "closed"}',
+        ),
+        Bug("a left stream is forgotten at once", "self._leaving.add(stream)", "self._close(stream)"),
+        Bug("credit may go below zero", "if not 0 <= units <= left:", "if False:"),
+        Bug(
+            "a Step's arrays are not compared",
+            "if len(frame.streams) != len(frame.counts) or sum(frame.counts) != len(frame.tokens):",
+            "if False:",
+        ),
+        Bug("more streams than a peer serves", "if len(self._credit) >= self.open_max:", "if False:"),
     ),
-    Mutant("a left stream is forgotten at once", STREAMS, "self._leaving.add(stream)", "self._close(stream)"),
-    Mutant("credit may go below zero", STREAMS, "if not 0 <= units <= left:", "if False:"),
-    Mutant(
-        "a Step's arrays are not compared",
-        STREAMS,
-        "if len(frame.streams) != len(frame.counts) or sum(frame.counts) != len(frame.tokens):",
-        "if False:",
+    "protocol/frames.py": (
+        Bug("half a frame is read as a whole one", "if size - body < length:", "if size - body < length - 1:"),
+        Bug("bytes stay behind in the buffer", "del buffer[:at]", "del buffer[: max(at - 1, 0)]"),
     ),
-    Mutant("more streams than a peer serves", STREAMS, "if len(self._credit) >= self.open_max:", "if False:"),
-    Mutant("half a frame is read as a whole one", FRAMES, "if size - body < length:", "if size - body < length - 1:"),
-    Mutant("bytes stay behind in the buffer", FRAMES, "del buffer[:at]", "del buffer[: max(at - 1, 0)]"),
-    Mutant(
-        "deep nesting breaks the decoder",
-        "protocol/messages.py",
-        "UnicodeDecodeError, RecursionError)",
-        "UnicodeDecodeError)",
+    "protocol/messages.py": (
+        Bug("deep nesting breaks the decoder", "UnicodeDecodeError, RecursionError)", "UnicodeDecodeError)"),
     ),
-)
+}

@@ -21,15 +21,18 @@ from supervisor.doors.tls import Certificate
 from tests import certificate
 
 
-@asynccontextmanager
-async def pair(backlog=1 << 20, stall_s=30.0, buffer=4096):
-    """An outbox that is being drained, and the client's end of its socket."""
+def ends():
+    """Both ends of a connection whose kernel takes little: the server's and the client's."""
     near, far = socket.socketpair()
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
-    near.setblocking(False)
-    far.setblocking(False)
-    box = Outbox(trio.SocketStream(trio.socket.from_stdlib_socket(near)), backlog, stall_s)
-    client = trio.SocketStream(trio.socket.from_stdlib_socket(far))
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return [trio.SocketStream(trio.socket.from_stdlib_socket(each)) for each in (near, far)]
+
+
+@asynccontextmanager
+async def pair(backlog=1 << 20, stall_s=30.0):
+    """An outbox that is being drained, and the client's end of its socket."""
+    server, client = ends()
+    box = Outbox(server, backlog, stall_s)
     async with client, trio.open_nursery() as nursery:
         nursery.start_soon(box.run)
         await trio.testing.wait_all_tasks_blocked()
@@ -52,6 +55,26 @@ async def fill(box, size=1000):
         frames.append(bytes([len(frames) % 251]) * size)
         box.put(frames[-1])
     return frames
+
+
+async def carried(box, client, frames, rng):
+    """What the client has read when all of these have been put and have left, with turns of others in between."""
+    got = bytearray()
+
+    async def read():
+        while len(got) < sum(map(len, frames)):
+            got.extend(await client.receive_some(rng.randint(1, 9000)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        for each in frames:
+            box.put(each)
+            assert box.backlog_bytes == sum(map(len, box._rest))
+            if rng.random() < 0.5:
+                await trio.lowlevel.checkpoint()
+        await box.wait_flushed()
+        assert box.backlog_bytes == 0
+    return bytes(got)
 
 
 async def test_a_socket_that_takes_it_gets_it_in_the_same_turn():
@@ -85,22 +108,8 @@ async def test_frames_go_out_whole_and_in_order_however_little_the_socket_takes(
     frames = [
         struct.pack(">I", size) + rng.randbytes(size) for size in (rng.choice((0, 1, 90, 5000)) for _ in range(80))
     ]
-    got = bytearray()
-    async with pair() as (box, client), trio.open_nursery() as nursery:
-
-        async def read():
-            while len(got) < sum(map(len, frames)):
-                got.extend(await client.receive_some(rng.randint(1, 9000)))
-
-        nursery.start_soon(read)
-        for each in frames:
-            box.put(each)
-            assert box.backlog_bytes == sum(map(len, box._rest))
-            if rng.random() < 0.5:
-                await trio.lowlevel.checkpoint()
-        await box.wait_flushed()
-        assert box.backlog_bytes == 0
-    assert bytes(got) == b"".join(frames)
+    async with pair() as (box, client):
+        assert await carried(box, client, frames, rng) == b"".join(frames)
 
 
 async def test_a_full_backlog_refuses_and_keeps_what_it_has():
@@ -188,10 +197,9 @@ async def test_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it
 
 
 async def test_closing_ends_whoever_waits_or_drains():
-    near, far = socket.socketpair()
-    near.setblocking(False)
-    with far:
-        box = Outbox(trio.SocketStream(trio.socket.from_stdlib_socket(near)), 1 << 20, 30.0)
+    server, client = ends()
+    async with client:
+        box = Outbox(server, 1 << 20, 30.0)
         async with trio.open_nursery() as nursery:
             await fill(box, 100_000)
             nursery.start_soon(box.run)
@@ -202,15 +210,21 @@ async def test_closing_ends_whoever_waits_or_drains():
             box.put(b"x")
 
 
+@asynccontextmanager
+async def hearing_out(box, client):
+    """An outbox that hears a client out, which has read its last word; on leaving, all has been heard."""
+    box.put(b"no")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(box.hear_out)
+        await client.send_all(b"but I had more to say" * 100)
+        assert await client.receive_some(10) == b"no"
+        yield
+
+
 async def test_hearing_out_waits_for_the_client_to_end():
-    async with pair() as (box, client):
-        box.put(b"no")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(box.hear_out)
-            await client.send_all(b"but I had more to say" * 100)
-            assert await client.receive_some(10) == b"no"
-            assert await client.receive_some(10) == b""
-            await client.send_eof()
+    async with pair() as (box, client), hearing_out(box, client):
+        assert await client.receive_some(10) == b""
+        await client.send_eof()
 
 
 @given(st.binary(max_size=70_000) | st.sampled_from([bytes(n) for n in (0, 125, 126, 65_535, 65_536)]))
@@ -240,18 +254,12 @@ def test_close_frames_are_what_the_rfc_says_and_short_enough():
 
 @asynccontextmanager
 async def secure_pair(backlog=1 << 20, stall_s=30.0, *, run=True):
-    near, far = socket.socketpair()
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    near.setblocking(False)
-    far.setblocking(False)
+    near, far = ends()
     context = Certificate(*certificate.files()).context()
-    server = trio.SSLStream(
-        trio.SocketStream(trio.socket.from_stdlib_socket(near)), context, server_side=True, https_compatible=True
-    )
-    raw = trio.SocketStream(trio.socket.from_stdlib_socket(far))
-    client = trio.SSLStream(raw, certificate.trusting(), server_hostname="localhost", https_compatible=True)
+    server = trio.SSLStream(near, context, server_side=True, https_compatible=True)
+    client = trio.SSLStream(far, certificate.trusting(), server_hostname="localhost", https_compatible=True)
     box = Outbox(server, backlog, stall_s)
-    with near, far:
+    with near.socket, far.socket:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.do_handshake)
             await client.do_handshake()
@@ -265,21 +273,8 @@ async def secure_pair(backlog=1 << 20, stall_s=30.0, *, run=True):
 async def test_over_tls_frames_go_out_whole_and_in_order():
     rng = random.Random(5)
     frames = [struct.pack(">I", size) + rng.randbytes(size) for size in (1, 90, 40_000, 5000, 0, 300) * 10]
-    async with secure_pair() as (box, client), trio.open_nursery() as nursery:
-        got = bytearray()
-
-        async def read():
-            got.extend(await read_all(client, sum(map(len, frames))))
-
-        nursery.start_soon(read)
-        for each in frames:
-            box.put(each)
-            assert box.backlog_bytes == sum(map(len, box._rest))
-            if rng.random() < 0.5:
-                await trio.lowlevel.checkpoint()
-        await box.wait_flushed()
-        assert box.backlog_bytes == 0
-    assert bytes(got) == b"".join(frames)
+    async with secure_pair() as (box, client):
+        assert await carried(box, client, frames, rng) == b"".join(frames)
 
 
 async def test_over_tls_a_full_backlog_refuses_and_keeps_what_it_has():
@@ -370,13 +365,8 @@ async def test_over_tls_a_client_that_is_gone_is_a_broken_stream_and_nothing_wai
 
 
 async def test_over_tls_hearing_out_waits_for_the_client_to_end():
-    async with secure_pair() as (box, client):
-        box.put(b"no")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(box.hear_out)
-            await client.send_all(b"but I had more to say" * 100)
-            assert await client.receive_some(10) == b"no"
-            await client.aclose()
+    async with secure_pair() as (box, client), hearing_out(box, client):
+        await client.aclose()
 
 
 @pytest.mark.parametrize("wrong", ["missing", "swapped", "locked", "empty"])

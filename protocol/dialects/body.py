@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -13,7 +13,16 @@ from protocol.errors import BadRequest, RequestError, Unsupported
 from .mistakes import Mistake, Mistakes
 from .structure import structure
 
+
+class Checking(Protocol):
+    """A class whose fields can be right one by one, and wrong beside each other."""
+
+    def mistakes(self) -> Iterable[Mistake]:
+        """Return what is wrong between fields that are each right."""
+
+
 T = TypeVar("T")
+C = TypeVar("C", bound=Checking)
 
 LISTED_MAX = 8  # mistakes in one sentence
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
@@ -42,6 +51,14 @@ def read(data: object, cls: type[T]) -> T:
         return structure(data, cls)
     except Mistakes as error:
         raise refusal(error.mistakes) from None
+
+
+def read_checked(data: object, cls: type[C]) -> C:
+    """Return `data` as a `cls` that finds no mistakes in itself, or raise one error that lists them all."""
+    result = read(data, cls)
+    if mistakes := tuple(result.mistakes()):
+        raise refusal(mistakes)
+    return result
 
 
 def refusal(mistakes: Sequence[Mistake]) -> RequestError:

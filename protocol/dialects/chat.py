@@ -13,12 +13,11 @@ import attrs
 import msgspec
 from attrs import frozen
 
-from protocol.errors import RequestError
-from protocol.messages import Answered, ChoiceEnded, Respond, Role, Text, TokenText, Turn, Usage
+from protocol.messages import Answered, ChoiceEnded, Respond, Role, Text, TokenText, Turn
 
-from .body import decode, read, refusal
+from .body import decode, read_checked
+from .choices import ChoiceChunks, in_full, shared
 from .gathered import Choice, Gathered
-from .http import error_body
 from .logprobs import listed
 from .mistakes import Mistake
 from .options import ChoiceOptions, Holds, Name, TokenCount, TopLogprobs, respond
@@ -126,10 +125,7 @@ class ChatRequest(ChoiceOptions):
 
 def parse(body: bytes) -> ChatRequest:
     """Return the request that a client sent, or raise a `RequestError` that lists all its mistakes."""
-    request = read(decode(body), ChatRequest)
-    if mistakes := tuple(request.mistakes()):
-        raise refusal(mistakes)
-    return request
+    return read_checked(decode(body), ChatRequest)
 
 
 def to_respond(request: ChatRequest, *, request_id: str) -> Respond:
@@ -150,18 +146,14 @@ def completion_id(request_id: str) -> str:
     return f"chatcmpl-{request_id}"
 
 
-class Chunks:
-    """Builds the server-sent events of one answer: of each choice text... and its end, and then the end of all."""
+class Chunks(ChoiceChunks):
+    """Tells the choices of one answer as chunks of a chat completion."""
 
     def __init__(self, request: ChatRequest, *, request_id: str, created: int) -> None:
-        self._includes_usage = request.includes_usage
+        said = shared("chat.completion.chunk", completion_id(request_id), created=created, model=request.model)
+        super().__init__(request, said, choices=request.choices)
         self._logprobs = bool(request.logprobs)
-        self._ids = bool(request.return_token_ids)
-        self._shared = _shared("chat.completion.chunk", request, request_id, created)
-        shared = self._shared | ({"usage": None} if self._includes_usage else {})
-        self._head = b"data: " + _encode(shared)[:-1] + b',"choices":[{"index":'
         self._heads: dict[int, bytes] = {}  # of each choice that has said its role
-        self._unended = request.choices
 
     def text(self, reply: Text) -> bytes:
         """Say the next piece of a choice."""
@@ -193,24 +185,12 @@ class Chunks:
             self._heads[each] = b'%b%d,"delta":{"content":' % (self._head, each)
         return out
 
-    def finish(self, answered: Answered) -> bytes:
-        """Say that the answer is whole, and what it cost if that was asked."""
-        assert self._unended == 0  # else it would look whole and not be
-        last = b""
-        if self._includes_usage:
-            last = b"data: " + _encode(self._shared | {"choices": [], "usage": usage_object(answered.usage)}) + b"\n\n"
-        return last + b"data: [DONE]\n\n"
-
-    def failed(self, error: RequestError) -> bytes:
-        """Say that the answer failed; no `[DONE]` follows, so that it never looks whole."""
-        return b"data: " + error_body(error) + b"\n\n"
-
 
 def completion(request: ChatRequest, *, request_id: str, created: int, gathered: Gathered, answered: Answered) -> bytes:
     """Return the body that answers a request without a stream."""
     choices = [_choice(request, index, choice) for index, choice in enumerate(gathered.whole(request.choices))]
-    shared = _shared("chat.completion", request, request_id, created)
-    return _encode(shared | {"choices": choices, "usage": usage_object(answered.usage)})
+    said = shared("chat.completion", completion_id(request_id), created=created, model=request.model)
+    return in_full(said, choices, answered)
 
 
 def _choice(request: ChatRequest, index: int, choice: Choice) -> dict[str, object]:
@@ -225,24 +205,3 @@ def _choice(request: ChatRequest, index: int, choice: Choice) -> dict[str, objec
 
 def _logprobs(tokens: Iterable[TokenText]) -> dict[str, object]:
     return {"content": listed(tokens), "refusal": None}
-
-
-def _shared(kind: str, request: ChatRequest, request_id: str, created: int) -> dict[str, object]:
-    return {
-        "id": completion_id(request_id),
-        "object": kind,
-        "created": created,
-        "model": request.model,
-        "system_fingerprint": None,
-    }
-
-
-def usage_object(usage: Usage) -> dict[str, object]:
-    """Return what a request cost, in the shape of chat completions and completions."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    }

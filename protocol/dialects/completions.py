@@ -11,19 +11,18 @@ from typing import ClassVar
 import msgspec
 from attrs import frozen
 
-from protocol.errors import RequestError
 from protocol.messages import Answered, ChoiceEnded, Respond, Text
 
-from .body import decode, read, refusal
-from .chat import usage_object
+from .body import decode, read_checked
+from .choices import ChoiceChunks, in_full, shared
 from .gathered import Choice, Gathered
-from .http import error_body
 from .logprobs import Columns, Tabulating
 from .mistakes import Mistake
 from .options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
 from .prompt import Prompts
 from .structure import Harmless
 
+KIND = "text_completion"  # of a chunk, too
 TOKENS_MAX = 16  # where a request names no other number, as with OpenAI
 
 _encode = msgspec.json.Encoder().encode
@@ -87,10 +86,7 @@ class CompletionRequest(ChoiceOptions):
 
 def parse(body: bytes) -> CompletionRequest:
     """Return the request that a client sent, or raise a `RequestError` that lists all its mistakes."""
-    request = read(decode(body), CompletionRequest)
-    if mistakes := tuple(request.mistakes()):
-        raise refusal(mistakes)
-    return request
+    return read_checked(decode(body), CompletionRequest)
 
 
 def to_respond(request: CompletionRequest, *, request_id: str) -> Respond:
@@ -114,19 +110,15 @@ def completion_id(request_id: str) -> str:
     return f"cmpl-{request_id}"
 
 
-class Chunks:
-    """Builds the server-sent events of one answer: of each choice text... and its end, and then the end of all."""
+class Chunks(ChoiceChunks):
+    """Tells the choices of one answer as chunks of a completion."""
 
     def __init__(self, request: CompletionRequest, *, request_id: str, created: int) -> None:
-        self._includes_usage = request.includes_usage
-        self._ids = bool(request.return_token_ids)
+        said = shared(KIND, completion_id(request_id), created=created, model=request.model)
+        super().__init__(request, said, choices=request.choices_total)
         self._tabulating: list[Tabulating] = []
         if request.logprobs is not None:
             self._tabulating = [Tabulating() for _ in range(request.choices_total)]
-        self._shared = _shared(request, request_id, created)
-        shared = self._shared | ({"usage": None} if self._includes_usage else {})
-        self._head = b"data: " + _encode(shared)[:-1] + b',"choices":[{"index":'
-        self._unended = request.choices_total
 
     def text(self, reply: Text) -> bytes:
         """Say the next piece of a choice."""
@@ -149,18 +141,6 @@ class Chunks:
         reason = _encode(ended.reason)
         return b'%b%d,"text":"","logprobs":null,"finish_reason":%b}]}\n\n' % (self._head, ended.choice, reason)
 
-    def finish(self, answered: Answered) -> bytes:
-        """Say that the answer is whole, and what it cost if that was asked."""
-        assert self._unended == 0  # else it would look whole and not be
-        last = b""
-        if self._includes_usage:
-            last = b"data: " + _encode(self._shared | {"choices": [], "usage": usage_object(answered.usage)}) + b"\n\n"
-        return last + b"data: [DONE]\n\n"
-
-    def failed(self, error: RequestError) -> bytes:
-        """Say that the answer failed; no `[DONE]` follows, so that it never looks whole."""
-        return b"data: " + error_body(error) + b"\n\n"
-
 
 def completion(
     request: CompletionRequest, *, request_id: str, created: int, gathered: Gathered, answered: Answered
@@ -168,8 +148,8 @@ def completion(
     """Return the body that answers a request without a stream."""
     whole = gathered.whole(request.choices_total)
     choices = [_choice(request, index, choice) for index, choice in enumerate(whole)]
-    shared = _shared(request, request_id, created)
-    return _encode(shared | {"choices": choices, "usage": usage_object(answered.usage)})
+    said = shared(KIND, completion_id(request_id), created=created, model=request.model)
+    return in_full(said, choices, answered)
 
 
 def _choice(request: CompletionRequest, index: int, choice: Choice) -> dict[str, object]:
@@ -185,13 +165,3 @@ def _choice(request: CompletionRequest, index: int, choice: Choice) -> dict[str,
         "finish_reason": choice.reason,
     }
     return said | ({"token_ids": choice.ids} if request.return_token_ids else {})
-
-
-def _shared(request: CompletionRequest, request_id: str, created: int) -> dict[str, object]:
-    return {
-        "id": completion_id(request_id),
-        "object": "text_completion",
-        "created": created,
-        "model": request.model,
-        "system_fingerprint": None,
-    }

@@ -17,7 +17,7 @@ from attrs import frozen
 from protocol.errors import BadRequest, PreviousResponseNotFound, RequestError, Unsupported
 from protocol.messages import Grammar, Respond, Role, Turn
 
-from .body import decode, read, refusal
+from .body import decode, read, read_checked
 from .formats import TextFormat
 from .mistakes import Mistake, describe
 from .options import Holds, Matches, Name, Options, TokenCount, TopLogprobs, respond
@@ -194,10 +194,7 @@ def parse(text: str, *, default_model: str | None = None) -> Create | CancelResp
     if kind == "response.create":
         if default_model is not None and data.get("model") is None:
             data["model"] = default_model
-        create = read(data, Create)
-        if mistakes := tuple(create.mistakes()):
-            raise refusal(mistakes)
-        return create
+        return read_checked(data, Create)
     known = '"response.create" or "response.cancel"'
     if isinstance(kind, str):
         raise Unsupported(f"type: {describe(kind)} is not an event of this server; send {known}", param="type")
@@ -207,9 +204,7 @@ def parse(text: str, *, default_model: str | None = None) -> Create | CancelResp
 
 def parse_http(body: bytes) -> CreateHttp:
     """Return the request that a client posted, or raise a `RequestError` that lists all its mistakes."""
-    create = read(decode(body), CreateHttp)
-    if mistakes := tuple(create.mistakes()):
-        raise refusal(mistakes)
+    create = read_checked(decode(body), CreateHttp)
     if create.previous_response_id is not None:
         raise PreviousResponseNotFound(
             f"Previous response with id {describe(create.previous_response_id)} not found: responses are not stored,"

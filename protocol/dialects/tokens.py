@@ -10,7 +10,7 @@ from attrs import frozen
 
 from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
 
-from .body import decode, read, refusal
+from .body import decode, read, read_checked
 from .chat import Message
 from .mistakes import Mistake
 from .options import Holds, Name
@@ -66,10 +66,7 @@ class DetokenizeRequest:
 
 def parse_tokenize(body: bytes) -> TokenizeRequest:
     """Return the request that a client sent, or raise a `RequestError` that lists all its mistakes."""
-    request = read(decode(body), TokenizeRequest)
-    if mistakes := tuple(request.mistakes()):
-        raise refusal(mistakes)
-    return request
+    return read_checked(decode(body), TokenizeRequest)
 
 
 def to_tokenize(request: TokenizeRequest) -> Tokenize:

@@ -11,6 +11,7 @@ from protocol.dialects.chat import ChatRequest, parse, to_respond
 from protocol.dialects.http import Model, error_body, error_headers, models_body
 from protocol.errors import BY_CODE, BadRequest, Internal, Overloaded, RequestError, Unsupported
 from protocol.messages import Grammar, GrammarKind, Respond, Role, Turn
+from tests.protocol.peers import check_answered_or_refused, json_values
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -201,11 +202,6 @@ def test_bodies_that_cannot_be_read(body, said):
         parse(body)
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
 NAMES = sorted({*ChatRequest.harmless, *(field.name for field in attrs.fields(ChatRequest))})
 MESSAGES = st.lists(
     st.fixed_dictionaries(
@@ -226,14 +222,7 @@ MESSAGES = st.lists(
 @settings(deadline=None, max_examples=150)
 @given(json_values | st.dictionaries(st.sampled_from(NAMES), json_values | MESSAGES, max_size=6))
 def test_any_json_is_answered_or_refused(value):
-    for data in (value, BASE | value if isinstance(value, dict) else value):
-        try:
-            result = parse(json.dumps(data).encode())
-        except RequestError as error:
-            json.loads(error_body(error))
-        else:
-            respond = to_respond(result, request_id=ID)
-            assert msgspec.msgpack.decode(msgspec.msgpack.encode(respond), type=Respond) == respond
+    check_answered_or_refused(value, BASE, parse, to_respond)
 
 
 @settings(deadline=None)

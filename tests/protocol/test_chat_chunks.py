@@ -3,12 +3,12 @@ import json
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from pydantic import BaseModel
 
 from protocol.dialects.chat import ChatRequest, Chunks, completion, completion_id, parse
 from protocol.dialects.gathered import Gathered
 from protocol.errors import EngineLost
-from protocol.messages import Answered, ChoiceEnded, FinishReason, Started, Text, TokenText, Usage
+from protocol.messages import Answered, FinishReason, Started, Text, TokenText, Usage
+from tests.protocol.peers import ended, events, extras, streamed
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -20,15 +20,6 @@ def request(**fields) -> ChatRequest:
     return parse(json.dumps(BASE | fields).encode())
 
 
-def extras(model):
-    """Every key that openai's types do not know."""
-    for name, value in dict(model).items():
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, BaseModel):
-                yield from (f"{name}.{key}" for key in extras(each))
-    yield from model.model_extra or ()
-
-
 def check(cls, text):
     """Parse with openai's own class, which must know every key."""
     model = cls.model_validate(json.loads(text), strict=True)
@@ -36,32 +27,14 @@ def check(cls, text):
     return model
 
 
-def events(stream: bytes) -> list[bytes]:
-    """Cut a stream as the strictest client does: nothing but `data: ` lines, each followed by an empty one."""
-    *lines, rest = stream.split(b"\n\n")
-    assert rest == b""
-    assert all(line.startswith(b"data: ") and b"\n" not in line for line in lines)
-    return [line.removeprefix(b"data: ") for line in lines]
-
-
 def chunks_of(**fields):
     return Chunks(request(**fields), request_id=ID, created=1694268190)
-
-
-def ended(choice=0, reason=FinishReason.STOP):
-    return ChoiceEnded(reason, choice)
-
-
-def streamed(chunks, replies):
-    """What a door sends for these replies."""
-    said = [chunks.text(each) if isinstance(each, Text) else chunks.choice_ended(each) for each in replies]
-    return b"".join(said) + chunks.finish(WHOLE)
 
 
 def test_one_whole_stream():
     pieces = ["He", "llo\n\n", '"\u2028\U0001f600']
     replies = [*(Text(piece, 1) for piece in pieces), ended()]
-    first, *rest, done = events(streamed(chunks_of(stream=True), replies))
+    first, *rest, done = events(streamed(chunks_of(stream=True), replies, WHOLE))
     assert json.loads(first) == {
         "id": f"chatcmpl-{ID}",
         "object": "chat.completion.chunk",
@@ -86,7 +59,7 @@ def test_one_whole_stream():
 def test_usage_comes_last_and_only_when_asked(pieces):
     chunks = chunks_of(stream=True, stream_options={"include_usage": True})
     replies = [*(Text(piece, 1) for piece in pieces), ended(reason=FinishReason.LENGTH)]
-    *said, last, done = events(streamed(chunks, replies))
+    *said, last, done = events(streamed(chunks, replies, WHOLE))
     assert done == b"[DONE]"
     assert all(json.loads(each)["usage"] is None for each in said)
     assert all(json.loads(each)["choices"] for each in said)
@@ -108,7 +81,7 @@ def test_usage_comes_last_and_only_when_asked(pieces):
 
 def test_every_choice_says_its_role_once_and_the_first_chunks_name_them_in_their_order():
     replies = [Text("a", 1, 1), Text("b", 1, 0), Text("c", 1, 1), ended(2), ended(1, FinishReason.LENGTH), ended(0)]
-    *said, _ = events(streamed(chunks_of(stream=True, n=3), replies))
+    *said, _ = events(streamed(chunks_of(stream=True, n=3), replies, WHOLE))
     choices = [json.loads(each)["choices"][0] for each in said]
     assert [(each["index"], each["delta"]) for each in choices] == [
         (0, {"role": "assistant", "content": ""}),
@@ -151,7 +124,7 @@ LISTED = [
 
 
 def test_log_probabilities_are_exact_for_each_delta():
-    *said, _ = events(streamed(chunks_of(stream=True, logprobs=True, top_logprobs=2), [*SCORED, ended()]))
+    *said, _ = events(streamed(chunks_of(stream=True, logprobs=True, top_logprobs=2), [*SCORED, ended()], WHOLE))
     for each in said:
         check(ChatCompletionChunk, each)
     listed = [json.loads(each)["choices"][0]["logprobs"] for each in said]
@@ -164,7 +137,7 @@ def test_log_probabilities_are_exact_for_each_delta():
 
 
 def test_token_ids_are_told_where_they_are_asked_for():
-    *said, last, _ = events(streamed(chunks_of(stream=True, return_token_ids=True), [*SCORED, ended()]))
+    *said, last, _ = events(streamed(chunks_of(stream=True, return_token_ids=True), [*SCORED, ended()], WHOLE))
     assert [json.loads(each)["choices"][0]["token_ids"] for each in said] == [[7], [8, 9], [10]]
     assert all(json.loads(each)["choices"][0]["logprobs"] is None for each in said)
     assert "token_ids" not in json.loads(last)["choices"][0]

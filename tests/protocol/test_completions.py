@@ -1,19 +1,17 @@
 import json
 
 import attrs
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types import Completion
-from pydantic import BaseModel
 
 from protocol.dialects.completions import Chunks, CompletionRequest, completion, completion_id, parse, to_respond
 from protocol.dialects.gathered import Gathered
-from protocol.dialects.http import error_body
 from protocol.dialects.prompt import IDS_MAX
-from protocol.errors import BadRequest, EngineLost, RequestError, Unsupported
-from protocol.messages import Answered, ChoiceEnded, FinishReason, Respond, Started, Text, TokenText, Usage
+from protocol.errors import BadRequest, EngineLost, Unsupported
+from protocol.messages import Answered, FinishReason, Respond, Started, Text, TokenText, Usage
+from tests.protocol.peers import check_answered_or_refused, ended, events, extras, json_values, streamed
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"model": "m", "prompt": "Hi"}
@@ -176,25 +174,13 @@ def test_best_of_as_many_as_are_wanted_can_be_streamed():
     assert asked(n=2, best_of=3).best_of == 3
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
 NAMES = sorted({*CompletionRequest.harmless, *(field.name for field in attrs.fields(CompletionRequest))})
 
 
 @settings(deadline=None, max_examples=150)
 @given(json_values | st.dictionaries(st.sampled_from(NAMES), json_values, max_size=6))
 def test_any_json_is_answered_or_refused(value):
-    for data in (value, BASE | value if isinstance(value, dict) else value):
-        try:
-            result = parse(json.dumps(data).encode())
-        except RequestError as error:
-            json.loads(error_body(error))
-        else:
-            respond = to_respond(result, request_id=ID)
-            assert msgspec.msgpack.decode(msgspec.msgpack.encode(respond), type=Respond) == respond
+    check_answered_or_refused(value, BASE, parse, to_respond)
 
 
 @settings(deadline=None, max_examples=150)
@@ -221,15 +207,6 @@ def outcome(prompt):
 # What clients hear ------------------------------------------------------------------------
 
 
-def extras(model):
-    """Every key that openai's types do not know."""
-    for name, value in dict(model).items():
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, BaseModel):
-                yield from (f"{name}.{key}" for key in extras(each))
-    yield from model.model_extra or ()
-
-
 def check(text, *, streamed=False, unknown=()):
     """Parse with openai's own class, whose choices always have a reason to end, which those of a stream have not."""
     data = json.loads(text)
@@ -240,22 +217,9 @@ def check(text, *, streamed=False, unknown=()):
     return json.loads(text)
 
 
-def events(stream: bytes) -> list[bytes]:
-    """Cut a stream as the strictest client does: nothing but `data: ` lines, each followed by an empty one."""
-    *lines, rest = stream.split(b"\n\n")
-    assert rest == b""
-    assert all(line.startswith(b"data: ") and b"\n" not in line for line in lines)
-    return [line.removeprefix(b"data: ") for line in lines]
-
-
-def ended(choice=0, reason=FinishReason.STOP):
-    return ChoiceEnded(reason, choice)
-
-
-def streamed(asked, *replies):
+def lines_of(asked, *replies):
     chunks = Chunks(asked, request_id=ID, created=1694268190)
-    said = [chunks.text(each) if isinstance(each, Text) else chunks.choice_ended(each) for each in replies]
-    *lines, done = events(b"".join(said) + chunks.finish(WHOLE))
+    *lines, done = events(streamed(chunks, replies, WHOLE))
     assert done == b"[DONE]"
     return lines
 
@@ -268,7 +232,7 @@ def gathered(asked, *replies):
 
 
 def test_one_whole_stream():
-    first, second, last = streamed(request(stream=True), Text("He\n\n", 1), Text('"\u2028\U0001f600', 1), ended())
+    first, second, last = lines_of(request(stream=True), Text("He\n\n", 1), Text('"\u2028\U0001f600', 1), ended())
     assert check(first, streamed=True) == {
         "id": f"cmpl-{ID}",
         "object": "text_completion",
@@ -282,7 +246,7 @@ def test_one_whole_stream():
 
 
 def test_choices_are_told_apart_in_whatever_order_they_come():
-    lines = streamed(
+    lines = lines_of(
         request(stream=True, prompt=["a", "b"], n=2), Text("x", 1, 3), ended(1), Text("y", 1, 0), ended(3), ended(0),
         ended(2, FinishReason.LENGTH),
     )  # fmt: skip
@@ -293,12 +257,12 @@ def test_choices_are_told_apart_in_whatever_order_they_come():
 
 
 def test_usage_comes_last_and_only_when_asked():
-    *said, last = streamed(request(stream=True, stream_options={"include_usage": True}), Text("x", 1), ended())
+    *said, last = lines_of(request(stream=True, stream_options={"include_usage": True}), Text("x", 1), ended())
     assert all(check(each, streamed=True)["usage"] is None for each in said)
     assert all(json.loads(each)["choices"] for each in said)
     assert check(last)["choices"] == []
     assert check(last)["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
-    assert all(b"usage" not in each for each in streamed(request(stream=True), Text("x", 1), ended()))
+    assert all(b"usage" not in each for each in lines_of(request(stream=True), Text("x", 1), ended()))
 
 
 def test_a_stream_that_failed_never_looks_whole():
@@ -328,7 +292,7 @@ TABLES = [
 
 def test_log_probabilities_are_exact_for_each_delta():
     other = attrs.evolve(SCORED[0], choice=1)  # which has places of its own
-    *lines, _, _ = streamed(request(stream=True, logprobs=2, n=2), *SCORED, other, ended(), ended(1))
+    *lines, _, _ = lines_of(request(stream=True, logprobs=2, n=2), *SCORED, other, ended(), ended(1))
     choices = [check(line, streamed=True)["choices"][0] for line in lines]
     assert [each["logprobs"] for each in choices] == [*TABLES, TABLES[0]]
 
@@ -348,7 +312,7 @@ def test_a_space_that_the_text_begins_without_moves_no_other_token():
 
 
 def test_token_ids_are_told_where_they_are_asked_for():
-    *lines, last = streamed(request(stream=True, return_token_ids=True), *SCORED, ended())
+    *lines, last = lines_of(request(stream=True, return_token_ids=True), *SCORED, ended())
     said = [check(line, streamed=True, unknown=["choices.token_ids"])["choices"][0] for line in lines]
     assert [(each["token_ids"], each["logprobs"]) for each in said] == [
         ([1, 2], None),

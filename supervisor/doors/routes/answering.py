@@ -5,27 +5,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from actors.processor import TextReply
+from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.gathered import Gathered
 from protocol.errors import RequestError
 from protocol.messages import Accepted, Answered, ChoiceEnded, Respond, Started, Text
 from supervisor.doors.asking import Counted, Served
 from supervisor.doors.exchange import JSON, Exchange
-
-
-class Chunks(Protocol):
-    """Builds the server-sent events of one answer."""
-
-    def text(self, reply: Text) -> bytes:
-        """Say the next piece of one choice."""
-
-    def choice_ended(self, ended: ChoiceEnded) -> bytes:
-        """Say that one choice is whole."""
-
-    def finish(self, answered: Answered) -> bytes:
-        """Say that the answer is whole."""
-
-    def failed(self, error: RequestError) -> bytes:
-        """Say that the answer will not be whole."""
 
 
 class Completion(Protocol):
@@ -42,7 +27,7 @@ async def in_one_piece(exchange: Exchange, counted: Counted, respond: Respond, c
     exchange.reply(200, [JSON], completion(gathered=gathered, answered=answered))
 
 
-async def in_chunks(exchange: Exchange, counted: Counted, respond: Respond, chunks: Chunks) -> None:
+async def in_chunks(exchange: Exchange, counted: Counted, respond: Respond, chunks: ChoiceChunks) -> None:
     """Answer as the text comes; raises the `RequestError` that ended the answer before it began."""
 
     def pass_on(reply: TextReply) -> None:

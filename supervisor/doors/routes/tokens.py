@@ -6,6 +6,7 @@ import trio
 
 from actors.processor import TextRequest, TextResult
 from protocol.dialects import tokens
+from protocol.dialects.keyfile import clamped
 from protocol.errors import BadRequest, DeadlineExceeded
 from protocol.messages import Detokenized, Tokenized
 from supervisor.doors.exchange import JSON, Exchange
@@ -38,6 +39,6 @@ async def _ask(exchange: Exchange, model: str | None, request: TextRequest) -> T
         raise BadRequest(f"several models are served here: {', '.join(sorted(served))}; name one", param="model")
     asks = door.asking.find(next(iter(served), "") if model is None else model).ask
     with key.asking(), trio.move_on_after(limit_s):
-        async with door.gate.admitted(), asks.ask(request, 0) as answer:
+        async with door.gate.admitted(clamped(0, key.section.priority)), asks.ask(request, 0) as answer:
             return await answer.result()
     raise DeadlineExceeded(f"there was no answer within {limit_s} s")

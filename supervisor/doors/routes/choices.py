@@ -1,0 +1,52 @@
+"""Chat completions and completions, streamed or not: two dialects, and the same steps in both."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol, TypeVar
+
+from protocol.dialects import chat, completions
+from protocol.dialects.choices import ChoiceChunks
+from protocol.dialects.gathered import Gathered
+from protocol.messages import Answered, Respond
+from supervisor.doors.exchange import Exchange
+from supervisor.doors.routes.answering import in_chunks, in_one_piece
+from supervisor.doors.routes.route import Handler
+
+Asked = TypeVar("Asked", chat.ChatRequest, completions.CompletionRequest)
+
+
+class Dialect(Protocol[Asked]):
+    """The module `chat` or `completions`, as far as it is called here."""
+
+    def parse(self, body: bytes) -> Asked:
+        """Return the request that a client sent; raises the `RequestError` that lists its mistakes."""
+
+    def to_respond(self, request: Asked, *, request_id: str) -> Respond:
+        """Return the request for a processor."""
+
+    def Chunks(self, request: Asked, *, request_id: str, created: int) -> ChoiceChunks:  # noqa: N802
+        """Return what builds the events of a streamed answer; it is a class there, hence its name."""
+
+    def completion(
+        self, request: Asked, *, request_id: str, created: int, gathered: Gathered, answered: Answered
+    ) -> bytes:
+        """Return the body of an answer in one piece."""
+
+
+async def _answer(dialect: Dialect[Asked], door: str, exchange: Exchange, body: bytes) -> None:
+    """Answer one request; raises the `RequestError` that ended the answer before it began."""
+    asked = dialect.parse(body)
+    ours, created = exchange.door.new_id(), int(exchange.door.now())
+    counted = exchange.counted(asked.model, door)
+    respond = dialect.to_respond(asked, request_id=ours)
+    if asked.stream:
+        chunks = dialect.Chunks(asked, request_id=ours, created=created)
+        await in_chunks(exchange, counted, respond, chunks)
+    else:
+        completion = partial(dialect.completion, asked, request_id=ours, created=created)
+        await in_one_piece(exchange, counted, respond, completion)
+
+
+CHAT: Handler = partial(_answer, chat, "chat")
+COMPLETIONS: Handler = partial(_answer, completions, "completions")

@@ -1,0 +1,56 @@
+"""The clients of several dialects, for their tests: those that may send any JSON, and those that are strict."""
+
+import json
+
+import msgspec
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from protocol.dialects.http import error_body
+from protocol.errors import RequestError
+from protocol.messages import ChoiceEnded, FinishReason, Respond, Text
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def check_answered_or_refused(value, base, parse, to_respond):
+    """Send a value by itself and, if it is an object, over a good request: it can be asked, or is refused."""
+    for data in (value, base | value if isinstance(value, dict) else value):
+        try:
+            result = parse(json.dumps(data).encode())
+        except RequestError as error:
+            json.loads(error_body(error))
+        else:
+            respond = to_respond(result, request_id="0123456789abcdef0123456789abcdef")
+            assert msgspec.msgpack.decode(msgspec.msgpack.encode(respond), type=Respond) == respond
+
+
+def extras(model):
+    """Every key that openai's types do not know."""
+    for name, value in dict(model).items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, BaseModel):
+                yield from (f"{name}.{key}" for key in extras(each))
+    yield from model.model_extra or ()
+
+
+def events(stream: bytes) -> list[bytes]:
+    """Cut a stream as the strictest client does: nothing but `data: ` lines, each followed by an empty one."""
+    *lines, rest = stream.split(b"\n\n")
+    assert rest == b""
+    assert all(line.startswith(b"data: ") and b"\n" not in line for line in lines)
+    return [line.removeprefix(b"data: ") for line in lines]
+
+
+def ended(choice=0, reason=FinishReason.STOP):
+    return ChoiceEnded(reason, choice)
+
+
+def streamed(chunks, replies, answered):
+    """What a door sends for these replies and their end."""
+    said = [chunks.text(each) if isinstance(each, Text) else chunks.choice_ended(each) for each in replies]
+    return b"".join(said) + chunks.finish(answered)
