@@ -36,7 +36,7 @@ lint: $(VENV)/ready-dev
 	$(BIN)/ruff format --quiet --check .
 	@# What ruff lacks of flake8-async. 109 and 114 are matters of taste. 910 to 913, a checkpoint on every path, are
 	@# asked of actors, whose callers count on it; 9xx says nothing true of the host's asyncio.
-	$(BIN)/flake8-async --enable=ASYNC --disable=ASYNC109,ASYNC114 $(filter-out $(HOST),$(wildcard protocol/*.py actors/*.py actors/*/*.py actors/*/*/*.py))
+	$(BIN)/flake8-async --enable=ASYNC --disable=ASYNC109,ASYNC114 $(filter-out $(HOST),$(wildcard protocol/*.py protocol/*/*.py actors/*.py actors/*/*.py actors/*/*/*.py))
 	$(BIN)/flake8-async --enable=ASYNC --disable=ASYNC109,ASYNC114,ASYNC910,ASYNC911,ASYNC912,ASYNC913 $(wildcard supervisor/*.py supervisor/*/*.py supervisor/*/*/*.py)
 
 types: $(VENV)/ready-dev

@@ -226,7 +226,7 @@ class Inbox(Protocol[T_co]):
         """Wait for the next one."""
 
 
-class Slot(Protocol[T_contra]):
+class Inlet(Protocol[T_contra]):
     """Where calls are put in."""
 
     async def send(self, value: T_contra, /) -> None:
@@ -237,7 +237,7 @@ class Slot(Protocol[T_contra]):
 class Address(Generic[Req, Rep, Res]):
     """Where an actor of this process is asked: its inbox."""
 
-    inbox: Slot[Call[Req, Rep, Res]]
+    inbox: Inlet[Call[Req, Rep, Res]]
 
     @asynccontextmanager
     async def ask(self, request: Req, credit: int) -> AsyncIterator[Answer[Rep, Res]]:

@@ -11,7 +11,7 @@ import trio
 from actors._kit import Answer, Asks, Bugs, Call, Inbox
 from actors._text.choices import Choices, Speak
 from actors._text.model import TextModel
-from actors._text.prompts import Limits, characters, encoded, generates
+from actors._text.prompts import Limits, characters, echoed, encoded, generates
 from protocol.errors import BadRequest, NotReady
 from protocol.messages import (
     Accepted,
@@ -100,8 +100,12 @@ async def _respond(
 ) -> Answered:
     prompts = await _perhaps(aside, characters(request) >= LONG_CHARACTERS, lambda: encoded(request, model, limits))
     asked = generates(request, model, prompts, limits)
-    speak(Accepted(sum(map(len, prompts))))
-    return Answered(await Choices(request, model, decode, speak).read(asked))
+    length = sum(map(len, prompts))
+    echoes: list[str] = []
+    if request.echo:
+        echoes = await _perhaps(aside, length >= LONG_IDS, lambda: echoed(request, model, prompts))
+    speak(Accepted(length))
+    return Answered(await Choices(request, model, decode, speak, echoes).read(asked))
 
 
 async def _tokenized(request: Tokenize, model: TextModel, limits: Limits, aside: Aside) -> Tokenized:

@@ -136,7 +136,7 @@ def _dot(one: Sequence[float], other: Sequence[float]) -> float:
 
 def table(name: str, fitted: Fit) -> str:
     """Return the section of `cluster.toml`, with what is left over as a comment."""
-    lines = [f"[engine.{name}.costs]"]
+    lines = [f"[engine.{name}.simulated.costs]"]
     lines += [f"{price} = {fitted.prices[price]:.4g}" for price in PRICES if price != "overhead_s"]
     share, row = fitted.worst
     lines.append(f"# residual: {100 * fitted.rms:.1f} % (root mean square), at worst {100 * share:.1f} % ({row.what})")
@@ -306,6 +306,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def main() -> None:
+    """Read the command line, measure and print the costs; exits with a sentence if nothing can be made of a server."""
     parser = argparse.ArgumentParser(prog="python -m bench.fit", description=__doc__.partition("\n")[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", required=True)

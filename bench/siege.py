@@ -88,15 +88,29 @@ ATTACKS: dict[str, Attack] = {"wrong keys": wrong_keys, "slow heads": slow_heads
 
 @contextmanager
 def during(attack: Attack, port: int) -> Iterator[None]:
-    """Attack while the body runs."""
+    """Attack while the body runs; an attack that fails, or ends before the body does, proves nothing and raises."""
     over = Event()
-    thread = Thread(target=attack, args=(port, over), daemon=True)
+    failures: list[BaseException] = []
+
+    def run_attack() -> None:
+        try:
+            attack(port, over)
+            if not over.is_set():
+                failures.append(RuntimeError("the attack ended by itself"))
+        except BaseException as error:  # noqa: BLE001  # it is raised where somebody looks
+            failures.append(error)
+
+    thread = Thread(target=run_attack, daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join(30)
+    if failures:
+        raise RuntimeError("what was measured was no attack") from failures[0]
+    if thread.is_alive():
+        raise RuntimeError("the attack does not end")
 
 
 def run(folder: Path, of: Node, attack: Attack, clients: int, seconds: float) -> float:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from threading import Lock
 
 from bench._client import Chat, Outcome, Running, Socket, chat_body, response_body
@@ -48,13 +49,20 @@ class Tally:
 
     def note(self, kind: str, left: bool, prompt: str, outcome: Outcome) -> None:
         """Count one answer; one that claims to be whole must be."""
-        how = "whole" if outcome.whole else "left" if left else "failed"
+        how = "whole" if outcome.whole else "left" if left and _left(kind, outcome) else "failed"
         with self.lock:
             self.outcomes[f"{kind} {how}"] += 1
             if outcome.whole and outcome.text != self.texts[prompt]:
                 self.wrong.append(f"{prompt!r} was answered {outcome.text!r}")
             if how == "failed":
-                self.wrong.append(f"{kind} {prompt!r} failed: {outcome.error}")
+                self.wrong.append(f"{kind} {prompt!r} failed: {outcome.error or outcome.finish}")
+
+
+def _left(kind: str, outcome: Outcome) -> bool:
+    """Return whether an answer that is not whole ended because its client left, or took it back."""
+    if kind == "response.cancel":
+        return outcome.finish == "cancelled" and outcome.error is None
+    return outcome.error is None or outcome.error.get("code") == "connection"
 
 
 # One request -----------------------------------------------------------------------------
@@ -72,10 +80,14 @@ def whole(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
 
     def read() -> Outcome:
         try:
-            choice = chat.whole_body()["choices"][0]
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+            body = chat.whole_body()
+        except (OSError, HTTPException, ValueError, AttributeError) as error:  # http.client's own, for a body cut short
             chat.outcome.error = {"code": "connection", "message": repr(error)}
+            return chat.outcome
+        if "error" in body:
+            chat.outcome.error = body["error"]
         else:
+            choice = body["choices"][0]
             chat.outcome.text, chat.outcome.finish = choice["message"]["content"], choice["finish_reason"]
         return chat.outcome
 

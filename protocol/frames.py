@@ -178,7 +178,7 @@ class FrameReader:
             if size - body < length:
                 break
             try:
-                frame = _DECODERS[kind].decode(bytes(buffer[body : body + length]))
+                frame = _DECODERS[kind].decode(buffer[body : body + length])
             except UNREADABLE as error:
                 raise PeerViolation(f"a {KINDS[kind].__name__} that cannot be read: {error}") from error
             at = body + length

@@ -234,8 +234,8 @@ class Respond:
     token_ids: bool = False  # `Text` tells its token ids too
     echo: bool = False  # each choice begins with its prompt
     truncate: bool = False  # of a conversation that is too long, leave out the oldest turns
-    warm_up: bool = False  # compute the prompt, and answer with no choices
-    priority: int = 0  # of those who wait, the higher goes first
+    warm_up: bool = False  # compute the prompt, and end each choice before its first text
+    priority: int | None = None  # of those who wait, the higher goes first; None leaves it to whoever admits
     cache_salt: str | None = None
     params: dict[str, str] = Factory(dict)
 

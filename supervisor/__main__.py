@@ -21,7 +21,9 @@ def main() -> int:
     if sys.argv[1:2] == ["hash-key"]:
         return hash_key(sys.argv[2] if sys.argv[2:] else "NAME")
     parser = argparse.ArgumentParser(
-        prog="python -m supervisor", description="Serve language models by a tree of actors."
+        prog="python -m supervisor",
+        description="Serve language models by a tree of actors.",
+        epilog="`python -m supervisor hash-key [NAME]` reads a secret and prints the lines that let it in as NAME.",
     )
     parser.add_argument("file", type=Path, help="a cluster.toml")
     parser.add_argument(

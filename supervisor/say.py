@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TextIO
 
 import trio
@@ -80,28 +81,30 @@ class Terminal:
 
     def tell(self, text: str) -> None:
         """Say something that is no event: on a terminal among the lines, elsewhere apart from the log."""
-        if self.live:
-            self.line(text)
-        else:
-            print(text, file=self.plain, flush=True)
+        with suppress(OSError):  # whoever was to read it is gone; the node is not
+            if self.live:
+                self.line(text)
+            else:
+                print(text, file=self.plain, flush=True)
 
     async def keep_live(self) -> None:
         """Redraw the live line for as long as anything starts or stops."""
         while self.live:
-            innermost = [path for path in self._passing if not any(o.startswith(f"{path}/") for o in self._passing)]
-            if innermost:
-                now = trio.current_time()
-                parts = [
-                    f"{how} {path} {now - since:.1f} s" for path in innermost for how, since in [self._passing[path]]
-                ]
-                self.out.write(f"{CLEAR}  {', '.join(parts)}")
-                self._shown = True
-                self.out.flush()
-            elif self._shown:
-                self.out.write(CLEAR)
-                self._shown = False
-                self.out.flush()
+            with suppress(OSError):  # the terminal is gone; the node is not
+                self._redraw(trio.current_time())
             await trio.sleep(TICK_S)
+
+    def _redraw(self, now: float) -> None:
+        innermost = [path for path in self._passing if not any(o.startswith(f"{path}/") for o in self._passing)]
+        if innermost:
+            parts = [f"{how} {path} {now - since:.1f} s" for path in innermost for how, since in [self._passing[path]]]
+            self.out.write(f"{CLEAR}  {', '.join(parts)}")
+            self._shown = True
+            self.out.flush()
+        elif self._shown:
+            self.out.write(CLEAR)
+            self._shown = False
+            self.out.flush()
 
 
 class _Handler(logging.Handler):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 
+CHECKOUT = "0.1.0"  # as pyproject.toml says
+
 
 def version() -> str:
     """Return the version of the installed package, or of this checkout."""
     try:
         return installed("espalier")
     except PackageNotFoundError:
-        return "0.1.0"  # run from a checkout
+        return CHECKOUT

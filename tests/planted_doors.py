@@ -136,7 +136,11 @@ DOORS: Bugs = {
         ),
     ),
     "supervisor/doors/asking.py": (
-        Bug("no deadline for all of an answer", "trio.move_on_after(self.total_s)", "trio.move_on_after(1e9)"),
+        Bug(
+            "no deadline for all of an answer",
+            "trio.move_on_at(counted.asked_at + self.total_s)",
+            "trio.move_on_at(1e9)",
+        ),
         Bug("a door waits for ever for a first token", "if counted.first_at is None else inf", "if False else inf"),
         Bug("a response is cut and nobody hears why", "            raise self.cut\n", "            pass\n"),
     ),

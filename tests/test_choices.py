@@ -9,6 +9,7 @@ import trio
 import trio.testing
 from attrs import evolve
 
+from actors.processor import LONG_IDS
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Unsupported
 from protocol.messages import (
     Accepted,
@@ -31,8 +32,8 @@ from protocol.messages import (
     Turn,
     Usage,
 )
-from tests.doors import INFO, TINY, Worker, ids
-from tests.test_processor import Limits, ask, respond, running, spy
+from tests.doors import INFO, TINY, Worker, ids, load_at_noon
+from tests.test_processor import CONTENTS, Limits, ask, respond, running, spy
 
 ROOMY = Limits(INFO, 2048, 1024)
 
@@ -127,6 +128,40 @@ async def test_an_echo_begins_with_the_prompt_and_costs_nothing(autojump_clock):
     assert answered.usage.completion_tokens == 2
 
 
+async def test_a_long_echo_is_read_aside_and_once_a_prompt(autojump_clock):
+    read = []
+
+    async def aside(function):
+        await trio.sleep(1)
+        read.append(function())
+        return read[-1]
+
+    long, short = tuple(ids("n=1 " + "oak " * LONG_IDS))[:LONG_IDS], tuple(ids("n=1 x"))
+    async with running(known=Limits(INFO, 10**6, 10**6), aside=aside) as address:
+        replies, _ = await ask(address, Respond("b" * 32, token_lists=(long, short), n=2, echo=True))
+        assert read == [[TINY.decode(long), "n=1 x"]]
+        assert [said(replies, choice) for choice in range(4)] == [text + "The" for text in read[0] for _ in range(2)]
+        await ask(address, Respond("b" * 32, token_lists=(short,), echo=True))
+        await ask(address, Respond("b" * 32, token_lists=(long,)))
+    assert len(read) == 1
+
+
+async def test_of_several_prompts_the_likeliest_choices_begin_with_their_own(autojump_clock):
+    async with running(known=ROOMY) as address:
+        replies, _ = await ask(address, texts("n=1 x", "n=2 x", best_of=3, echo=True))
+    assert [said(replies, choice) for choice in range(2)] == ["n=1 xThe", "n=2 xThe oak"]
+
+
+async def test_an_id_that_reads_as_nothing_is_refused_before_the_request_is_accepted(autojump_clock):
+    worker, replies = Worker(), []
+    asked = Respond("b" * 32, token_lists=((599,),), echo=True, params={"turns": "prompt"})
+    padded = Limits(evolve(INFO, vocabulary_size=600), 2048, 2048)  # engines round it up
+    async with running(worker, known=padded) as address, address.ask(asked, 10_000) as answer:
+        with pytest.raises(BadRequest, match="not all token ids") as caught:
+            await answer.relay(replies.append)
+    assert (caught.value.param, replies, worker.prompts) == ("prompt", [], [])
+
+
 async def test_the_likeliest_of_many_is_told_and_all_are_paid_for(autojump_clock):
     lines = ("bad bad", "The oak", "so so")
 
@@ -163,6 +198,7 @@ async def test_warming_up_computes_the_prompt_and_says_nothing(autojump_clock):
     assert worker.asked[0].sampling.tokens_max == 1
     assert worker.asked[0].sampling.tokens_min == 0
     assert [type(each) for each in replies] == [Accepted, Started, ChoiceEnded]
+    assert replies[-1] == ChoiceEnded(FinishReason.LENGTH), "it reached what it was asked for"
     assert answered.usage.completion_tokens == 0
 
 
@@ -212,6 +248,15 @@ async def test_a_grammar_that_the_engine_does_not_know_is_refused_by_name(autoju
 
 # Truncation ------------------------------------------------------------------------------
 
+ALTERNATING = """
+{%- set rest = messages[1:] if messages[0]['role'] == 'system' else messages %}
+{%- for message in rest %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {%- endif %}
+    {{- '[INST] ' + message['content'] + ' [/INST]' if message['role'] == 'user' else message['content'] }}
+{%- endfor %}"""  # as Mistral's and Llama 2's do
+
 
 def talk(count):
     turns = [Turn(Role.SYSTEM, "Be kind.")]
@@ -231,9 +276,28 @@ async def test_truncation_leaves_out_the_oldest_turns_and_no_more(autojump_clock
         await ask(address, respond(turns=turns, tokens_max=20, truncate=True))
     tokens = worker.asked[0].tokens
     assert len(tokens) + 20 <= 300
-    kept = [count for count in range(1, 41) if TINY.encode(turns[:1] + turns[1 + count :]) == tokens]
+    kept = [count for count in range(2, 41, 2) if TINY.encode(turns[:1] + turns[1 + count :]) == tokens]
     assert kept
-    assert len(TINY.encode(turns[:1] + turns[kept[0] :])) + 20 > 300, "one turn more would not fit"
+    assert len(TINY.encode(turns[:1] + turns[kept[0] - 1 :])) + 20 > 300, "one exchange more would not fit"
+
+
+@pytest.mark.parametrize("count", range(3, 42, 6))
+@pytest.mark.parametrize("kept", [0, 1])
+async def test_a_truncated_conversation_begins_with_a_user(count, kept, autojump_clock):
+    model, worker, turns = load_at_noon(CONTENTS, ALTERNATING), spy(), talk(count)[1 - kept :]
+    async with running(worker, model, Limits(INFO, 300, 300)) as address:
+        await ask(address, respond(turns=turns, tokens_max=20, truncate=True))
+    cuts = [turns[:kept] + turns[kept + cut :] for cut in range(0, count, 2)]
+    wanted = next(tokens for cut in cuts if len(tokens := model.encode(cut)) + 20 <= 300)
+    assert worker.asked[0].tokens == wanted
+
+
+async def test_without_a_later_user_turn_the_last_turn_is_what_stays(autojump_clock):
+    worker = spy()
+    turns = (Turn(Role.USER, "word " * 1000), *(Turn(Role.ASSISTANT, said) for said in ("n=1 a", "n=1 b")))
+    async with running(worker, known=ROOMY) as address:
+        await ask(address, respond(turns=turns, truncate=True))
+    assert worker.asked[0].tokens == TINY.encode(turns[-1:])
 
 
 async def test_what_fits_is_not_truncated_and_the_last_turn_never_is(autojump_clock):

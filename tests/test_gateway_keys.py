@@ -123,6 +123,25 @@ async def test_a_rate_is_429_with_when_to_come_back_and_nobody_elses(tmp_path):
         assert (await client.ask(post(chat(), **as_("bob")))).status == 200
 
 
+async def test_what_is_refused_for_itself_counts_against_the_rate_all_the_same(tmp_path):
+    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 2") as made:
+        client = await made.client()
+        replies = [await client.ask(post(body, **as_("alice"))) for body in (b"[", chat(model="no"), chat())]
+        assert [reply.status for reply in replies] == [400, 404, 429]
+
+
+async def test_what_is_refused_on_a_websocket_counts_against_the_rate_but_a_cancel_does_not(tmp_path):
+    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 2") as made:
+        socket = await made.client()
+        await socket.upgrade(**as_("alice"))
+        await socket.say({"type": "response.cancel"})  # of nothing
+        codes = []
+        for said in ("[", create("n=2", model="no"), create("n=2")):
+            await socket.say(said)
+            codes.append((await socket.events())[-1]["error"]["code"])
+        assert codes == ["invalid_request", "model_not_found", "rate_limit_exceeded"]
+
+
 async def test_a_rate_on_a_websocket_is_an_error_event_and_the_socket_stays(tmp_path):
     async with locked(tmp_path, "rate_per_s = 0.01", "burst = 1") as made:
         client = await made.client()

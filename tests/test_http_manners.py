@@ -208,6 +208,27 @@ async def test_a_body_with_two_lengths_is_refused_and_so_is_an_unknown_coding(ra
         await at_rest(made)
 
 
+async def test_whatever_has_two_lengths_is_the_last_on_its_connection(rather_slow):
+    both = {"content_length": 60, "transfer_encoding": "chunked"}
+    async with rig() as made:
+        made.door.origins = frozenset({"https://friend.example"})
+        ahead = {"origin": "https://friend.example", "access_control_request_method": "POST"}
+        for data, status in [
+            (head("OPTIONS", CHAT, **ahead, **both), 204),
+            (head("OPTIONS", CHAT, **both), 400),
+            (head("POST", CHAT, host="evil.example", **both), 403),
+            (head("POST", "/nope", **both), 400),
+        ]:
+            client = await made.client()
+            await client.send(data + b"0\r\n\r\n" + head(path="/v1/models"))  # the last one smuggled in
+            reply = await client.reply(head_only=status == 204)
+            assert (reply.status, reply.headers["connection"]) == (status, "close")
+            with trio.fail_after(1):
+                assert await client.closed()
+            await client.stream.aclose()
+        await at_rest(made)
+
+
 @pytest.mark.parametrize(("trailers", "status"), [(b"x: y\r\nx-request-id: z\r\n", 200), (b"x: y" * 20_000, 431)])
 async def test_trailers_mean_nothing_but_are_not_endless(trailers, status, rather_slow):
     body = json.dumps(chat("n=2")).encode()
@@ -324,6 +345,32 @@ async def test_an_upgrade_to_something_else_is_ignored(rather_slow):
         assert (await client.ask(head("GET", "/v1/responses", **wishes))).status == 426
         assert (await client.upgrade("/v1/models")).status == 200
         assert (await client.ask(head())).status == 200
+
+
+async def test_a_refused_upgrade_says_that_it_is_the_end_of_the_connection(rather_slow):
+    async with rig() as made:
+        for headers, status in [
+            ({"sec_websocket_key": None}, 400),
+            ({"sec_websocket_version": 8}, 400),
+            ({"origin": "https://evil.example"}, 403),
+        ]:
+            client = await made.client()
+            reply = await client.upgrade(**headers)
+            assert (reply.status, reply.whole, reply.headers["connection"]) == (status, True, "close")
+            assert await client.closed()
+            await client.stream.aclose()
+
+
+async def test_to_what_one_should_upgrade_is_told_as_http_wants_it(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        reply = await client.ask(head(path="/v1/responses"))
+        assert (reply.status, reply.headers["upgrade"], reply.headers["connection"]) == (426, "websocket", "upgrade")
+        made.door.gate.drain()
+        client = await made.client()
+        reply = await client.ask(head(path="/v1/responses"))
+        assert (reply.status, reply.headers["connection"]) == (426, "upgrade, close")
+        assert await client.closed()
 
 
 async def test_a_handshake_with_a_body_is_refused(rather_slow):

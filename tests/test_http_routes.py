@@ -8,6 +8,7 @@ import pytest
 import trio
 import trio.testing
 
+from supervisor.doors.door import METHODS
 from supervisor.doors.routes import ROUTES
 from tests.doors import Worker, at_rest, chat, head, post, rig
 
@@ -207,6 +208,11 @@ async def test_a_cache_is_flushed_by_those_who_may_and_by_no_page_of_elsewhere(r
         assert (await client.ask(head(path="/flush_cache"))).body == b"Cache flushed.\n"
         assert (await client.ask(post(b"", "/flush_cache"))).status == 200
         assert flushed == 2
+
+
+def test_a_page_is_offered_the_methods_that_some_path_knows_and_no_others():
+    known = {name for route in ROUTES.values() for name in route.allow.split(b", ")}
+    assert set(METHODS.split(b", ")) == known
 
 
 def test_what_changes_the_server_or_counts_its_clients_is_for_admins():

@@ -97,7 +97,7 @@ def test_a_file_says_what_each_key_may():
         ({"sha256": SECRET}, "key.a.sha256: must be the 64 hexadecimal digits that `hash-key` prints"),
         ({"sha256": sha("a").upper()}, "key.a.sha256: must be"),
         ({"sha256": sha("a"), "secret": SECRET}, "key.a.secret: is not a key here"),
-        ({"sha256": sha("a"), "rate_per_s": 0}, "key.a.rate_per_s: must be above 0"),
+        ({"sha256": sha("a"), "rate_per_s": 0}, "key.a.rate_per_s: must be at least 1e-06"),
         ({"sha256": sha("a"), "rate_per_s": "5"}, "key.a.rate_per_s: expected a number"),
         ({"sha256": sha("a"), "burst": 5}, "key.a.burst: means nothing without rate_per_s"),
         ({"sha256": sha("a"), "concurrency_max": 0}, "key.a.concurrency_max: must be at least 1"),
@@ -175,10 +175,31 @@ def test_a_burst_is_what_is_written_or_one_seconds_worth():
 
 @pytest.mark.parametrize(
     ("asked", "key", "given"),
-    [(0, None, 0), (5, None, 5), (10**9, None, 10**6), (0, 3, 3), (5, 3, 3), (2, 3, 2), (-2, 3, -2), (0, -3, -3)],
+    [
+        (None, None, 0),
+        (0, None, 0),
+        (5, None, 5),
+        (10**9, None, 10**6),
+        (None, 3, 3),
+        (0, 3, 0),
+        (5, 3, 3),
+        (2, 3, 2),
+        (-2, 3, -2),
+        (None, -3, -3),
+        (0, -3, -3),
+    ],
 )
 def test_a_priority_is_the_clients_as_far_as_the_key_allows(asked, key, given):
     assert clamped(asked, key) == given
+
+
+def test_a_key_without_a_priority_climbs_over_nobody_and_where_there_are_no_keys_everybody_may_name_any(file):
+    keys = loaded(file(("alice", f'sha256 = "{sha("a")}"')), **{KEYS: "bob=b"})
+    for secret in "ab":
+        own = keys.find(bearer(secret)).section.priority
+        assert [clamped(asked, own) for asked in (-2, 0, 9)] == [-2, 0, 0]
+    assert clamped(9, loaded().find([]).section.priority) == 9
+    assert clamped(9, loaded(**{ADMIN: "a"}).find([]).section.priority) == 9  # an admin's key locks nobody out
 
 
 # Finding a key -----------------------------------------------------------------------------
@@ -355,16 +376,16 @@ async def test_a_key_that_stays_keeps_what_it_has_used_up(file, autojump_clock):
     path = file(("alice", f'sha256 = "{sha("a")}"\nrate_per_s = 1\nburst = 2'))
     keys = loaded(path)
     key = keys.find(bearer("a"))
+    key.charge()
     with key.asking():
         file(("alice", f'sha256 = "{sha("a")}"\nrate_per_s = 1\nburst = 5\nconcurrency_max = 1'))
         keys.load()
         assert keys.find(bearer("a")) is key
         with pytest.raises(ConcurrencyLimited), key.asking():
             pass
-    with key.asking():  # one was left of the old burst
-        pass
-    with pytest.raises(RateLimited), key.asking():
-        pass
+    key.charge()  # one was left of the old burst
+    with pytest.raises(RateLimited):
+        key.charge()
 
 
 def test_a_key_that_is_gone_or_has_another_secret_is_revoked(file):
@@ -397,21 +418,16 @@ def test_taking_the_last_key_away_lets_nobody_in(file):
 async def test_a_rate_admits_at_it_and_refuses_above_it_with_when_to_come_back(autojump_clock):
     key = Key("alice", KeySection(sha256="", rate_per_s=0.25, burst=3))
     for _ in range(3):
-        with key.asking():
-            pass
-    with (
-        pytest.raises(RateLimited, match=r"may ask 0\.25 times a second; the next time is in 4 s") as caught,
-        key.asking(),
-    ):
-        pass
+        key.charge()
+    with pytest.raises(RateLimited, match=r"may ask 0\.25 times a second; the next time is in 4 s") as caught:
+        key.charge()
     assert (b"retry-after", b"4") in error_headers(caught.value)
     assert caught.value.retryable
     assert RateLimited("x").retry_after_s == 1  # it was this error's own, and not its class's
     await trio.sleep(4)
-    with key.asking():
-        pass
-    with pytest.raises(RateLimited), key.asking():
-        pass
+    key.charge()
+    with pytest.raises(RateLimited):
+        key.charge()
 
 
 async def test_a_concurrency_counts_what_runs_and_what_waits_but_not_what_has_ended():
@@ -578,23 +594,26 @@ async def test_probes_are_told_at_debug_and_other_questions_at_info(caplog):
     made = door()
     with caplog.at_level(logging.DEBUG, "espalier.requests"):
         made.noted("r", "GET /health", 200, None, trio.current_time())
+        made.noted("r", "HEAD /health", 200, None, trio.current_time())
         made.noted("r", "GET /v1/models", 200, Key("alice"), trio.current_time())
-    assert [(each.levelname, each.key) for each in caplog.records] == [("DEBUG", "-"), ("INFO", "alice")]
+    assert [(each.levelname, each.key) for each in caplog.records] == [
+        ("DEBUG", "-"),
+        ("DEBUG", "-"),
+        ("INFO", "alice"),
+    ]
 
 
 async def test_a_request_that_its_key_forbids_is_told_once_and_asks_nobody(autojump_clock, caplog):
     made = door()
-    key = Key("alice", KeySection(sha256="", rate_per_s=1, burst=1))
-    with key.asking():
-        pass
+    key = Key("alice", KeySection(sha256="", concurrency_max=1), running=1)
     counted = Counted("r", "tiny", "chat", trio.current_time(), key=key, what="POST /v1/chat/completions")
     with caplog.at_level(logging.INFO, "espalier.requests"):
-        with pytest.raises(RateLimited) as caught:
-            await made.answer(respond(), None, counted, None)
+        with pytest.raises(ConcurrencyLimited) as caught:
+            await made.answer(respond(), None, counted, None, None)
         made.refused(caught.value, request_id="r", what="POST /v1/chat/completions", key=key)
     (line,) = caplog.records
-    assert (line.key, line.status, line.outcome, line.waited_s) == ("alice", 429, "rate_limit_exceeded", None)
-    assert made.gate.inside == key.running == 0
+    assert (line.key, line.status, line.outcome, line.waited_s) == ("alice", 429, "concurrency_limit_exceeded", None)
+    assert (made.gate.inside, key.running) == (0, 1)
 
 
 async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(autojump_clock):
@@ -613,24 +632,25 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
     keys = {
         "low": Key("low", KeySection(sha256="", priority=-1)),
         "high": Key("high", KeySection(sha256="", priority=3)),
+        "plain": Key("plain", KeySection(sha256="")),
     }
 
     async def ask(name, priority=0):
         counted = Counted(name, "tiny", "chat", trio.current_time(), key=keys.get(name))
         with pytest.raises(EngineLost):
-            await made.answer(evolve(respond(), id=name, priority=priority), served, counted, None)
+            await made.answer(evolve(respond(), id=name, priority=priority), served, counted, None, None)
 
     async with trio.open_nursery() as nursery, made.gate.admitted():
-        for name, priority in (("low", 9), ("none", 2), ("high", 9)):
+        for name, priority in (("low", 9), ("plain", 9), ("none", 2), ("high", 9)):
             nursery.start_soon(ask, name, priority)
             await trio.testing.wait_all_tasks_blocked()
-    assert seen == [("high", 3), ("none", 2), ("low", -1)]
+    assert seen == [("high", 3), ("none", 2), ("plain", 0), ("low", -1)]
 
 
 async def test_where_keys_are_wanted_a_request_without_one_is_refused_even_past_the_door(autojump_clock):
     made = door(loaded(**{KEYS: "alice=a"}))
     with pytest.raises(Unauthorized):
-        await made.answer(respond(), None, Counted("r", "tiny", "chat", 0.0), None)
+        await made.answer(respond(), None, Counted("r", "tiny", "chat", 0.0), None, None)
 
 
 def respond():

@@ -192,6 +192,12 @@ async def test_before_the_first_engine_nothing_is_ready(autojump_clock):
             await ask(address, respond())
 
 
+def test_what_the_tokens_are_is_known_before_the_first_request(monkeypatch):
+    model = load_at_noon(CONTENTS)
+    monkeypatch.setattr("actors._text.model.token_data", None)  # it takes long
+    assert b"".join(model.data(token) for token in TINY.encode_text("The oak, wörld")) == "The oak, wörld".encode()
+
+
 async def test_a_prompt_is_never_shortened_in_silence():
     tokenizer = json.loads(CONTENTS["tokenizer.json"])
     tokenizer["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}

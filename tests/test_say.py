@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -32,6 +33,16 @@ class Screen(io.StringIO):
 class Deaf(io.StringIO):
     def write(self, text):
         raise BrokenPipeError
+
+
+class Gone(Screen):
+    """A terminal whose window has been closed."""
+
+    tries = 0
+
+    def write(self, text):
+        self.tries += 1
+        raise OSError(errno.EIO, "Input/output error")
 
 
 log = logging.getLogger("espalier.test")
@@ -131,6 +142,26 @@ async def test_off_a_terminal_nothing_is_live(autojump_clock):
     terminal.watch(happening("main"))
     await terminal.keep_live()
     assert out.getvalue() == ""
+
+
+async def test_a_terminal_that_is_gone_ends_nothing_but_its_live_line(autojump_clock):
+    out = Gone()
+    terminal = Terminal(out, live=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(terminal.keep_live)
+        terminal.watch(happening("main", Kind.STOPPING))
+        await trio.sleep(1.05)
+        assert out.tries == 6
+        terminal.tell("Ready")
+        assert out.tries == 7
+        nursery.cancel_scope.cancel()
+
+
+def test_what_nobody_can_read_any_more_is_not_said_and_that_is_all():
+    Terminal(io.StringIO(), live=False, plain=Deaf()).tell("Ready")
+    out, plain = io.StringIO(), io.StringIO()
+    Terminal(out, live=False, plain=plain).tell("Ready")
+    assert (out.getvalue(), plain.getvalue()) == ("", "Ready\n")
 
 
 def test_a_real_terminal_is_one():

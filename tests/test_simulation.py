@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.sim.faults import FAULTS
+from tests.sim.freeing import DELAYS, KEEPS
 from tests.sim.seed import run_seed
 
 ROOT = Path(__file__).parent.parent
 SEEDS = 200
+GONE = re.compile(r"'gone', ([^)]+)\)")  # and what made it late
 
 
 def replay(seed: int) -> str:
@@ -42,7 +46,21 @@ def test_a_seed_decides_everything_whatever_the_process():
 
 def test_the_seeds_see_every_fault_and_every_outcome():
     traces = "".join(run_seed(seed) for seed in range(SEEDS))
-    for kind in (*FAULTS, "drain", "left", "whole", "engine_refused", "cancelled", "completed", "deaf", "garbled"):
+    for kind in (
+        *FAULTS,
+        "tls",
+        "plain",
+        "drain",
+        "left",
+        "whole",
+        "engine_refused",
+        "cancelled",
+        "completed",
+        "deaf",
+        "garbled",
+    ):
         assert repr(kind) in traces, kind
+    late = {kind for each in GONE.findall(traces) for kind in ast.literal_eval(f"[{each}]")}
+    assert late == DELAYS | KEEPS, "who leaves meets everything that keeps slots"
     for code in ("link_lost", "engine_lost", "actor_lost", "deadline_exceeded", "overloaded", "draining"):
         assert repr(code) in traces, code

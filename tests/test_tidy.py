@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from supervisor.version import CHECKOUT
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("protocol", "actors", "supervisor", "bench")
@@ -212,6 +215,10 @@ def test_nobody_swallows_a_cancellation(path):
 def test_nothing_is_left_to_do(path):
     words = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
     assert not any(word in (ROOT / path).read_text() for word in words)
+
+
+def test_a_checkout_calls_itself_as_its_package_does():
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == CHECKOUT
 
 
 def test_every_room_is_looked_at():

@@ -11,6 +11,8 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.dialects import body, responses
+from supervisor.doors import websocket
 from tests.doors import Worker, at_rest, chat, create, frame, head, post, rig
 from tests.sockets import said, types, upgraded
 
@@ -300,3 +302,20 @@ async def test_nothing_follows_a_close_frame(rather_slow):
         assert await client.closed()
         await client.stream.aclose()
         await at_rest(made)
+
+
+async def test_an_event_that_cannot_be_read_is_decoded_once(rather_slow, monkeypatch):
+    decoded = []
+
+    def counting(text):
+        decoded.append(text)
+        return body.decode(text)
+
+    for module in (websocket, responses):
+        monkeypatch.setattr(module, "decode", counting)
+    async with rig() as made:
+        client = await upgraded(made)
+        await client.say({"type": "response.create", "model": "tiny", "input": 5, "stream_id": "lane"})
+        [event] = await client.events()
+        assert (event["type"], event["stream_id"], event["error"]["param"]) == ("error", "lane", "input")
+        assert len(decoded) == 1

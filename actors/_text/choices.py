@@ -38,6 +38,7 @@ class Choices:
     model: TextModel
     decode: Decode
     speak: Speak
+    echoes: Sequence[str] = ()  # each prompt as text, if the choices are to begin with it
     _cached: int = 0
     _completion: int = 0
     _started: bool = False
@@ -48,19 +49,22 @@ class Choices:
         Raises what ended the first choice that failed; the others end with it.
         """
         if len(asked) == len(asked[0]) == 1:  # nearly every request
+            self._echo(0, 0, self.speak)
             await self._choice(asked[0][0], 0, self.speak)
         else:
             async with trio.open_nursery() as nursery:
                 for place, of_prompt in enumerate(asked):
-                    nursery.start_soon(self._prompt, of_prompt, place * self.request.n)
+                    nursery.start_soon(self._prompt, of_prompt, place)
         return Usage(sum(len(of_prompt[0].tokens) for of_prompt in asked), self._completion, self._cached)
 
-    async def _prompt(self, asked: Sequence[Generate], first: int) -> None:
+    async def _prompt(self, asked: Sequence[Generate], prompt: int) -> None:
         """Read the choices of one prompt; where more are computed than wanted, tell the likeliest in the end."""
+        first = prompt * self.request.n
         drafts = [_Draft(self.speak) for _ in asked] if len(asked) > self.request.n else []
         async with trio.open_nursery() as nursery:
             for place, generate in enumerate(asked):
                 speak = drafts[place].hear if drafts else self.speak
+                self._echo(prompt, first + place, speak)
                 if place == 0 and asked[1:]:  # the others find its prompt in the cache
                     await nursery.start(self._choice, generate, first, speak)
                 else:
@@ -68,6 +72,10 @@ class Choices:
         drafts.sort(key=_Draft.likelihood, reverse=True)
         for place, draft in enumerate(drafts[: self.request.n]):
             draft.tell(first + place, with_logprobs=self.request.logprobs is not None)
+
+    def _echo(self, prompt: int, choice: int, speak: Speak) -> None:
+        if self.echoes:
+            speak(Text(self.echoes[prompt], 0, choice))
 
     async def _choice(
         self,
@@ -80,8 +88,6 @@ class Choices:
     ) -> None:
         """Read one choice; `started()` means that its prompt is computed."""
         reading = self._reading(generate, choice)
-        if self.request.echo:
-            speak(Text(self.model.decode(generate.tokens), 0, choice))
 
         def pass_on(reply: Started | Tokens) -> None:
             if isinstance(reply, Started):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import TypeAlias, cast
 
 import jinja2
@@ -40,6 +39,7 @@ class TextModel:
     tokenizer: Tokenizer
     template: jinja2.Template
     eos_token_ids: frozenset[int]
+    data: TokenData
     defaults: Defaults = Defaults()
     specials: dict[str, str] = Factory(dict)  # the template's own variables: bos_token and the like
 
@@ -66,15 +66,11 @@ class TextModel:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return what token ids read as, special tokens included; raises `BadRequest` for ids that are none."""
-        if any(self.tokenizer.id_to_token(token) is None for token in ids):
+        if any(self.tokenizer.id_to_token(token) is None for token in set(ids)):
             raise BadRequest("these are not all token ids of this model")
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        # A batch of one here, too: alone, nothing else of this process would run meanwhile.
+        [text] = self.tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
         return text
-
-    @cached_property
-    def data(self) -> TokenData:
-        """What each token adds to a text, as bytes."""
-        return token_data(self.tokenizer)
 
 
 def _role(role: Role) -> str:
@@ -108,6 +104,7 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
         tokenizer=tokenizer,
         template=compiled(source, strftime),
         eos_token_ids=_eos(tokenizer, config, generation, tokenizing),
+        data=token_data(tokenizer),  # reads the whole vocabulary: better now than in the turn of some request
         defaults=_defaults(generation),
         specials={
             name: text

@@ -53,14 +53,18 @@ def _conversation(request: Respond, model: TextModel, limits: Limits) -> list[in
         return tokens
     first = next((place for place, turn in enumerate(request.turns) if not _leads(turn)), len(request.turns))
     kept, rest = request.turns[:first], request.turns[first:]
-    fewest, most = 1, len(rest) - 1  # turns to leave out; the last one stays whatever it takes
+    if not rest[1:]:
+        return tokens  # the last turn stays whatever it takes
+    # Many templates refuse a conversation that begins with an answer.
+    starts = [at for at in range(1, len(rest)) if rest[at].role is Role.USER] or [len(rest) - 1]
+    fewest, most = 0, len(starts) - 1
     while fewest < most:
         middle = (fewest + most) // 2
-        if _fits(request, model.encode(kept + rest[middle:]), limits):
+        if _fits(request, model.encode(kept + rest[starts[middle] :]), limits):
             most = middle
         else:
             fewest = middle + 1
-    return model.encode(kept + rest[most:]) if rest[1:] else tokens
+    return model.encode(kept + rest[starts[most] :])
 
 
 def _leads(turn: Turn) -> bool:
@@ -90,6 +94,15 @@ def _check_length(request: Respond, tokens: list[int], limits: Limits, which: st
         )
 
 
+def echoed(request: Respond, model: TextModel, prompts: list[list[int]]) -> list[str]:
+    """Return what each prompt reads as; raises `BadRequest` for one with ids that read as nothing."""
+    try:
+        return [model.decode(tokens) for tokens in prompts]
+    except BadRequest as error:
+        error.param = spelled(request, "turns")
+        raise
+
+
 def generates(request: Respond, model: TextModel, prompts: list[list[int]], limits: Limits) -> list[list[Generate]]:
     """Return what to ask of workers, for each prompt a list of its choices.
 
@@ -109,7 +122,7 @@ def generates(request: Respond, model: TextModel, prompts: list[list[int]], limi
                     sampling=sampling if choice == 0 or request.seed is None else _reseeded(sampling, choice),
                     logprobs=_logprobs(request),
                     cache_salt=request.cache_salt,
-                    priority=request.priority,
+                    priority=request.priority or 0,
                 )
                 for choice in range(choices)
             ]

@@ -14,6 +14,7 @@ from attrs import define
 
 from bench.load.faults import Failed
 from bench.load.messages import Api
+from protocol.messages import UNREADABLE
 
 FINISHES = {"stop", "length", "tool_calls", "function_call", "content_filter"}
 CANCELLED = "cancelled"
@@ -147,7 +148,7 @@ def _said(error: object) -> Failed:
 def _object(data: bytes) -> Object:
     try:
         decoded = _decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise Failed("shape", "not JSON", f"{error}: {data[:100]!r}") from error
     if not isinstance(decoded, dict):
         raise Failed("shape", "no object", f"{data[:100]!r}")

@@ -30,7 +30,8 @@ class Address:
     def authority(self) -> bytes:
         """What a `host` header says."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return (host if self.port in {80, 443} else f"{host}:{self.port}").encode("idna" if host.isascii() else "utf-8")
+        usual = self.port == (443 if self.tls else 80)
+        return (host if usual else f"{host}:{self.port}").encode("idna" if host.isascii() else "utf-8")
 
 
 def address(url: str, api: Api) -> Address:

@@ -15,6 +15,7 @@ from attrs import define, field
 
 from bench.load.faults import Failed
 from bench.load.sse import Event, EventStream
+from protocol.messages import UNREADABLE
 
 LINE_BYTES_MAX = 8192
 ERROR_BYTES_MAX = 64 * 1024
@@ -215,7 +216,7 @@ def refusal(status: int, body: bytes) -> Failed:
     """Name an answer that is not 200 by its status and the code in its body."""
     try:
         said = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return Failed("http", status, body.decode(errors="replace"))
     error = said.get("error", said) if isinstance(said, dict) else said
     if not isinstance(error, dict):

@@ -130,6 +130,8 @@ def table(found: Findings) -> str:
     records, pace = found.records, found.job.pace
     over = measure.window(records, None if found.stopped else pace.duration_s)
     how = f"{pace.clients} clients" if pace.rate is None else f"{pace.rate:g} requests/s, Poisson"
+    if pace.concurrency_max is not None:
+        how += f", at most {pace.concurrency_max} at once"
     lines = [
         f"{found.job.target.api} at {found.job.target.url}: {how}",
         f"          {found.processes} process(es), seed {found.job.workload.seed}",
@@ -219,4 +221,11 @@ def _client(found: Findings) -> list[str]:
         lines.append(f"SATURATED: the client was saturated: figures are the client's. {'; '.join(reasons)}")
     elif said["loop_was_late"]:
         lines.append("NOTE: the client was kept from running for longer than 10 ms at times; its processor is shared")
+    held = said["held"]
+    assert isinstance(held, dict)
+    if (held["p99"] or 0.0) > SEND_LAG_P99_MS_MAX:
+        lines.append(
+            f"HELD BACK: --concurrency-max held requests for p50 {held['p50']:.1f} ms, p99 {held['p99']:.1f} ms, "
+            "which is in none of the times above"
+        )
     return lines

@@ -17,25 +17,38 @@ Event = tuple[bytes, bytes]  # its name, empty if it has none, and its data
 class EventStream:
     """Collects lines into events. Comments, ids and retry times are read over."""
 
-    _rest: bytes = b""
+    _rest: list[bytes] = field(factory=list)  # of a line that has begun, in parts: together they may be megabytes
+    _rest_size: int = 0
     _name: bytes = b""
     _data: list[bytes] = field(factory=list)
     _size: int = 0
 
     def feed(self, data: bytes) -> list[Event]:
         """Return the events that `data` completes; raises `Failed` at one that is too long."""
-        buffer = self._rest + data
         # A carriage return at the end may be half of a line's end.
-        cut = max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, max(len(buffer) - 1, 0))) + 1
-        self._rest = buffer[cut:]
-        events = self._lines(buffer[:cut].splitlines())
-        if self._size + len(self._rest) > EVENT_BYTES_MAX:
+        goes_on = b"\n" not in data and b"\r" not in data and not (self._rest and self._rest[-1].endswith(b"\r"))
+        if goes_on:
+            self._keep(data)
+            events = []
+        else:
+            buffer = b"".join([*self._rest, data])
+            cut = max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, max(len(buffer) - 1, 0))) + 1
+            self._rest, self._rest_size = [], 0
+            self._keep(buffer[cut:])
+            events = self._lines(buffer[:cut].splitlines())
+        if self._size + self._rest_size > EVENT_BYTES_MAX:
             raise Failed("shape", "an event that does not end", f"after {EVENT_BYTES_MAX} bytes")
         return events
 
     def end(self) -> list[Event]:
         """Return the event that only lacked its blank line when the stream ended; half a line is nobody's event."""
-        return self._lines([*([self._rest[:-1]] if self._rest.endswith(b"\r") else []), b""])
+        rest = b"".join(self._rest)
+        return self._lines([*([rest[:-1]] if rest.endswith(b"\r") else []), b""])
+
+    def _keep(self, part: bytes) -> None:
+        if part:
+            self._rest.append(part)
+            self._rest_size += len(part)
 
     def _lines(self, lines: list[bytes]) -> list[Event]:
         events = []

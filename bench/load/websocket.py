@@ -41,14 +41,21 @@ def frame(opcode: int, payload: bytes, mask: bytes) -> bytes:
 class Frames:
     """Cuts bytes into frames, and frames into messages."""
 
-    _rest: bytes = b""
+    _rest: list[bytes] = field(factory=list)  # what is not cut yet, in parts: together they may be megabytes
+    _held: int = 0  # bytes in them
+    _wanted: int = 0  # as many make the first frame of them whole, as far as that is known
     _opcode: int | None = None  # of a message that has begun
     _parts: list[bytes] = field(factory=list)
     _size: int = 0
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """Return opcode and payload of each whole message that `data` completes; raises `Failed` at what is none."""
-        buffer, at, messages = self._rest + data if self._rest else data, 0, []
+        self._rest.append(data)
+        self._held += len(data)
+        if self._held < self._wanted:
+            return []
+        buffer, at, messages = b"".join(self._rest), 0, []
+        self._wanted = 0
         while len(buffer) - at >= 2:
             first, second = buffer[at], buffer[at + 1]
             start, size = at + 2, second & 0x7F
@@ -60,6 +67,7 @@ class Frames:
             if first & 0x70 or second & 0x80 or size > MESSAGE_BYTES_MAX:
                 raise Failed("shape", "not WebSocket", "a frame is masked, too long or of an extension")
             if len(buffer) < start + size:
+                self._wanted = start + size - at
                 break
             at = start + size
             payload = buffer[start:at]
@@ -67,7 +75,7 @@ class Frames:
                 messages.append((TEXT, payload))
             else:
                 messages += self._unusual(first & 0x0F, bool(first & 0x80), payload)
-        self._rest = buffer[at:]
+        self._rest, self._held = [buffer[at:]], len(buffer) - at
         return messages
 
     def _unusual(self, opcode: int, last: bool, payload: bytes) -> list[tuple[int, bytes]]:

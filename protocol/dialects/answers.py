@@ -57,7 +57,7 @@ SCHEMAS: dict[str, Schema] = {
         usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
     ),
     "Tokenized": _object(tokens=_IDS, count=_COUNT, max_model_len=_COUNT),
-    "Detokenized": _object(text=_TEXT),
+    "Detokenized": _object(text=_TEXT, prompt=_TEXT),
     "Model": _object(
         id=_TEXT,
         object={"const": "model"},

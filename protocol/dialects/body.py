@@ -25,13 +25,32 @@ T = TypeVar("T")
 C = TypeVar("C", bound=Checking)
 
 LISTED_MAX = 8  # mistakes in one sentence
+CONTAINERS_MAX = 32_768
+"""The most lists, objects and keys of one body: each costs microseconds, in which nobody else is served."""
+
+# Nothing here is ever tried a second way, and a string without its end goes on to the end of the text: linear time.
+STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
+def exceeding(containers: int) -> re.Pattern[bytes]:
+    """Return what matches JSON that has more lists, objects and keys than this; it looks no further than it must."""
+    one = rb'[^"\[{:]*+(?:%b[^"\[{:]*+)*+[\[{:]' % STRING
+    return re.compile(rb"(?:%b){%d}" % (one, containers + 1), re.DOTALL)
+
+
+_TOO_MANY = exceeding(CONTAINERS_MAX)
+
+
 def decode(text: bytes | str) -> dict[str, object]:
-    """Return the JSON object that `text` holds; of a key that stands twice the last one counts, as everywhere."""
+    """Return the JSON object that `text` holds; of a key that stands twice the last one counts, as everywhere.
+
+    Raises `BadRequest` for what is no JSON, no object, or made of too many parts.
+    """
     try:
         raw = text.encode() if isinstance(text, str) else text
+        if sum(map(raw.count, (b"[", b"{", b":"))) > CONTAINERS_MAX and _TOO_MANY.match(raw):
+            raise BadRequest(f"the JSON holds more than {CONTAINERS_MAX} lists, objects and keys")
         data: object = msgspec.json.decode(raw)
     except RecursionError:
         raise BadRequest("the JSON is nested too deeply") from None

@@ -51,7 +51,7 @@ class Message:
     }
 
     role: Role = attrs.field(metadata=tag())
-    content: str | tuple[Part, ...] | None = None
+    content: str | Annotated[tuple[Part, ...], Holds(1)] | None = None
 
     def turn(self) -> Turn:
         """Return the message as the processor knows it; its pieces follow each other with nothing in between."""

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from protocol.messages import Grammar, GrammarKind
 
+from .body import STRING
 from .checks import Holds, Matches
 from .mistakes import Mistake, join, wrong
 from .structure import tag
@@ -25,7 +26,7 @@ FormatName = Annotated[str, Matches("[A-Za-z0-9_-]{1,64}", "1 to 64 of the chara
 Pattern = Annotated[str, Holds(1, PATTERN_CHARACTERS_MAX)]
 
 _ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_STRINGS = re.compile(STRING, re.DOTALL)
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NO_STEPS = bytes(set(range(256)) - set(_STEPS))
 

@@ -14,6 +14,7 @@ from .checks import Holds, Matches, Within
 from .formats import JSON_BYTES_MAX, JSON_LEVELS_MAX, JsonObject, JsonObjectOrText
 from .options import CHOICES_MAX, INT32_MAX, SpellsTokenId, TopK
 from .prompt import IDS_MAX, Prompts, TokenIds
+from .responses import TOOL_CHOICES, ToolChoice
 from .structure import ITEMS_MAX, Harmless
 
 Schema: TypeAlias = dict[str, object]
@@ -37,6 +38,7 @@ _SEVERAL: Schema = {"minItems": 1, "maxItems": CHOICES_MAX}
 _OWN: dict[object, Schema] = {
     JsonObject: _OBJECT,
     JsonObjectOrText: {"anyOf": [_OBJECT, _TEXT]},
+    ToolChoice: {"type": "string", "enum": [*TOOL_CHOICES]},
     TokenIds: {**_IDS, "maxItems": IDS_MAX},
     Prompts: {
         "anyOf": [

@@ -18,7 +18,9 @@ KEYS_MAX = 1024
 
 PRIORITY_MAX = 1_000_000
 
-NAME = Matches(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", "1 to 64 letters, digits, dashes, dots, @ and _")
+NAME = Matches(
+    r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", "1 to 64 letters, digits, dashes, dots, @ and _, a letter or a digit first"
+)
 
 
 @frozen
@@ -35,7 +37,7 @@ class IsDigest:
 
 KeyName = Annotated[str, NAME]
 Digest = Annotated[str, IsDigest()]
-Rate = Annotated[float, Within(above=0, at_most=1_000_000)]
+Rate = Annotated[float, Within(at_least=1e-6, at_most=1_000_000)]  # at less the wait would be no time to tell
 Some = Annotated[int, Within(at_least=1, at_most=1_000_000)]
 Priority = Annotated[int, Within(at_least=-PRIORITY_MAX, at_most=PRIORITY_MAX)]
 
@@ -49,7 +51,7 @@ class KeySection:
     burst: Some | None = None  # requests at once after a quiet time; without it, those of one second
     concurrency_max: Some | None = None  # requests that are being answered, or wait, at a time
     connections_max: Some | None = None
-    priority: Priority | None = None  # of its requests that name none, and the highest that one can name
+    priority: Priority | None = 0  # of its requests that name none, and the highest that one can name; None: any
     admin: bool = False
 
     @property
@@ -120,8 +122,11 @@ class Bucket:
             self._at = now
 
 
-def clamped(priority: int, key: int | None) -> int:
-    """Return the priority of a request: a key's own is what it has without asking, and the most it can ask for."""
-    if key is None:
-        return max(-PRIORITY_MAX, min(priority, PRIORITY_MAX))
-    return min(priority, key) if priority else key
+def clamped(priority: int | None, key: int | None) -> int:
+    """Return the priority of a request: a key's own is what it has without asking, and the most it can ask for.
+
+    None stands for nobody's key: where there are none, everybody may name any.
+    """
+    if priority is None:
+        return key or 0
+    return max(-PRIORITY_MAX, min(priority, PRIORITY_MAX if key is None else key))

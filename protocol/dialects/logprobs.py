@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from attrs import Factory, define, field, frozen
 
@@ -21,6 +21,23 @@ def listed(tokens: Iterable[TokenText]) -> list[dict[str, object]]:
         }
         for token in tokens
     ]
+
+
+def parted(text: Text, tokens_max: int) -> Iterator[Text]:
+    """Yield `text` in pieces of at most so many log probabilities, each with what its own tokens add to the text.
+
+    Together the pieces are the whole of it, where a token's bytes do not say exactly which part of the text is its own.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    at = 0
+    for begin in range(0, len(text.logprobs), tokens_max):
+        end = begin + tokens_max
+        tokens = text.logprobs[begin:end]
+        last = end >= len(text.logprobs)
+        to = None if last else at + len(decoder.decode(b"".join(token.data for token in tokens)))
+        ids = text.ids[begin:] if last else text.ids[begin:end]
+        yield Text(text.text[at:to], text.tokens - begin if last else len(tokens), text.choice, tokens, ids)
+        at = to or 0
 
 
 def _token(text: str, data: bytes, logprob: float) -> dict[str, object]:

@@ -205,7 +205,7 @@ def respond(
         echo=echo,
         truncate=truncate,
         warm_up=warm_up,
-        priority=options.priority or 0,
+        priority=options.priority,
         cache_salt=options.cache_salt,
         params=spelled,
     )

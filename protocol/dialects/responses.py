@@ -8,18 +8,18 @@ silence, except `stream` and `background` on a socket, where they mean nothing a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
 import attrs
 from attrs import frozen
 
-from protocol.errors import BadRequest, PreviousResponseNotFound, RequestError, Unsupported
+from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages import Grammar, Respond, Role, Turn
 
 from .body import decode, read, read_checked
 from .formats import TextFormat
-from .mistakes import Mistake, describe
+from .mistakes import Mistake, describe, wrong
 from .options import Holds, Matches, Name, Options, TokenCount, TopLogprobs, respond
 from .responses_events import Events, completion, error_event, response_id
 from .structure import Harmless, tag
@@ -28,6 +28,7 @@ __all__ = ["Events", "completion", "error_event", "response_id"]
 
 STREAM_ID = "[A-Za-z0-9_.-]{1,256}"
 LOGPROBS = "message.output_text.logprobs"
+TOOL_CHOICES = ("auto", "none")
 
 StreamId = Annotated[str, Matches(STREAM_ID, "1 to 256 of the characters A-Z a-z 0-9 _ . -")]
 MetadataKey = Annotated[str, Holds(0, 64)]
@@ -52,13 +53,30 @@ class Item:
     harmless: ClassVar[Harmless] = {"id": (str,), "status": (str,), "phase": (str,)}
 
     role: Role
-    content: str | tuple[Part, ...]
+    content: str | Annotated[tuple[Part, ...], Holds(1)]
     type: Literal["message"] = attrs.field(default="message", metadata=tag())
 
     def turn(self) -> Turn:
         """Return the message as the processor knows it; its pieces follow each other with nothing in between."""
         content = self.content
         return Turn(self.role, content if isinstance(content, str) else "".join(part.text for part in content))
+
+
+@frozen
+class ToolChoice:
+    """Whether tools may be called, which is said back; nothing else can be asked for where there are none."""
+
+    kinds: ClassVar[tuple[type, ...]] = (str, dict)
+
+    said: str
+
+    @classmethod
+    def structured(cls, value: object) -> Self:
+        """Return a choice that asks for no tool; raises `Mistakes` for any other."""
+        if value in TOOL_CHOICES:
+            return cls(str(value))
+        named = " or ".join(map(describe, TOOL_CHOICES))
+        raise wrong(f"{describe(value)} is not supported here; only {named} is", unsupported=True)
 
 
 @frozen
@@ -76,9 +94,7 @@ class Asked(Options):
 
     harmless: ClassVar[Harmless] = {
         "store": (False,),  # a response lives in its connection's memory, if anywhere
-        "parallel_tool_calls": (bool,),
         "tools": ([],),
-        "tool_choice": ("auto", "none"),
         "max_tool_calls": (),
         "reasoning": ({},),
         "service_tier": ("auto", "default"),
@@ -106,6 +122,8 @@ class Asked(Options):
     truncation: Literal["auto", "disabled"] | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
+    parallel_tool_calls: bool | None = None
+    tool_choice: ToolChoice | None = None
 
     @property
     def logprobs(self) -> int | None:
@@ -187,7 +205,11 @@ class CancelResponse:
 
 def parse(text: str, *, default_model: str | None = None) -> Create | CancelResponse:
     """Return the event that a client sent, or raise a `RequestError` that lists all its mistakes."""
-    data = decode(text)
+    return read_event(decode(text), default_model=default_model)
+
+
+def read_event(data: dict[str, object], *, default_model: str | None = None) -> Create | CancelResponse:
+    """Return the event that a decoded message holds, or raise a `RequestError` that lists all its mistakes."""
     kind = data.get("type")
     if kind == "response.cancel":
         return read(data, CancelResponse)
@@ -214,12 +236,9 @@ def parse_http(body: bytes) -> CreateHttp:
     return create
 
 
-def stream_id_of(text: str) -> str | None:
-    """Return the lane that an event which could not be parsed names, if that much can be read."""
-    try:
-        stream_id = decode(text).get("stream_id")
-    except RequestError:
-        return None
+def stream_id_of(data: Mapping[str, object]) -> str | None:
+    """Return the lane that an event which could not be read names, if that much can be."""
+    stream_id = data.get("stream_id")
     return stream_id if isinstance(stream_id, str) and re.fullmatch(STREAM_ID, stream_id) else None
 
 

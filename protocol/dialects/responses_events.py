@@ -12,7 +12,7 @@ from protocol.messages import Answered, ChoiceEnded, FinishReason, Text, Usage
 
 from .gathered import Gathered
 from .http import error_object, error_type
-from .logprobs import listed
+from .logprobs import listed, parted
 
 if TYPE_CHECKING:  # what is asked is read elsewhere, and only looked at here
     from .formats import TextFormat
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # what is asked is read elsewhere, and only looked at here
 INSTRUCTIONS_ECHOED_MAX = 1024
 FORMAT_ECHOED_MAX = 16 * 1024
 LOGPROBS_REPEATED_MAX = 64 * 1024  # bytes of JSON
+LOGPROBS_A_DELTA_MAX = 64  # with the likeliest tokens each can have kilobytes
 
 _encode = msgspec.json.Encoder().encode
 
@@ -91,8 +92,14 @@ class Events:
             self._event("response.content_part.added", **self._place, part=_part("")),
         )
 
+    def deltas(self, reply: Text) -> tuple[bytes, ...]:
+        """Say the next piece of text; one that was held back for long with its log probabilities, in several events."""
+        if len(reply.logprobs) <= LOGPROBS_A_DELTA_MAX or self._create.logprobs is None:
+            return (self.delta(reply),)
+        return tuple(map(self.delta, parted(reply, LOGPROBS_A_DELTA_MAX)))
+
     def delta(self, reply: Text) -> bytes:
-        """Say the next piece of text."""
+        """Say the next piece of text in one event, however long it gets."""
         number = self._sequence
         self._sequence = number + 1
         self._pieces.append(reply.text)
@@ -211,7 +218,7 @@ def _response(
         "metadata": create.metadata or {},
         "model": create.model,
         "output": output,
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": create.parallel_tool_calls is not False,
         "previous_response_id": create.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
         "safety_identifier": create.safety_identifier,
@@ -219,7 +226,7 @@ def _response(
         "store": False,
         "temperature": create.temperature,
         "text": {"format": _format(create.format)},
-        "tool_choice": "auto",
+        "tool_choice": "auto" if create.tool_choice is None else create.tool_choice.said,
         "tools": [],
         "top_logprobs": create.top_logprobs or 0,
         "top_p": create.top_p,

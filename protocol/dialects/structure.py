@@ -36,7 +36,8 @@ Harmless = Mapping[str, tuple[object, ...]]
 """Keys that are accepted while their value is null or one of these; a type stands for all values of that type."""
 
 ITEMS_MAX = 16_384
-"""The longest list that is read: a longer one would hold up everybody else while it is being checked."""
+"""The longest list, and the most keys of an object, that are read: more would hold up everybody else meanwhile."""
+HINT_MIN = 0.75  # how alike two names must be: a hint that misleads is worse than none
 MISTAKES_MAX = 16  # of one list, or unknown keys of one object; whoever has made as many knows where to look
 
 _TAG = "espalier.tag"
@@ -120,7 +121,7 @@ def _unknown(error: ForbiddenExtraKeysError, path: str) -> Iterator[Mistake]:
     known += [key for key in getattr(error.cl, "harmless", {}) if key not in known]
     keys = sorted(error.extra_fields)
     for key in keys[:MISTAKES_MAX]:
-        near = get_close_matches(key, known, n=1) if len(key) <= 64 else []
+        near = get_close_matches(key, known, n=1, cutoff=HINT_MIN) if len(key) <= 64 else []
         hint = f"; did you mean {near[0]}?" if near else ""
         yield Mistake(join(path, segment(key)), f"is not a key here{hint}")
     if len(keys) > MISTAKES_MAX:
@@ -257,15 +258,21 @@ def _sequence(kind: object, converter: Converter) -> Hook:
     return hook
 
 
+def _mapped(value: object) -> dict[str, object]:
+    """Return an object that is not too large to be looked at; whoever sent it chose how many keys it has."""
+    if not isinstance(value, dict):
+        raise wrong(f"expected an object, got {describe(value)}")
+    if len(value) > ITEMS_MAX:
+        raise wrong(f"holds {len(value)} keys; at most {ITEMS_MAX} are read")
+    return value
+
+
 def _mapping(kind: object, converter: Converter) -> Hook:
     key_kind, item = get_args(kind)
     read_key, read = converter.get_structure_hook(key_kind), converter.get_structure_hook(item)
 
     def hook(value: object, _: object) -> object:
-        if not isinstance(value, dict):
-            raise wrong(f"expected an object, got {describe(value)}")
-        if len(value) > ITEMS_MAX:
-            raise wrong(f"holds {len(value)} keys; at most {ITEMS_MAX} are read")
+        value = _mapped(value)
         result: dict[object, object] = {}
         errors: list[Exception] = []
         for key, each in value.items():
@@ -318,8 +325,7 @@ def _object(cls: type[attrs.AttrsInstance], converter: Converter) -> Hook:
     harmless: Harmless = getattr(cls, "harmless", {})
 
     def hook(value: object, _: object) -> object:
-        if not isinstance(value, dict):
-            raise wrong(f"expected an object, got {describe(value)}")
+        value = _mapped(value)
         for name, kind in tags:
             said = value.get(name)
             if isinstance(said, str) and said not in _allowed(kind):  # then its other keys mean nothing to us

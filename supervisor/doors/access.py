@@ -13,14 +13,16 @@ from weakref import WeakSet
 import trio
 from attrs import define, field
 
-from protocol.errors import RequestError
+from protocol.errors import Left, RequestError
 from supervisor.metrics import Metrics
 
 log = logging.getLogger("espalier.requests")
 
 LINES_PER_S = 10  # of refusals with one code, of one key
-WHAT_CHARACTERS_MAX = 128
-PROBES = frozenset({"GET /health", "GET /ready", "GET /metrics"})  # machines ask these every few seconds
+WHAT_CHARACTERS_MAX = 128  # of the method and the path
+PROBES = frozenset(  # machines ask these every few seconds
+    f"{method} {path}" for method in ("GET", "HEAD") for path in ("/health", "/ready", "/metrics")
+)
 
 Kind = tuple[str, str]  # an error's code, and a key's name
 
@@ -86,7 +88,7 @@ class Access:
                 "status": status or error.http_status,
                 "outcome": error.code,
             }
-            log.info("request refused", extra=extra)
+            log.info("request ended" if isinstance(error, Left) else "request refused", extra=extra)
 
     def noted(self, request_id: str, what: str, status: int, key: str, took_s: float) -> None:
         """Tell of a request that no model was asked for."""
@@ -110,7 +112,8 @@ class Access:
                 log.info("more were refused", extra={"key": key, "outcome": code, "count": count})
 
     def _passes(self, error: RequestError, key: str) -> bool:
-        self.metrics.refused(error.code)
+        if not isinstance(error, Left):  # whoever leaves was refused nothing
+            self.metrics.refused(error.code)
         passes = self._sieve.passes((error.code, key), trio.current_time())
         if not passes:
             self._news.unpark_all()

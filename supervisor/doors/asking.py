@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
@@ -12,11 +13,13 @@ from attrs import define, field, frozen
 from actors._kit import Asks
 from actors.processor import TextReply, TextRequest, TextResult
 from protocol.dialects.http import Model
-from protocol.errors import DeadlineExceeded, Internal, Left, ModelNotFound, RequestError
+from protocol.errors import BadRequest, DeadlineExceeded, Internal, Left, ModelNotFound, RequestError
 from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Respond, Started, Text, Usage
 from supervisor.doors.access import Access
 from supervisor.doors.keys import Key
 from supervisor.metrics import Metrics
+
+log = logging.getLogger(__name__)
 
 
 @frozen
@@ -70,7 +73,7 @@ class Asking:
     served: Mapping[str, Served]
     metrics: Metrics
     first_token_s: float  # from the question on, whatever it waits for
-    total_s: float
+    total_s: float  # the same
     access: Access = field()
     _running: set[Counted] = field(factory=set)
 
@@ -85,9 +88,19 @@ class Asking:
             raise ModelNotFound(f"no model {model!r} is served here; there is {names}", param="model")
         return served
 
+    def find_only(self, model: str | None) -> Served:
+        """Return the model of that name, without a name the only one; raises `ModelNotFound` or `BadRequest`."""
+        if model is None and len(self.served) > 1:
+            names = ", ".join(sorted(self.served))
+            raise BadRequest(f"several models are served here: {names}; name one", param="model")
+        return self.find(next(iter(self.served), "") if model is None else model)
+
     @contextmanager
     def counting(self, counted: Counted) -> Iterator[None]:
-        """Count and log how one request ends that the body answers; until then `cut` can end it."""
+        """Count and log how the request ends that the body answers; while it runs, `cut` can end it.
+
+        A bug in the body ends it in `Internal`.
+        """
         outcome, error = Left.code, None
         self._running.add(counted)
         try:
@@ -101,9 +114,10 @@ class Asking:
             raise
         except trio.BrokenResourceError:
             raise
-        except Exception:
-            outcome = Internal.code
-            raise
+        except Exception as bug:
+            error = failed_by_a_bug(bug, counted.request_id)
+            outcome = error.code
+            raise error from bug
         finally:
             self._running.discard(counted)
             self._ended(counted, outcome, error)
@@ -123,7 +137,7 @@ class Asking:
         def patience() -> float:
             return counted.asked_at + self.first_token_s if counted.first_at is None else inf
 
-        with trio.move_on_after(self.total_s) as total:
+        with trio.move_on_at(counted.asked_at + self.total_s) as total:
             async with served.ask.ask(request, served.credit_max() * request.choices) as answer:
                 answered = await answer.relay(pass_on, patience)
         if total.cancelled_caught:
@@ -132,6 +146,7 @@ class Asking:
             raise DeadlineExceeded(f"there was no token within {self.first_token_s} s")
         assert isinstance(answered, Answered)  # nothing else answers a Respond
         counted.completion_tokens = answered.usage.completion_tokens
+        counted.cached_tokens = answered.usage.cached_tokens  # `Started` told those of the first prompt alone
         return answered
 
     def cut(self, counted: Counted, why: RequestError) -> None:
@@ -150,12 +165,14 @@ class Asking:
     def _count(self, counted: Counted, reply: TextReply) -> None:
         now = trio.current_time()
         match reply:
-            case Text():
+            case Text() if reply.tokens:
                 if counted.last_at is not None:
                     first = counted.completion_tokens == 0  # that one came with `Started`, and has no gap before it
                     self.metrics.token_gap(counted.model, now - counted.last_at, reply.tokens - first)
                 counted.last_at = now
                 counted.completion_tokens += reply.tokens
+            case Text():
+                pass  # an echo of the prompt
             case Started():
                 counted.first_at = counted.last_at = now
                 counted.cached_tokens = reply.cached_tokens
@@ -184,6 +201,12 @@ class Asking:
             "completion_tokens": counted.completion_tokens,
         }
         self.access.ended(line, error, admitted=counted.admitted_at is not None)
+
+
+def failed_by_a_bug(bug: Exception, request_id: str) -> Internal:
+    """Log a bug with where it rose, and return what its client may know of it."""
+    log.error("a bug failed a request", exc_info=bug, extra={"request_id": request_id})
+    return Internal("the server made a mistake; its log has the details")
 
 
 def _status(outcome: str, error: RequestError | None) -> int:

@@ -6,7 +6,7 @@ import logging
 import re
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import trio
@@ -28,9 +28,10 @@ log = logging.getLogger(__name__)
 Seconds = Annotated[float, Within(above=0, at_most=1_000_000)]
 Count = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]
 Header = tuple[bytes, bytes]
+T = TypeVar("T")
 
 ANY = "*"
-METHODS = b"GET, HEAD, POST, DELETE, OPTIONS"
+METHODS = b"GET, HEAD, POST, OPTIONS"
 EXPOSED = b"x-request-id, retry-after, x-should-retry"  # what a page may read beside the few headers that it always may
 ASKED_HEADERS = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4096}")
 PREFLIGHT_S = 600
@@ -85,9 +86,11 @@ class Door:
     limits: DoorLimits
     names: frozenset[str]  # that clients may call this server by, without the port; `*` is any
     unready: Callable[[], str | None]  # why a load balancer had better not send anybody here now
-    metrics_text: Callable[[], Awaitable[bytes]]
     new_id: Callable[[], str]
     now: Callable[[], float]
+    metrics_text: Callable[[], Awaitable[bytes]]
+    server_info: Callable[[], dict[str, object]] = _unknown
+    flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
     keys: Keys = field(factory=Keys)
     origins: frozenset[str] = frozenset()  # of foreign pages that may use this server; `*` is any
     tls: ssl.SSLContext | None = None
@@ -97,8 +100,6 @@ class Door:
     ending: trio.Semaphore = field(factory=lambda: trio.Semaphore(ENDING_A_TURN))
     _owners: dict[Outbox, Key] = field(factory=dict)  # in whose name a connection is counted
     _left: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
-    server_info: Callable[[], dict[str, object]] = _unknown
-    flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
 
     # Who knocks --------------------------------------------------------------------------
 
@@ -212,9 +213,17 @@ class Door:
         return self.asking.cut_all(Draining("the server is shutting down"))
 
     async def answer(
-        self, request: Respond, served: Served, counted: Counted, into: Callable[[TextReply], None]
-    ) -> Answered:
-        """Admit one request and relay its answer into `into`; raises the `RequestError` that ended it."""
+        self,
+        request: Respond,
+        served: Served,
+        counted: Counted,
+        into: Callable[[TextReply], None],
+        finish: Callable[[Answered], T],
+    ) -> T:
+        """Admit one request, relay its answer into `into`, and return what `finish` makes of the whole.
+
+        Raises the `RequestError` that ended it; a bug in `into` or `finish` ends it in `Internal`.
+        """
         key = counted.key or self.keys.anybody
         priority = clamped(request.priority, key.section.priority)
         with self.asking.counting(counted), key.asking():
@@ -223,7 +232,7 @@ class Door:
                 if priority != request.priority:
                     request = evolve(request, priority=priority)
                 answered = await self.asking.answer(request, served, counted, into)
-        return answered
+            return finish(answered)  # in here: an answer that cannot be built must not be counted as whole
 
     def forget(self, outbox: Outbox) -> None:
         """Note that a connection has ended."""

@@ -12,8 +12,9 @@ from attrs import define
 
 from protocol.dialects import http as shapes
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
+from supervisor.doors.access import WHAT_CHARACTERS_MAX
 from supervisor.doors.asking import Counted
-from supervisor.doors.door import Door
+from supervisor.doors.door import Door, Header
 from supervisor.doors.keys import Key
 from supervisor.doors.outbox import Outbox
 
@@ -22,9 +23,6 @@ TEXT = (b"content-type", b"text/plain; charset=utf-8")
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 REQUEST_ID_LENGTH_MAX = 128
 QUERY_FIELDS_MAX = 32
-WHAT_LENGTH_MAX = 128  # of the method and the path, in a log
-
-Header = tuple[bytes, bytes]
 
 
 @define(eq=False)
@@ -84,7 +82,7 @@ class Exchange:
     @property
     def what(self) -> str:
         """What a log calls the request; what follows a `?` may be secret, so it is left out."""
-        return "connection" if self.request is None else f"{self.method} {self.path}"[:WHAT_LENGTH_MAX]
+        return "connection" if self.request is None else f"{self.method} {self.path}"[:WHAT_CHARACTERS_MAX]
 
     def counted(self, model: str, door: str) -> Counted:
         """Return the account of the answer that this request asks a model for."""
@@ -175,8 +173,11 @@ class Exchange:
             (b"x-request-id", self.request_id.encode()),
         ]
         headers += [header for header in self.door.cors_headers(self.headers) if header not in headers]
+        options = [name for name, _ in headers if name == b"upgrade"]  # it counts only if named here (RFC 9110, 7.8)
         if self.last or self.door.gate.draining or not self.all_read():
-            headers.append((b"connection", b"close"))
+            options.append(b"close")
+        if options:
+            headers.append((b"connection", b", ".join(options)))
         return self.syntax.send(h11.Response(status_code=status, headers=headers)) or b""
 
     def _data(self, data: bytes) -> bytes:

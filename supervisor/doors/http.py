@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -13,7 +12,6 @@ from attrs import define, field
 from protocol.errors import (
     BadRequest,
     Draining,
-    Internal,
     MethodNotAllowed,
     NotFound,
     RequestError,
@@ -21,13 +19,12 @@ from protocol.errors import (
     TooLarge,
 )
 from supervisor.doors import routes
+from supervisor.doors.asking import failed_by_a_bug
 from supervisor.doors.door import Door
 from supervisor.doors.exchange import Exchange
 from supervisor.doors.keys import Key
 from supervisor.doors.outbox import Outbox
 from supervisor.doors.routes import Route
-
-log = logging.getLogger(__name__)
 
 AHEAD_BYTES_MAX = 64 * 1024  # of further requests, that are kept while one is being answered
 HANDSHAKE = (b"connection", b"upgrade", b"sec-websocket-key", b"sec-websocket-version")
@@ -71,7 +68,9 @@ class HttpConnection:
         """Say no to a connection before it has said anything."""
         self._unheard = True
         with suppress(trio.BrokenResourceError):  # it is gone already
-            self._exchange().fail(error)
+            exchange = self._exchange()
+            exchange.last = True
+            exchange.fail(error)
 
     async def run(self) -> None:
         """Serve requests until the client has had enough, or must close."""
@@ -81,10 +80,10 @@ class HttpConnection:
                 if await self._upgraded(exchange):
                     return
                 await self._respond(exchange)
+                self._unheard = exchange.last  # what comes ahead of its time must not destroy what was answered
                 if self._syntax.our_state is not h11.DONE or self._syntax.their_state is not h11.DONE:
                     return
                 if exchange.last or self.door.gate.draining:
-                    self._unheard = exchange.last  # what comes ahead of its time must not destroy what was answered
                     return
                 self._served += 1
                 self._syntax.start_next_cycle()
@@ -107,14 +106,30 @@ class HttpConnection:
     async def _head(self) -> h11.Request | None:
         """Return the next request's head, None if there will be none."""
         limits = self.door.limits
-        with trio.move_on_after(limits.idle_s if self._served else limits.head_s) as self._idle:
+        begun = bool(self._raw)  # it was sent ahead, behind what has been answered
+        with trio.move_on_after(limits.idle_s if self._served and not begun else limits.head_s) as patience:
+            self._idle = None if begun else patience
             try:
                 event = await self._event()
             except h11.RemoteProtocolError as error:
                 self._misread(error)
                 return None
-            return event if isinstance(event, h11.Request) else None
+            return event if isinstance(event, h11.Request) and self._fits(event) else None
+        if self._raw:  # half a head has come; who has asked nothing needs no answer
+            exchange = self._exchange()
+            exchange.last = True
+            exchange.fail(SlowClient(f"the head did not come within {limits.head_s} s"))
         return None
+
+    def _fits(self, request: h11.Request) -> bool:
+        """Refuse a head that is too long: h11 looks only at one that has not come as a whole."""
+        size, limit = len(self._raw or b"") - len(self._syntax.trailing_data[0]), self.door.limits.head_bytes_max
+        if size > limit:
+            self._unheard = True
+            exchange = self._exchange(request)
+            exchange.last = True
+            exchange.fail(TooLarge(f"the head is {size} bytes long; at most {limit} are read"), 431)
+        return size <= limit
 
     async def _event(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
         while (event := self._syntax.next_event()) is h11.NEED_DATA:
@@ -186,6 +201,7 @@ class HttpConnection:
             if not _is_handshake(exchange):
                 raise BadRequest("this is no WebSocket handshake of version 13")
         except RequestError as error:
+            exchange.last = True  # whoever asked to speak otherwise from here on may do so already
             exchange.fail(error)
         else:
             self._unheard = True
@@ -194,6 +210,7 @@ class HttpConnection:
 
     async def _respond(self, exchange: Exchange) -> None:
         self._raw = None
+        exchange.last = _has_two_lengths(exchange)  # whoever stands before us may count the body otherwise
         try:
             if self._preflown(exchange):
                 return
@@ -202,6 +219,7 @@ class HttpConnection:
             handler = _handler(exchange, route)
             reads = route is not None and route.reads and exchange.method == "POST"
             if reads:
+                (exchange.key or self.door.keys.anybody).charge()  # what is refused below counts too
                 exchange.check_media()
             body = await self._body(exchange)
             if reads:
@@ -235,8 +253,7 @@ class HttpConnection:
         else:
             admin = route is not None and route.admin
             exchange.key = self.door.knock(self.outbox, exchange.headers, admin=admin)
-        if exchange.header(b"transfer-encoding") and exchange.header(b"content-length"):
-            exchange.last = True  # whoever stands before us may count the body otherwise
+        if _has_two_lengths(exchange):
             raise BadRequest("the body has two lengths: send content-length or transfer-encoding")
 
     async def _handle(self, handler: routes.Handler, exchange: Exchange, body: bytes) -> None:
@@ -247,9 +264,8 @@ class HttpConnection:
                 exchange.fail(error)
             except trio.BrokenResourceError:
                 raise
-            except Exception:
-                log.exception("a bug failed a request", extra={"request_id": exchange.request_id})
-                exchange.fail(Internal("the server made a mistake; its log has the details"))
+            except Exception as bug:  # noqa: BLE001  # it is logged there
+                exchange.fail(failed_by_a_bug(bug, exchange.request_id))
         except (trio.BrokenResourceError, SlowClient):
             self._syntax.send_failed()  # nobody listens any more
 
@@ -265,6 +281,10 @@ def _handler(exchange: Exchange, route: Route | None) -> routes.Handler:
     if method not in route.methods:
         raise MethodNotAllowed(f"{exchange.path} knows {route.allow.decode()} only")
     return route.methods[method]
+
+
+def _has_two_lengths(exchange: Exchange) -> bool:
+    return bool(exchange.header(b"transfer-encoding") and exchange.header(b"content-length"))
 
 
 def _is_handshake(exchange: Exchange) -> bool:

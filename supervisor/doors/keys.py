@@ -31,7 +31,7 @@ SECRET_BYTES_MAX = 1024
 SECRET_CHARACTERS_GOOD = 20
 FILE_BYTES_MAX = 1024 * 1024
 WANTED = "this server wants a key; send it as `Authorization: Bearer KEY`"
-NOBODY = KeySection(sha256="0" * 64)
+NOBODY = KeySection(sha256="0" * 64, priority=None)
 """The digest of no secret that anybody knows; and nobody is compared with it."""
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -50,12 +50,11 @@ class Key:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Have one request more while the body runs; raises `Unauthorized`, `ConcurrencyLimited` or `RateLimited`."""
+        """Have one request more while the body runs; raises `Unauthorized` or `ConcurrencyLimited`."""
         self.check()
         limit = self.section.concurrency_max
         if limit is not None and self.running >= limit:
             raise ConcurrencyLimited(f"the key {self.name!r} has {self.running} requests running, as many as it may")
-        self._take()
         self.running += 1
         try:
             yield
@@ -84,7 +83,9 @@ class Key:
         elif self._bucket is not None and old != section:
             self._bucket.change(section.rate_per_s, section.burst_max, trio.current_time())
 
-    def _take(self) -> None:
+    def charge(self) -> None:
+        """Count one request, whatever becomes of it; raises `Unauthorized` or `RateLimited`."""
+        self.check()
         rate = self.section.rate_per_s
         if rate is None:
             return

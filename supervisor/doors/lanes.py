@@ -6,7 +6,6 @@ is remembered.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,7 +16,6 @@ from actors.processor import TextReply
 from protocol.dialects import responses
 from protocol.errors import (
     ConnectionExpired,
-    Internal,
     Left,
     Overloaded,
     PreviousResponseNotFound,
@@ -25,13 +23,11 @@ from protocol.errors import (
     SlowClient,
     StreamLimitReached,
 )
-from protocol.messages import Accepted, ChoiceEnded, FinishReason, Role, Started, Text, Turn, Usage
-from supervisor.doors.asking import Counted
+from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Role, Started, Text, Turn, Usage
+from supervisor.doors.asking import Counted, failed_by_a_bug
 from supervisor.doors.door import Door
 from supervisor.doors.keys import Key
 from supervisor.doors.memory import Memory, Said
-
-log = logging.getLogger(__name__)
 
 WHAT = "response.create"
 
@@ -53,7 +49,7 @@ class _Running:
     counted: Counted
     before: Said | None
     begun: bool = False  # its client knows its id
-    ended: ChoiceEnded = ChoiceEnded(FinishReason.STOP)  # a warm-up has no choice that could end otherwise
+    ended: ChoiceEnded = ChoiceEnded(FinishReason.STOP)  # until its choice says how; that of a warm-up does, too
 
 
 @define(eq=False)
@@ -192,12 +188,16 @@ class Lanes:
     async def _answer(self, running: _Running) -> None:
         """Say one response from its beginning to its end, and remember it if it can be continued."""
         create, events, counted = running.create, running.events, running.counted
+
+        def finish(answered: Answered) -> tuple[bytes, ...]:
+            return events.finish(running.ended, answered.usage)
+
         try:
             before = self._before(running)
             history = () if before is None else before.turns
             served = self.door.asking.find(create.model)
             respond = responses.to_respond(create, request_id=running.id, history=history)
-            answered = await self.door.answer(respond, served, counted, self._into(running))
+            last = await self.door.answer(respond, served, counted, self._into(running), finish)
         except (SlowClient, trio.BrokenResourceError):
             raise
         except Left:
@@ -206,12 +206,11 @@ class Lanes:
         except RequestError as error:
             self._failed(running, error)
             return
-        except Exception:
-            log.exception("a bug failed a request", extra={"request_id": counted.request_id})
-            self._failed(running, Internal("the server made a mistake; its log has the details"))
+        except Exception as bug:  # noqa: BLE001  # it is logged there
+            self._failed(running, failed_by_a_bug(bug, counted.request_id))
             return
         else:
-            self.say(*events.finish(running.ended, answered.usage))
+            self.say(*last)
         said = create.turns() + (() if create.warm_up else (Turn(Role.ASSISTANT, events.text),))
         self._memory.remember(create.stream_id, Said.after(before, events.id, *said))
 
@@ -222,7 +221,7 @@ class Lanes:
         def pass_on(reply: TextReply) -> None:
             match reply:
                 case Text():
-                    say(events.delta(reply))
+                    say(*events.deltas(reply))
                 case Started():
                     say(*events.open())
                 case Accepted():

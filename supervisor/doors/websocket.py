@@ -7,6 +7,7 @@ comes, and no task of this connection runs for them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
 from urllib.parse import parse_qs, urlsplit
@@ -212,10 +213,16 @@ class Session:
     def _hear(self, message: str, lanes: Lanes) -> None:
         if self._closing:
             return  # after our close frame nothing may be said
+        data: dict[str, object] = {}
         try:
-            event = responses.parse(message, default_model=self.model)
+            try:
+                data = decode(message)
+            finally:  # what cannot be read counts too
+                if data.get("type") != "response.cancel":
+                    (self.key or self.door.keys.anybody).charge()
+            event = responses.read_event(data, default_model=self.model)
         except RequestError as error:
-            self._misheard(error, message, lanes)
+            self._misheard(error, data, lanes)
             return
         try:
             if isinstance(event, responses.CancelResponse):
@@ -229,13 +236,13 @@ class Session:
         except RequestError as error:
             self._refuse(error, event.stream_id)
 
-    def _misheard(self, error: RequestError, message: str, lanes: Lanes) -> None:
+    def _misheard(self, error: RequestError, data: Mapping[str, object], lanes: Lanes) -> None:
         """Refuse what cannot be read; its lane forgets what it continued, as after any other failure."""
         if isinstance(error, BadRequest) and error.param == "stream_id":
             self._refuse(InvalidStreamId(error.detail, param=error.param), None)
         else:
-            lane = responses.stream_id_of(message)
-            lanes.forget(lane, _continued(message))
+            lane, continued = responses.stream_id_of(data), data.get("previous_response_id")
+            lanes.forget(lane, continued if isinstance(continued, str) else None)
             self._refuse(error, lane)
 
     def _refuse(self, error: RequestError, lane: str | None) -> None:
@@ -253,12 +260,3 @@ class Session:
         if self.stream.said_goodbye:  # after a close frame nothing may follow (RFC 6455, 5.5.1)
             raise trio.BrokenResourceError("the client has left")
         self.outbox.put(b"".join(map(text_frame, events)))
-
-
-def _continued(message: str) -> str | None:
-    """Return the response that an event continues which could not be parsed, if that much can be read."""
-    try:
-        wanted = decode(message).get("previous_response_id")
-    except RequestError:
-        return None
-    return wanted if isinstance(wanted, str) else None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bench.load.answers import Answer, read_chunk, read_response
 from bench.load.faults import Failed
+from bench.load.http import refusal
 from tests.bench.server import delta, response_end, usage
 
 
@@ -31,6 +32,13 @@ def test_a_chat_answer_is_counted_by_its_events_with_content():
     answer, brought = hear(read_chunk, ROLE, delta("a"), delta("b"), delta(finish="stop"), usage(5, 2), b"[DONE]")
     assert (answer.over, answer.finish, brought) == (True, "stop", [1, 1])
     assert (answer.prompt_tokens, answer.output_tokens) == (5, 2)
+
+
+@pytest.mark.parametrize("body", [b"\xff", b'{"error":"\xe9"}', b"[" * 5000, b"{", b""])
+def test_what_cannot_be_read_is_a_fault_of_one_request(body):
+    assert refusal(502, body).fault.code == "502"
+    if body:
+        assert fault(read_chunk, body).kind == fault(read_response, body).kind == "shape"
 
 
 @pytest.mark.parametrize("key", ["content", "reasoning_content", "reasoning", "refusal"])

@@ -5,6 +5,7 @@ import json
 import sys
 import time
 
+import attrs
 import pytest
 import trio
 
@@ -204,6 +205,19 @@ def test_a_busy_client_says_that_the_figures_are_its_own():
     assert words in report.table(findings(found=[late(0.011)]))
     assert words not in report.table(findings(cpu_s=0.79, found=[late(0.009)]))
     assert report.document(findings(cpu_s=0.81))["client"]["saturated"] is True
+
+
+def test_what_the_limit_on_concurrency_held_back_is_said():
+    held = attrs.evolve(late(0.0), held_s=0.3)
+    limited = attrs.evolve(findings(found=[held]), job=Job(
+        target=Target(url="http://h", api="chat", model="m"), workload=Workload(),
+        pace=Pace(rate=4.0, requests=1, concurrency_max=3),
+    ))  # fmt: skip
+    text = report.table(limited)
+    assert "4 requests/s, Poisson, at most 3 at once" in text
+    assert "HELD BACK: --concurrency-max held requests for p50 300.0 ms, p99 300.0 ms" in text
+    assert "HELD BACK" not in report.table(findings(found=[attrs.evolve(held, held_s=0.001)]))
+    assert "HELD BACK" not in report.table(findings())
 
 
 def test_a_client_that_was_kept_from_running_says_so():

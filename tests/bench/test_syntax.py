@@ -1,6 +1,7 @@
 """Bytes may be cut anywhere; the same events come of them. What is no protocol fails alone."""
 
 import json
+import time
 from contextlib import suppress
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ from wsproto import ConnectionType
 from wsproto.connection import Connection, ConnectionState
 from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 
+from bench.load.asking import address
 from bench.load.faults import Failed
 from bench.load.http import Chunked, HttpDialogue
 from bench.load.sse import EventStream
@@ -257,3 +259,36 @@ def test_no_bytes_at_all_raise_anything_but_a_failure(data, places):
         with suppress(Failed):
             for part in cut(data, places):
                 assert isinstance(feed(part), list | bytes)
+
+
+@pytest.mark.parametrize("last", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+def test_a_long_event_in_small_parts_is_read_in_linear_time(last):
+    stream, part, parts = EventStream(), b"x" * 1024, 16 * 1024
+    begun = time.process_time()
+    for each in [b"data: ", *[part] * parts]:
+        assert stream.feed(each) == []
+    assert [*stream.feed(last), *stream.end()] == [(b"", part * parts)]
+    assert time.process_time() - begun < 2  # going over all of it again at each part takes tens of seconds
+
+
+def test_a_long_message_in_small_parts_is_read_in_linear_time():
+    frames, payload = Frames(), b"x" * (16 * 2**20)
+    data = b"\x81\x7f" + len(payload).to_bytes(8, "big") + payload + b"\x81\x01y"
+    begun = time.process_time()
+    messages = [each for at in range(0, len(data), 1024) for each in frames.feed(data[at : at + 1024])]
+    assert messages == [(TEXT, payload), (TEXT, b"y")]
+    assert time.process_time() - begun < 2
+
+
+@pytest.mark.parametrize(
+    ("url", "authority"),
+    [
+        ("http://h", b"h"),
+        ("https://h", b"h"),
+        ("http://h:443", b"h:443"),
+        ("wss://h:80", b"h:80"),
+        ("ws://[::1]:80", b"[::1]"),
+    ],
+)
+def test_a_port_is_left_out_only_where_it_is_the_schemes_own(url, authority):
+    assert address(url, "chat").authority == authority

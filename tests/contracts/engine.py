@@ -104,7 +104,7 @@ async def read(generation: Generation) -> tuple[list[int], Finished]:
         assert generation.over.is_set()
         finished = await generation.result()
     assert isinstance(finished, Finished)
-    assert promised >= 0
+    assert promised >= 0, "what was promised is a number of tokens"
     return ids, finished
 
 

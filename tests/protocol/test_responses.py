@@ -84,6 +84,7 @@ def test_an_answer_that_is_sent_back_whole():
     [
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "name": "f"}),
         ("reasoning", {"effort": "high"}),
         ("store", True),
         ("conversation", "conv_1"),
@@ -309,10 +310,10 @@ def test_cancel():
 
 
 def test_the_lane_of_a_request_that_could_not_be_parsed():
-    assert stream_id_of('{"type":5,"stream_id":"a"}') == "a"
-    assert stream_id_of('{"stream_id":"a b"}') is None
-    assert stream_id_of('{"stream_id":5}') is None
-    assert stream_id_of("{") is None
+    assert stream_id_of({"type": 5, "stream_id": "a"}) == "a"
+    assert stream_id_of({"stream_id": "a b"}) is None
+    assert stream_id_of({"stream_id": 5}) is None
+    assert stream_id_of({}) is None
 
 
 # What a processor gets ------------------------------------------------------------------

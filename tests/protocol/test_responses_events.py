@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from protocol.dialects.gathered import Gathered
 from protocol.dialects.responses import LOGPROBS, Events, completion, error_event, parse, parse_http, response_id
-from protocol.dialects.responses_events import FORMAT_ECHOED_MAX, LOGPROBS_REPEATED_MAX
+from protocol.dialects.responses_events import FORMAT_ECHOED_MAX, LOGPROBS_A_DELTA_MAX, LOGPROBS_REPEATED_MAX
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Overloaded
 from protocol.messages import Answered, ChoiceEnded, FinishReason, Text, TokenText, Usage
 
@@ -228,6 +228,45 @@ def test_log_probabilities_are_exact_for_each_delta_and_said_once_more_at_the_en
     assert part["part"]["logprobs"] == item["item"]["content"][0]["logprobs"] == []
     assert last["response"]["top_logprobs"] == 1
     assert last["response"]["output"][0]["content"][0]["logprobs"] == []
+
+
+def test_text_that_was_held_back_with_its_log_probabilities_comes_in_several_deltas():
+    top = tuple((f" {'x' * 100}{i}", b" " + b"x" * 100 + b"%d" % i, -3.2345678901234567) for i in range(20))
+    scored = [TokenText(c, c.encode(), -1.0, top) for c in "ab" * 511] + [
+        TokenText("\ufffd", b"\xc3", -1.0, top), TokenText("\ufffd", b"\xa9!", -1.0, top)]  # fmt: skip
+    text = Text("ab" * 511 + "é!", 1024, 0, tuple(scored), tuple(range(1024)))
+    events = events_of(include=[LOGPROBS], top_logprobs=20, return_token_ids=True)
+    events.begin()
+    events.open()
+    frames = events.deltas(text)
+    said = [json.loads(frame) for frame in frames]
+    assert max(map(len, frames)) < 2**20
+    assert [each["sequence_number"] for each in said] == [*range(4, 4 + len(said))]
+    assert "".join(each["delta"] for each in said) == text.text == events.text
+    assert said[0]["delta"] == "ab" * (LOGPROBS_A_DELTA_MAX // 2)
+    assert [token["logprob"] for each in said for token in each["logprobs"]] == [-1.0] * 1024
+    assert [bytes(token["bytes"]) for each in said for token in each["logprobs"]] == [each.data for each in scored]
+    assert [token for each in said for token in each["token_ids"]] == [*range(1024)]
+
+
+@pytest.mark.parametrize("size", [0, 1, LOGPROBS_A_DELTA_MAX])
+def test_text_with_few_log_probabilities_is_one_delta(size):
+    text = Text("x", size, 0, SCORED[0].logprobs[:1] * size)
+    assert events_of(include=[LOGPROBS]).deltas(text) == (events_of(include=[LOGPROBS]).delta(text),)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, (True, "auto")),
+        ({"parallel_tool_calls": None, "tool_choice": None}, (True, "auto")),
+        ({"parallel_tool_calls": False, "tool_choice": "none"}, (False, "none")),
+        ({"parallel_tool_calls": True, "tool_choice": "auto"}, (True, "auto")),
+    ],
+)
+def test_what_was_said_of_tools_is_said_back(asked, said):
+    response = check(events_of(**asked).begin()[0])["response"]
+    assert (response["parallel_tool_calls"], response["tool_choice"]) == said
 
 
 @pytest.mark.parametrize("too_many", [False, True])

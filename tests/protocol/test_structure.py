@@ -222,6 +222,14 @@ def test_floods_of_mistakes_are_cut_short():
     assert found[-1] == ("", f"has {1000 - MISTAKES_MAX} more keys that are not known here")
     said = f"holds {ITEMS_MAX + 1} items; at most {ITEMS_MAX} are read"
     only("names", said, {"gateway": {"port": 1}, "names": ["x"] * (ITEMS_MAX + 1)})
+    many = {f"x{key}": 0 for key in range(ITEMS_MAX)}
+    only("", f"holds {ITEMS_MAX + 1} keys; at most {ITEMS_MAX} are read", {"gateway": {"port": 1}} | many)
+    only(
+        "pools",
+        f"holds {ITEMS_MAX + 1} keys; at most {ITEMS_MAX} are read",
+        {"gateway": {"port": 1}, "pools": many | {"y": 0}},
+    )
+    only("gateway", f"holds {ITEMS_MAX + 1} keys; at most {ITEMS_MAX} are read", {"gateway": {"port": 1} | many})
     only(f'["{"k" * 39}…"]', "is not a key here", {"gateway": {"port": 1}, "k" * 100_000: 1})
 
 

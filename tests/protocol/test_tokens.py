@@ -90,7 +90,7 @@ def test_what_is_no_list_of_token_ids_is_refused_where_it_is_wrong(param, fields
 def test_token_ids_go_both_ways():
     assert detokenize(tokens=[0, 2**31 - 1], model="m").ids == (0, 2**31 - 1)
     assert json.loads(tokenized(Tokenized([3, 1, 2], 2048))) == {"tokens": [3, 1, 2], "count": 3, "max_model_len": 2048}
-    assert json.loads(detokenized(Detokenized("é\0"))) == {"text": "é\0"}
+    assert json.loads(detokenized(Detokenized("é\0"))) == {"text": "é\0", "prompt": "é\0"}
 
 
 def test_the_model_may_be_left_to_the_server():

@@ -10,16 +10,17 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import trio
-from attrs import define
+from attrs import define, field
 
 from tests.doors import Client, post
-from tests.sim import judge
+from tests.sim import judge, secure
+from tests.sim.faults import Faults
+from tests.sim.freeing import GONE_WITHIN_S
 from tests.sim.model import Wanted, draw, whole
 from tests.sim.system import System
 
 GONE = (EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
-GONE_WITHIN_S = 2.0  # from leaving, or from the end of an answer, to a free slot
-
+STALLED_WITHIN_S = 15.0  # from half a request to the end of its connection: a head's time, a body's, the farewell's
 GIVEN_AHEAD_MAX = 5  # tokens, until an engine hears that a stop string has come
 
 
@@ -29,6 +30,10 @@ class Reader(Client):
 
     rng: random.Random | None = None
     pause_s: float = 0.0
+    raw: trio.SocketStream = field(init=False)  # what TLS, if there is any, stands on
+
+    def __attrs_post_init__(self) -> None:
+        self.raw = secure.below(self.stream)
 
     async def more(self) -> bool:
         if self.rng is not None and self.pause_s:
@@ -50,16 +55,23 @@ class Reader(Client):
         heard.whole = True
 
     async def leave(self, how: str) -> None:
-        """Close, or reset, or close the sending side only and stay a while."""
+        """Close, or reset, or say only that nothing follows and stay a while."""
         with suppress(*GONE, OSError):
             if how == "reset":
-                self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             elif how == "half":
-                await self.stream.send_eof()
                 with trio.move_on_after(GONE_WITHIN_S):
+                    if isinstance(self.stream, trio.SSLStream):
+                        await self.stream.unwrap()
+                    else:
+                        await self.stream.send_eof()
                     while await Client.more(self):
                         pass
-        self.stream.socket.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the socket at once; idempotent."""
+        self.raw.socket.close()
 
 
 def chat(wanted: Wanted) -> dict[str, object]:
@@ -91,10 +103,13 @@ class HttpClient:
     system: System
     rng: random.Random
     name: str
-    may: judge.May
+    faults: Faults
     note: Callable[..., None]
-    holds_dead: bool  # something here may keep a slot for one who has left: do not demand it at once
     slow: bool = False  # reads late or not at all
+
+    def may(self, code: str) -> bool:
+        """Whether the server may say this code to anybody."""
+        return self.faults.may(code)
 
     def true(self, code: str) -> bool:
         """Whether the server may say this code to this very client."""
@@ -114,7 +129,7 @@ class HttpClient:
             else:
                 await self._converse(reader)
         finally:
-            reader.stream.socket.close()
+            reader.hang_up()
 
     async def _converse(self, reader: Reader) -> None:
         rng = self.rng
@@ -130,7 +145,7 @@ class HttpClient:
                 await reader.send(self._post(wanted))
                 await trio.sleep(rng.choice((0, 0.05)))
         for wanted in asked:
-            heard, asked_at = judge.Heard(), trio.current_time()
+            heard, asked_at = judge.Heard(), self._age()
             with left, suppress(*GONE):
                 if not ahead:
                     await reader.send(self._post(wanted, x_request_id=self.name))
@@ -139,8 +154,8 @@ class HttpClient:
             self.note(wanted.turns[-1][1].split()[0], outcome)
             if heard.status and not ahead:
                 assert heard.headers["x-request-id"] == self.name
-            if not (self.slow or self.holds_dead):
-                assert trio.current_time() - asked_at <= self.system.answered_within_s, "it took too long"
+            if not self.slow:
+                assert self._age() - asked_at <= self.system.answered_within_s, "it took too long"
             if left.cancelled_caught or not heard.whole or heard.headers.get("connection") == "close":
                 break
             await trio.sleep(rng.choice((0, rng.random())))
@@ -148,6 +163,10 @@ class HttpClient:
         if left.cancelled_caught:
             await reader.leave(rng.choice(("close", "reset", "half")))
         await self._check_gone(asked)
+
+    def _age(self) -> float:
+        """Return the time, without the jumps of the clock."""
+        return trio.current_time() - self.faults.freeing.jumped_s
 
     def _draw(self, name: str) -> Wanted:
         return draw(self.rng, name, choices_max=3)
@@ -159,15 +178,16 @@ class HttpClient:
         return judge.http(wanted, heard, self.true, stayed=stayed)
 
     async def _check_gone(self, asked: list[Wanted]) -> None:
-        if not self.holds_dead:
-            await trio.sleep(GONE_WITHIN_S)
-            for wanted in asked:
-                assert not self.system.holding(wanted.prompt), "a slot is held for nobody"
-                if self.system.network["delay_s"] < 0.01:
-                    for number, choice in enumerate(whole(wanted).choices):
-                        seed = None if wanted.seed is None else wanted.seed ^ number
-                        given = self.system.given(wanted.prompt, seed)
-                        assert given <= len(choice.ids) + GIVEN_AHEAD_MAX, "tokens were computed for nobody"
+        """Wait for as long as slots may be held for one who has left, or has been answered; then none may be."""
+        freeing, system = self.faults.freeing, self.system
+        self.note(self.name, "gone", *await freeing.wait_due(system.way_s))
+        for wanted in asked:
+            assert not system.holding(wanted.prompt), "a slot is held for nobody"
+            if system.network["delay_s"] < 0.01 and not freeing.swallowed:
+                for number, choice in enumerate(whole(wanted).choices):
+                    seed = None if wanted.seed is None else wanted.seed ^ number
+                    given = system.given(wanted.prompt, seed)
+                    assert given <= len(choice.ids) + GIVEN_AHEAD_MAX, "tokens were computed for nobody"
 
     # Clients that make mistakes --------------------------------------------------------------
 
@@ -199,18 +219,31 @@ class HttpClient:
         for _ in range(self.rng.randint(1, 5)):
             data[self.rng.randrange(len(data))] = self.rng.randrange(256)
         with suppress(*GONE), trio.move_on_after(self.rng.random() * 8):
-            await reader.send(bytes(data))
-            while await reader.more():
-                pass
+            stream = self._below(reader)
+            await stream.send_all(bytes(data))
+            await self._hear_out(reader, stream)
         self.note(self.name, "garbled", bytes(reader.buffer[:12]))
 
     async def _stall(self, reader: Reader) -> None:
-        data = post(chat(draw(self.rng, self.name)))
-        with suppress(*GONE), trio.move_on_after(self.rng.choice((1.0, 20.0))):
-            await reader.send(data[: self.rng.randrange(len(data))])
-            while await reader.more():
-                pass
+        data, stream = post(chat(draw(self.rng, self.name))), self._below(reader)
+        if stream is not reader.stream:
+            data = secure.hello()
+        patience_s, size = self.rng.choice((1.0, 20.0)), self.rng.randrange(len(data))
+        with suppress(*GONE), trio.move_on_after(patience_s) as patience:
+            await stream.send_all(data[:size])
+            await self._hear_out(reader, stream)
+        in_time = patience_s < STALLED_WITHIN_S or size == 0 or self.faults.freeing.jumped_s
+        assert in_time or not patience.cancelled_caught, "half a request keeps its connection"
         self.note(self.name, "stalled", bytes(reader.buffer[:12]))
+
+    def _below(self, reader: Reader) -> trio.abc.Stream:
+        """Return what to write mistakes to: if there is TLS, that is sometimes the socket below it."""
+        return reader.raw if self.system.tls and self.rng.random() < 0.5 else reader.stream
+
+    async def _hear_out(self, reader: Reader, stream: trio.abc.Stream) -> None:
+        """Read to the end; what comes below TLS is not kept, since chance has a part in it."""
+        while await (reader.more() if stream is reader.stream else stream.receive_some(65536)):
+            pass
 
 
 @define(eq=False)
@@ -228,6 +261,6 @@ class DeafClient(HttpClient):
             for _ in range(rng.choice((2, 60))):
                 await trio.sleep(0.5)
                 self.system.check_backlogs()
-            reader.stream.socket.close()
+            reader.hang_up()
             await self._check_gone(asked)
         self.note(self.name, "deaf")

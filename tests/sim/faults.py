@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable
 
 import trio
-from attrs import Factory, define
+from attrs import Factory, define, field
 
 from protocol.errors import ActorError, EngineStuck, StartFailed, TooManyBugs
+from tests.sim.freeing import Freeing
 from tests.sim.network import SimTransport
 from tests.sim.system import System
 
@@ -30,7 +31,6 @@ TRUTHS: dict[str, frozenset[str]] = {
     "impatient": LATE,
     "trickles": LOST | LATE,  # a Cancel that waits behind much else looks like an engine that keeps its slot
 }
-HOLDS_SLOTS = frozenset({"half-open line", "half-open front", "stuck", "slow", "jump"})
 FAULTS = tuple(kind for kind in TRUTHS if kind not in {"drain", "impatient", "trickles"})
 FALLS: dict[str, tuple[type[ActorError], ...]] = {  # by what an actor may fall, beside a lost engine or a lost link
     "half-open line": (EngineStuck, StartFailed),
@@ -50,6 +50,10 @@ class Faults:
     rng: random.Random
     note: Callable[..., None]
     happened: set[str] = Factory(set)
+    freeing: Freeing = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.freeing = Freeing(self.system.deadlines.release_s)
 
     def may(self, code: str) -> bool:
         """Whether an error with this code is true by now."""
@@ -71,14 +75,17 @@ class Faults:
             case "cut the line" | "cut the front":
                 self._wire(kind, number).cut()
             case "half-open line" | "half-open front":
-                wire = self._wire(kind, number)
+                wire, lasts_s = self._wire(kind, number), rng.random() * 6
+                self.freeing.wrong(kind, lasts_s)
                 wire.swallow()
-                await trio.sleep(rng.random() * 6)
+                await trio.sleep(lasts_s)
                 wire.cut()
             case "jump":
                 clock = trio.lowlevel.current_clock()
                 assert isinstance(clock, trio.testing.MockClock)
-                clock.jump(rng.choice((3.0, 20.0, 600.0)))
+                jump_s = rng.choice((3.0, 20.0, 600.0))
+                clock.jump(jump_s)
+                self.freeing.jumped(jump_s)
             case "bugs":
                 system.decode.bugs = rng.choice((1, 1, 8))
                 if system.decode.bugs > 1:
@@ -88,6 +95,7 @@ class Faults:
 
     async def _for_a_while(self, kind: str, number: int) -> None:
         system, lasts_s = self.system, self.rng.random() * 4
+        self.freeing.wrong(kind, lasts_s)
         match kind:
             case "start fails":
                 system.starts_fail = True

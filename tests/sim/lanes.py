@@ -158,7 +158,8 @@ class LaneClient(HttpClient):
         with trio.move_on_after(patience_s) as patience, suppress(*GONE):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, reader, nursery.cancel_scope)
-                await self._talk(reader)
+                with suppress(*GONE):  # who is not heard any more may still hear why
+                    await self._talk(reader)
         self.transcript.closed(stayed=not patience.cancelled_caught)
         ends = [each.end for each in self.transcript.responses.values()]
         self.note(self.name, *ends, *self.transcript.errors, self.transcript.close_code)
@@ -259,3 +260,5 @@ class DeafLaneClient(LaneClient):
         await self._listen(reader, trio.CancelScope())
         self.transcript.closed(stayed=True)
         self.note(self.name, "deaf in lanes", self.transcript.close_code)
+        reader.hang_up()
+        await self._check_gone([wanted for wanted, _ in self.transcript.asked.values()])

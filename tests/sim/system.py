@@ -29,6 +29,7 @@ from supervisor.process import Hurry
 from supervisor.tree import Child, Tree
 from tests.doors import TINY
 from tests.fakes import FakeHost, Scheduler, whole
+from tests.sim import secure
 from tests.sim.clock import tasks
 from tests.world import World
 
@@ -113,6 +114,7 @@ class System(World):
 
     host_of: Callable = _Host
     far: bool = False  # the workers are another node's, at the other end of a link
+    tls: bool = False  # between clients and the gateway
     limits: DoorLimits = LIMITS
     requests_max: int = 8
     waiting_max: int = 8
@@ -148,6 +150,7 @@ class System(World):
             metrics_text=partial(known.metrics_text, engines, metrics),
             new_id=lambda: f"{next(numbers) << 16:032x}",  # the last digits tell choices apart
             now=lambda: NOON + trio.current_time(),
+            tls=secure.server() if self.tls else None,
         )
         house = House(self.tree, self.door)
         world = SimpleNamespace(hurry=Hurry())
@@ -182,8 +185,8 @@ class System(World):
 
     # Clients -----------------------------------------------------------------------------
 
-    def connect(self) -> trio.SocketStream:
-        """Connect a client as the kernel would; raises `trio.BrokenResourceError` if nobody listens."""
+    def connect(self) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
+        """Connect a client as the kernel would, with TLS to come if the gateway speaks it; raises `trio.BrokenResourceError` if nobody listens."""
         if self._gateway_nursery is None:
             raise trio.BrokenResourceError("nobody listens")
         ours, theirs = socket.socketpair()
@@ -193,7 +196,8 @@ class System(World):
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
         self.sockets.append(stream)
         self._gateway_nursery.start_soon(_accepted, self.door, self._refusing, stream, name="connection")
-        return trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        raw = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        return secure.wrap(raw) if self.tls else raw
 
     def heal(self) -> None:
         """Be well again, and patient."""
@@ -221,6 +225,14 @@ class System(World):
         """Whether the engines find the prompt of this request wrong, which they say only when it runs."""
         running = (host.scheduler.running.get(request_id) for host in self.hosts.values())
         return any(held is not None and tuple(held.request.tokens) in self.refused for held in running)
+
+    @property
+    def way_s(self) -> float:
+        """How long what is said to the workers now waits behind what was said before, ten times the usual for each roomful."""
+        if not self.far or self.front.now is None:
+            return 0.0
+        behind_bytes = self.front.now.peer.queued_bytes + self.wires["front"].in_flight
+        return behind_bytes / self.network["room"] * 10 * self.network["delay_s"]
 
     # Looking -----------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
-import tomllib
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -17,8 +17,10 @@ from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from bench.fit import PRICES, Bench, Heard, Server, Unusable, first_token, fit, measure, next_token, table
-from protocol.dialects.structure import structure
 from protocol.messages import Generate, Sampling, Tokens
+from supervisor import config
+
+SIMULATED = Path(__file__).parents[2] / "examples" / "simulated.toml"
 
 price = st.floats(1e-6, 1.0)
 
@@ -68,9 +70,13 @@ def test_nothing_measured_is_said():
         fit([])
 
 
-def test_the_table_is_a_section_of_the_file():
-    text = table("gpu-0", fit(rows(0.008, 5e-5, 3e-5, 4e-8, 0.002)))
-    costs = structure(tomllib.loads(text)["engine"]["gpu-0"]["costs"], Costs)
+def test_the_table_is_a_section_of_the_file(tmp_path):
+    text = table("tiny-0", fit(rows(0.008, 5e-5, 3e-5, 4e-8, 0.002)))
+    before, _, _ = SIMULATED.read_text().partition("[engine.tiny-0.simulated.costs]")
+    file = tmp_path / "cluster.toml"
+    (tmp_path / "tiny").mkdir()
+    file.write_text(before + text)
+    costs = config.read(file).engine["tiny-0"].simulated.costs
     assert costs == Costs(fixed_s=0.008, per_running_s=5e-5, per_prefill_token_s=3e-5, per_kv_token_s=4e-8)
     assert "2.00 ms beside its step" in text
 

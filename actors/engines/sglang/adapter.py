@@ -13,7 +13,7 @@ from actors.engines.port import Generation
 from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Message
 
 
-class Line(Asks[Message, Message, Message], Protocol):
+class HostLink(Asks[Message, Message, Message], Protocol):
     """What this needs of the link to its host."""
 
     def open(self, request: Message, credit: int) -> tuple[int, Answer[Message, Message]]:
@@ -30,14 +30,14 @@ class Line(Asks[Message, Message, Message], Protocol):
 class SglangEngine:
     """One SGLang engine; keeps the promises of `actors.engines.port.Engine`."""
 
-    line: Line
+    link: HostLink
     info: EngineInfo
     _streams: dict[str, tuple[int, Generation]] = field(factory=dict)
 
     def submit(self, request: Generate) -> Generation:
         """Start a request; raises `BadRequest` for one that would crash the engine, or be changed by it."""
         check(request, self.info)
-        stream, answer = self.line.open(request, request.sampling.tokens_max)
+        stream, answer = self.link.open(request, request.sampling.tokens_max)
         generation = cast("Generation", answer)  # the host answers a Generate with nothing else
         self._streams[request.id] = stream, generation
         return generation
@@ -45,7 +45,7 @@ class SglangEngine:
     def abort(self, request_id: str) -> None:
         """Stop a request, whatever point it has reached."""
         if (running := self._streams.get(request_id)) is not None:
-            self.line.leave(running[0])
+            self.link.leave(running[0])
 
     async def wait_released(self, request_id: str) -> None:
         """Wait until the host has closed the request's stream, which it does when the scheduler has let go."""
@@ -56,7 +56,7 @@ class SglangEngine:
 
     async def wait_lost(self) -> None:
         """Wait for the end of the link, which is the end of the engine."""
-        await self.line.wait_lost()
+        await self.link.wait_lost()
 
     async def load(self) -> EngineLoad:
         """Return the scheduler's own count."""
@@ -69,5 +69,5 @@ class SglangEngine:
         await self._control(FlushCache())
 
     async def _control(self, request: Message) -> Message | None:
-        async with self.line.ask(request, 0) as answer:
+        async with self.link.ask(request, 0) as answer:
             return await answer.result()

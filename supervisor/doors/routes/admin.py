@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import trio
 
-from protocol.errors import BadRequest, Forbidden
+from protocol.errors import Forbidden
 from supervisor.doors.exchange import JSON, TEXT, Exchange
 from supervisor.doors.routes.route import noted
 
@@ -18,13 +18,9 @@ async def server_info(exchange: Exchange, _: bytes) -> None:
 
 
 async def model_info(exchange: Exchange, _: bytes) -> None:
-    """Tell about the one model that is served here, or about that of `?model=`; raises `ModelNotFound`."""
+    """Tell about the only model, or about that of `?model=`; raises `ModelNotFound` or `BadRequest`."""
     await trio.lowlevel.checkpoint()
-    served = exchange.door.asking.served
-    name = exchange.query("model") or (next(iter(served)) if len(served) == 1 else None)
-    if name is None:
-        raise BadRequest(f"several models are served here: {', '.join(sorted(served))}; name one", param="model")
-    model = exchange.door.asking.find(name).model()
+    model = exchange.door.asking.find_only(exchange.query("model") or None).model()
     said = {
         "model_path": model.root,
         "tokenizer_path": model.root,

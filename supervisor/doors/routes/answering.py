@@ -23,8 +23,12 @@ class Completion(Protocol):
 async def in_one_piece(exchange: Exchange, counted: Counted, respond: Respond, completion: Completion) -> None:
     """Answer when everything is there; raises the `RequestError` that ended the answer."""
     gathered = Gathered()
-    answered = await exchange.door.answer(respond, _served(exchange, counted), counted, gathered.add)
-    exchange.reply(200, [JSON], completion(gathered=gathered, answered=answered))
+
+    def finish(answered: Answered) -> bytes:
+        return completion(gathered=gathered, answered=answered)
+
+    body = await exchange.door.answer(respond, _served(exchange, counted), counted, gathered.add, finish)
+    exchange.reply(200, [JSON], body)
 
 
 async def in_chunks(exchange: Exchange, counted: Counted, respond: Respond, chunks: ChoiceChunks) -> None:
@@ -40,13 +44,13 @@ async def in_chunks(exchange: Exchange, counted: Counted, respond: Respond, chun
                 pass
 
     try:
-        answered = await exchange.door.answer(respond, _served(exchange, counted), counted, pass_on)
+        last = await exchange.door.answer(respond, _served(exchange, counted), counted, pass_on, chunks.finish)
     except RequestError as error:
         if not exchange.begun:
             raise
         exchange.cut(chunks.failed(error), error)
     else:
-        exchange.finish(chunks.finish(answered))
+        exchange.finish(last)
 
 
 def _served(exchange: Exchange, counted: Counted) -> Served:

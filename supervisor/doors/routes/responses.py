@@ -9,7 +9,7 @@ import trio
 from actors.processor import TextReply
 from protocol.dialects import responses
 from protocol.errors import RequestError, SlowClient, UpgradeRequired
-from protocol.messages import Accepted, ChoiceEnded, Started, Text
+from protocol.messages import Accepted, Answered, ChoiceEnded, Started, Text
 from supervisor.doors.exchange import Exchange
 from supervisor.doors.routes.answering import in_one_piece
 
@@ -44,19 +44,18 @@ async def _streamed(exchange: Exchange, asked: responses.CreateHttp) -> None:
 
     def pass_on(reply: TextReply) -> None:
         nonlocal ended
-        match reply:
-            case Text():
-                exchange.stream(events.delta(reply))
-            case Started():
-                exchange.stream(b"".join(events.open()))
-            case Accepted():
-                exchange.stream(b"".join(events.begin()))
-            case ChoiceEnded():
-                ended = reply
+        if isinstance(reply, ChoiceEnded):
+            ended = reply
+        else:
+            exchange.stream(_told(events, reply))
+
+    def finish(answered: Answered) -> bytes:
+        assert ended is not None  # an answer is whole when its choice is
+        return b"".join(events.finish(ended, answered.usage))
 
     try:
         respond = responses.to_respond(asked, request_id=ours)
-        answered = await door.answer(respond, door.asking.find(asked.model), counted, pass_on)
+        last = await door.answer(respond, door.asking.find(asked.model), counted, pass_on, finish)
     except RequestError as error:
         if not exchange.begun:
             raise
@@ -66,5 +65,14 @@ async def _streamed(exchange: Exchange, asked: responses.CreateHttp) -> None:
         else:
             exchange.finish(failed)  # it says itself that the answer is not whole, so the body may end as bodies do
     else:
-        assert ended is not None  # an answer is whole when its choice is
-        exchange.finish(b"".join(events.finish(ended, answered.usage)))
+        exchange.finish(last)
+
+
+def _told(events: responses.Events, reply: Accepted | Started | Text) -> bytes:
+    match reply:
+        case Text():
+            return b"".join(events.deltas(reply))
+        case Started():
+            return b"".join(events.open())
+        case Accepted():
+            return b"".join(events.begin())

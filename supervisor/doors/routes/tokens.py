@@ -7,7 +7,7 @@ import trio
 from actors.processor import TextRequest, TextResult
 from protocol.dialects import tokens
 from protocol.dialects.keyfile import clamped
-from protocol.errors import BadRequest, DeadlineExceeded
+from protocol.errors import DeadlineExceeded
 from protocol.messages import Detokenized, Tokenized
 from supervisor.doors.exchange import JSON, Exchange
 from supervisor.doors.routes.route import noted
@@ -34,11 +34,9 @@ async def detokenize(exchange: Exchange, body: bytes) -> None:
 async def _ask(exchange: Exchange, model: str | None, request: TextRequest) -> TextResult | None:
     """Ask a model's processor, for which the same limits hold as for its words."""
     door = exchange.door
-    key, limit_s, served = exchange.key or door.keys.anybody, door.asking.first_token_s, door.asking.served
-    if model is None and len(served) > 1:
-        raise BadRequest(f"several models are served here: {', '.join(sorted(served))}; name one", param="model")
-    asks = door.asking.find(next(iter(served), "") if model is None else model).ask
+    key, limit_s = exchange.key or door.keys.anybody, door.asking.first_token_s
+    asks = door.asking.find_only(model).ask
     with key.asking(), trio.move_on_after(limit_s):
-        async with door.gate.admitted(clamped(0, key.section.priority)), asks.ask(request, 0) as answer:
+        async with door.gate.admitted(clamped(None, key.section.priority)), asks.ask(request, 0) as answer:
             return await answer.result()
     raise DeadlineExceeded(f"there was no answer within {limit_s} s")

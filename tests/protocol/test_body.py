@@ -1,0 +1,111 @@
+"""What a body may be made of: how long one takes to read is how long everybody else waits."""
+
+import json
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.dialects import body, chat, completions, responses
+from protocol.dialects.body import CONTAINERS_MAX, decode
+from protocol.dialects.keyfile import Bucket, KeyFile, KeySection
+from protocol.dialects.mistakes import Mistakes
+from protocol.dialects.structure import structure
+from protocol.errors import BadRequest
+
+TOO_MANY = "holds more than 32768 lists, objects and keys"
+PART = '{"type":"text","text":""}'
+PARTS = '{"role":"user","content":[' + ",".join([PART] * 16_000) + "]}"
+
+
+def counted(raw):
+    """Count lists, objects and keys of whole JSON, more slowly."""
+    return len(re.findall(rb"[\[{:]", re.sub(rb'"(?:[^"\\]|\\.)*"', b"", raw)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"model":"m","messages":[' + ",".join([PARTS] * 10) + "]}",
+        '{"x":[' + ",".join(["[]"] * 1_350_000) + "]}",
+        "{" + ",".join(f'"{i:06x}":1' for i in range(350_000)) + "}",
+        '{"x":' * 800_000,
+    ],
+    ids=["parts", "lists", "keys", "depth"],
+)
+def test_four_megabytes_of_small_things_are_refused_at_once(text):
+    begun = time.process_time()
+    with pytest.raises(BadRequest, match=TOO_MANY):
+        chat.parse(text.encode())
+    assert time.process_time() - begun < 0.1  # reading it takes half a second and more
+
+
+def test_the_limit_is_exact_and_what_strings_hold_does_not_count():
+    most = '{"a":[' + ",".join(["[]"] * (CONTAINERS_MAX - 3)) + "]}"
+    assert len(decode(most)["a"]) == CONTAINERS_MAX - 3
+    with pytest.raises(BadRequest, match=TOO_MANY):
+        decode(most.replace("[[]", "[[],[]", 1))
+    assert len(decode('{"a":"' + '[{:\\"' * 600_000 + '"}')["a"]) == 2_400_000
+
+
+@pytest.mark.parametrize("end", ["", "\\", '"'])
+def test_escapes_without_end_are_gone_through_once(end):
+    begun = time.process_time()
+    with pytest.raises(BadRequest, match="not JSON"):
+        decode('{"a":"' + ':\\"' * 1_300_000 + end)
+    assert time.process_time() - begun < 1
+
+
+@given(
+    st.recursive(st.text('"\\[{:a') | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+)
+def test_the_count_is_that_of_the_parts(value):
+    raw = json.dumps(value).encode()
+    for limit in {0, max(0, counted(raw) - 1), counted(raw)}:
+        assert (body.exceeding(limit).match(raw) is not None) == (counted(raw) > limit)
+
+
+def test_long_prompts_and_conversations_are_taken():
+    ids = list(range(100_000))
+    assert completions.parse(json.dumps({"model": "m", "prompt": [ids] * 8}).encode()).prompt is not None
+    messages = [{"role": "user", "content": "at 10:30, [sic]"}] * 10_000
+    assert len(chat.parse(json.dumps({"model": "m", "messages": messages}).encode()).messages) == 10_000
+
+
+def test_a_message_without_parts_says_nothing_and_is_refused():
+    said = [{"role": "user", "content": []}]
+    with pytest.raises(BadRequest) as raised:
+        chat.parse(json.dumps({"model": "m", "messages": said}).encode())
+    assert raised.value.param == "messages[0].content"
+    with pytest.raises(BadRequest) as raised:
+        responses.parse_http(json.dumps({"model": "m", "input": said}).encode())
+    assert raised.value.param == "input[0].content"
+
+
+@pytest.mark.parametrize(("asked", "told"), [({}, None), ({"priority": 0}, 0), ({"priority": -3}, -3)])
+def test_a_priority_of_zero_is_not_the_same_as_none(asked, told):
+    request = chat.parse(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **asked}).encode())
+    assert chat.to_respond(request, request_id="r").priority == told
+
+
+def test_the_slowest_rate_has_a_wait_that_can_be_said():
+    digest = "0" * 64
+    with pytest.raises(Mistakes, match="rate_per_s"):
+        structure({"sha256": digest, "rate_per_s": 1e-310}, KeySection)
+    rate = structure({"sha256": digest, "rate_per_s": 1e-6}, KeySection).rate_per_s
+    bucket = Bucket.full(rate, 1, 0.0)
+    bucket.take(0.0)
+    assert bucket.take(0.0) == pytest.approx(1e6)
+
+
+def test_a_hint_that_would_mislead_is_not_given():
+    with pytest.raises(Mistakes) as raised:
+        structure({"sha256": "0" * 64, "prioritise_it": 1}, KeySection)
+    assert "did you mean" not in str(raised.value)
+
+
+def test_what_is_said_of_a_keys_name_is_all_that_it_must_be():
+    with pytest.raises(Mistakes, match="a letter or a digit first"):
+        structure({"key": {"-a": {"sha256": "0" * 64}}}, KeyFile)

@@ -1,0 +1,85 @@
+"""By when the slots of a client that left must be free, given what went wrong meanwhile."""
+
+from __future__ import annotations
+
+from math import inf
+
+import trio
+from attrs import Factory, define, frozen
+
+GONE_WITHIN_S = 2.0  # from leaving, or from the end of an answer, to a free slot
+DELAYS = frozenset({"half-open front", "jump"})  # nobody can hear of a leaving, or act on it, before these are over
+KEEPS = frozenset({"half-open line", "stuck", "jump", "trickles"})  # the engine does not let go, and is replaced
+SWALLOWS = frozenset({"half-open front", "half-open line", "trickles"})  # an engine may go on computing for a while
+
+
+@frozen
+class Period:
+    """How long something was wrong, in seconds of virtual time."""
+
+    kind: str
+    begins_at: float
+    ends_at: float
+
+
+@define(eq=False)
+class Freeing:
+    """Remembers when engines could not be told, or did not listen, and says what follows for those who leave.
+
+    An engine that keeps a slot for `release_s` after an abort is stuck: its decoder falls, waits as long again for the
+    other requests that it aborts, and then the supervisor stops the engine. So replacing takes one `release_s` more
+    than letting go, for which `GONE_WITHIN_S` leaves time.
+    """
+
+    release_s: float
+    periods: list[Period] = Factory(list)  # in the order in which they begin
+    jumped_s: float = 0.0  # how far the clock has jumped in all
+
+    def wrong(self, kind: str, lasts_s: float) -> None:
+        """Note that something is wrong from now on, for so long."""
+        now = trio.current_time()
+        self.periods.append(Period(kind, now, now + lasts_s))
+
+    def jumped(self, jump_s: float) -> None:
+        """Note that the clock has just jumped so far ahead."""
+        now = trio.current_time()
+        self.jumped_s += jump_s
+        self.periods.append(Period("jump", now - jump_s, now))
+
+    def always(self, kind: str) -> None:
+        """Note that something is wrong for good."""
+        self.periods.append(Period(kind, -inf, inf))
+
+    @property
+    def swallowed(self) -> bool:
+        """Whether an abort may have been late or lost, so that an engine computed for nobody."""
+        return any(period.kind in SWALLOWS for period in self.periods)
+
+    def due(self, left_at: float, way_s: float) -> tuple[float, list[str]]:
+        """Return by when what was left at `left_at` must be free, as far as is known now, and what makes it late.
+
+        `way_s` is how long the news of the leaving waits on its way behind what was said before.
+        """
+        told_at, late = left_at + way_s, set()
+        for period in self.periods:
+            if period.kind in DELAYS and self._meets(period, told_at):
+                told_at = max(told_at, period.ends_at)
+                late.add(period.kind)
+        keeps = {
+            period.kind for period in self.periods if period.kind in KEEPS and self._meets(period, left_at, told_at)
+        }
+        within_s = GONE_WITHIN_S + (self.release_s if keeps else 0.0)
+        return told_at + within_s, sorted(late | keeps)
+
+    async def wait_due(self, way_s: float) -> list[str]:
+        """Wait until what is left now must be free; return what made it late."""
+        left_at = trio.current_time()
+        while True:
+            due_at, late = self.due(left_at, way_s)
+            if due_at <= trio.current_time():
+                return late
+            await trio.sleep_until(due_at)
+
+    def _meets(self, period: Period, since: float, until: float | None = None) -> bool:
+        latest = (since if until is None else until) + GONE_WITHIN_S + self.release_s
+        return period.begins_at <= latest and period.ends_at >= since
