@@ -9,6 +9,7 @@ from attrs import frozen
 
 from protocol.errors import BY_CODE, Internal
 
+LISTS = {b"connection"}  # RFC 9110, 5.3: what is a list may stand on several lines
 STATUSES = {100, 101, 200, 204, 400, 401, 403, 404, 405, 408, 413, 415, 426, 429, 431, 501, 503}
 CLOSE_CODES = {1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1012, 1013, *range(3000, 5000)}
 MESSAGE_CHARACTERS_MAX = 4096  # of an error: nobody is sent back the megabyte that was wrong
@@ -110,9 +111,10 @@ def _headers(lines: list[bytes]) -> dict[bytes, bytes]:
     for line in lines:
         if not (match := HEADER.fullmatch(line)):
             raise Wrong(f"no header: {line[:200]!r}")
-        if match[1].lower() in headers:
+        name, value = match[1].lower(), match[2]
+        if name in headers and name not in LISTS:
             raise Wrong(f"a header stands twice: {line[:200]!r}")
-        headers[match[1].lower()] = match[2]
+        headers[name] = b", ".join(filter(None, (headers.get(name), value)))
     return headers
 
 
