@@ -45,16 +45,13 @@ async def gateway(
 
 async def _accepted(door: Door, refusing: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
     """Serve one client, or tell it that there are too many, as long as it is not too many to be told."""
-    try:
-        if len(door.connections) < door.limits.connections_max:
-            await _connection(door, stream, full=False)
-        elif door.tls is None and refusing.available_tokens:
-            async with refusing:
-                await _connection(door, stream, full=True)
-        else:  # to say no over TLS costs more than to serve
-            door.asking.metrics.refused(Overloaded.code)
-    finally:
-        await trio.aclose_forcefully(stream)
+    if len(door.connections) < door.limits.connections_max:
+        await _connection(door, stream, full=False)
+    elif door.tls is None and refusing.available_tokens:
+        async with refusing:
+            await _connection(door, stream, full=True)
+    else:  # to say no over TLS costs more than to serve
+        door.asking.metrics.refused(Overloaded.code)
 
 
 async def _connection(door: Door, stream: trio.SocketStream, *, full: bool) -> None:
@@ -75,8 +72,9 @@ async def _connection(door: Door, stream: trio.SocketStream, *, full: bool) -> N
             door.asking.metrics.client_dropped(outbox.dropped)
         if not full:
             door.forget(outbox)
-        with trio.move_on_after(limits.close_s, shield=True):
-            await outbox.aclose()
+        if not outbox.close():
+            with trio.move_on_after(limits.close_s, shield=True):
+                await outbox.aclose()
 
 
 async def _shaken(secure: trio.SSLStream[trio.SocketStream], within_s: float) -> bool:
@@ -93,17 +91,18 @@ async def _shaken(secure: trio.SSLStream[trio.SocketStream], within_s: float) ->
 
 async def _served(door: Door, outbox: Outbox, connection: HttpConnection, *, full: bool) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_drained, outbox, nursery.cancel_scope)
+        outbox.when_behind = partial(nursery.start_soon, _drained, outbox, nursery.cancel_scope)
         if full:
             connection.refuse(Overloaded(f"{len(door.connections)} clients are connected"))
         else:
             await connection.run()
         async with door.ending:
-            await trio.lowlevel.checkpoint()
-        with trio.move_on_after(door.limits.close_s):
-            await outbox.wait_flushed()
-            if connection.unheard and not outbox.gone:
-                await outbox.hear_out()
+            pass  # whoever has waited has let others run
+        if outbox.backlog_bytes or connection.unheard:
+            with trio.move_on_after(door.limits.close_s):
+                await outbox.wait_flushed()
+                if connection.unheard and not outbox.gone:
+                    await outbox.hear_out()
         nursery.cancel_scope.cancel(reason="the connection has ended")
 
 

@@ -23,7 +23,7 @@ MUTANTS = [(path, bug) for part in (LINKS, TEXT, DOORS) for path, bugs in part.i
 SUITES = {  # the quickest first
     "streams": ["tests/test_streams.py", "tests/test_frames.py"],
     "contract": ["tests/test_engine_contract.py"],
-    "examples": ["tests/test_kit.py", "tests/test_link.py", "tests/test_decode.py"],
+    "examples": [f"tests/test_{name}.py" for name in ("kit", "queue", "link", "decode")],
     "text": [f"tests/test_{name}.py" for name in ("choices", "reading", "scores", "processor")],
     "doors": [
         f"tests/test_{name}.py"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 
 import trio
@@ -32,6 +33,7 @@ class Outbox(trio.abc.Stream):
     taken_bytes: int = 0  # in all; what is not in the backlog has been sent
     gone: bool = False
     dropped: str | None = None  # why the client was too slow, once it was
+    when_behind: Callable[[], None] | None = None  # called once, with the first backlog: many clients never have one
     _closed: bool = False
     _rest: list[bytes] = field(factory=list)  # whole frames; the socket may have taken part of the first `_begun`
     _begun: int = 1
@@ -118,10 +120,18 @@ class Outbox(trio.abc.Stream):
         """Read from the client."""
         return await self.stream.receive_some(max_bytes or READ_BYTES)
 
-    async def aclose(self) -> None:
-        """Close the socket."""
+    def close(self) -> bool:
+        """Close the socket without a word, if that takes no time; return whether it is closed."""
         self._closed = True
         self._lost()
+        if isinstance(self.stream, trio.SSLStream):
+            return False
+        self.stream.socket.close()
+        return True
+
+    async def aclose(self) -> None:
+        """Close the socket."""
+        self.close()
         await self.stream.aclose()
 
     # ------------------------------------------------------------------------------------
@@ -130,6 +140,9 @@ class Outbox(trio.abc.Stream):
         self._rest.append(data)
         self.backlog_bytes += len(data)
         self._news.unpark()
+        if self.when_behind is not None:
+            begin, self.when_behind = self.when_behind, None
+            begin()
 
     def _lost(self) -> None:
         self.gone = True
