@@ -8,7 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo test check wide units lint types hunt mutants abort-times endings soak crowd siege fuzz schema clean
+.PHONY: help demo demo-disagg test check wide units lint types hunt mutants abort-times endings soak crowd siege fuzz schema \
+	chaos rolling pair-abort-times tensor clean
 
 help:  ## list the chores
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -16,10 +17,13 @@ help:  ## list the chores
 demo: $(VENV)/ready  ## install what is needed and serve the tiny model on http://127.0.0.1:8000
 	@exec $(BIN)/python -m supervisor examples/quickstart.toml
 
+demo-disagg: $(VENV)/ready  ## the same by two engines, one for prompts and one for answers, and three nodes
+	@exec $(BIN)/python -m supervisor examples/disagg.toml
+
 test: check  ## every test, the real engine included
 	$(BIN)/python -m pytest -m "realtime or engine"
 
-check: $(VENV)/ready-dev  ## tidy, types, lint, units, simulation, sweep: under 45 s
+check: $(VENV)/ready-dev  ## tidy, types, lint, units, simulation, sweep: about a minute
 	@$(MAKE) --no-print-directory -j3 wide units lint types
 
 # Two runs of pytest beside each other, about as long: what takes the system or a dialect as a whole, and the rest.
@@ -81,6 +85,18 @@ crowd: $(VENV)/ready-dev  ## 500 clients, and ten among them that never read: do
 
 siege: $(VENV)/ready-dev  ## wrong keys, slow heads, a flood of connections: does anybody notice?
 	$(BIN)/python -m bench.siege
+
+chaos: $(VENV)/ready-dev  ## ten minutes of kills, stops, drains and cut links in a cluster: no answer is wrong
+	$(BIN)/python -m bench.chaos
+
+rolling: $(VENV)/ready-dev  ## drain and restart each worker under load: nothing fails, nothing is cut short
+	$(BIN)/python -m bench.rolling
+
+pair-abort-times: $(VENV)/ready-dev  ## how long until a left request holds nothing in a prefill and a decode, 50 tries a stage
+	$(BIN)/python -m bench.pair_abort_times --engine sglang
+
+tensor: $(VENV)/ready-dev  ## what 64 streams notice of 100 MB that cross their link
+	$(BIN)/python -m tests.realtime.link_tensor
 
 clean:  ## remove what was installed and cached
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,6 +11,7 @@ import trio
 from attrs import define, field
 
 from actors._kit import Address, Call, Rep, Req, Res
+from protocol.errors import RequestError
 
 
 @define(eq=False)
@@ -58,6 +59,15 @@ class Queue(Generic[Req, Rep, Res]):
         waiting.inside.set()
         self._move()
         return waiting.call
+
+    def turn_away(self, error: RequestError) -> None:
+        """Fail every call that waits, inside and for room; they can be asked elsewhere."""
+        waiting = [entry[2] for entry in (*self._inside, *self._outside)]
+        self._inside.clear()
+        self._outside.clear()
+        for each in waiting:
+            each.inside.set()
+            each.call.answer.fail(error)
 
     @property
     def waiting(self) -> tuple[int, int]:

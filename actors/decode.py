@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import trio
@@ -29,12 +29,14 @@ async def decode(
     engine: Engine,
     slots: int,
     deadlines: Deadlines,
+    aborted: Callable[[float], None] = lambda _: None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve generations, at most `slots` at a time; what an engine cannot take yet waits in the inbox.
 
-    Several may share one inbox: whoever has a slot takes the next call. Raises `EngineDied` when the engine is lost.
+    Several may share one inbox: whoever has a slot takes the next call. `aborted` hears of each request whose asker
+    left how long its slot was kept from then on, in seconds. Raises `EngineDied` when the engine is lost.
     """
     free = trio.Semaphore(slots)
     bugs = Bugs()
@@ -44,7 +46,7 @@ async def decode(
         while True:
             await free.acquire()  # the slot first: a call that must wait had better wait where others can take it
             call = await inbox.receive()
-            requests.start_soon(_generate, call, engine, free, deadlines, bugs)
+            requests.start_soon(_generate, call, engine, free, deadlines, bugs, aborted)
 
 
 async def _end_with(engine: Engine) -> None:
@@ -59,6 +61,7 @@ async def _generate(
     free: trio.Semaphore,
     deadlines: Deadlines,
     bugs: Bugs,
+    aborted: Callable[[float], None],
 ) -> None:
     pace = _Pace(deadlines)
 
@@ -68,7 +71,7 @@ async def _generate(
 
     try:
         with call.answering(bugs) as answer:
-            async with _slot(engine, call.request, deadlines.release_s) as generation:
+            async with _slot(engine, call, deadlines.release_s, aborted) as generation:
                 finished = await generation.relay(pass_on, pace.until)
                 if finished is None:
                     raise DeadlineExceeded(f"the engine took longer than {pace.waited_for}")
@@ -78,18 +81,27 @@ async def _generate(
 
 
 @asynccontextmanager
-async def _slot(engine: Engine, request: Generate, release_s: float) -> AsyncIterator[Generation]:
+async def _slot(
+    engine: Engine,
+    call: Call[Generate, Started | Tokens, Finished],
+    release_s: float,
+    aborted: Callable[[float], None],
+) -> AsyncIterator[Generation]:
     """Own one engine slot. Leaving, by any road, aborts and waits for it back."""
     await trio.lowlevel.checkpoint_if_cancelled()
+    request = call.request
     generation = engine.submit(request)  # we chose its id, so it can be aborted from now on
     try:
         yield generation
     finally:
+        left_at = trio.current_time() if call.scope.cancel_called else None
         engine.abort(request.id)  # synchronous, idempotent, a no-op once finished
         with trio.move_on_after(release_s, shield=True) as waiting:
             await engine.wait_released(request.id)
         if waiting.cancelled_caught:
             raise EngineStuck(f"{request.id} kept its slot for {release_s} s after its end")
+        if left_at is not None:
+            aborted(trio.current_time() - left_at)
 
 
 @define(eq=False)

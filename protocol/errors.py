@@ -238,6 +238,14 @@ class ActorLost(RequestError):
     retry_after_s = 1
 
 
+class HandOffFailed(RequestError):
+    """The KV cache did not get from the prefill to the decode; ask again."""
+
+    code = "hand_off_failed"
+    http_status = 503
+    retry_after_s = 1
+
+
 class DeadlineExceeded(RequestError):
     """The answer, its first token or its next one did not come in time; ask again."""
 
@@ -272,6 +280,10 @@ class PeerLost(ActorError):
 
 class PeerViolation(ActorError):
     """The other end of a link broke the protocol."""
+
+
+class PeerRefused(ActorError):
+    """The other end of a link is not one that this node talks to."""
 
 
 class TooManyBugs(ActorError):

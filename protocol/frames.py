@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import msgspec
 from attrs import Factory, frozen
 
+from .codec import UNREADABLE
 from .errors import PeerViolation
-from .messages import UNREADABLE, FinishReason, Logprob
+from .messages import FinishReason, Logprob
 
-VERSION = 1
+VERSION = 2
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -30,11 +31,18 @@ class Hello:
 
 @frozen
 class Open:
-    """Ask: `body` is an encoded request; the asker promises buffer space for `credit` units of replies."""
+    """Ask: `body` is an encoded request; the asker promises buffer space for `credit` units of replies.
+
+    `to` names who is asked, where one end serves several. The asker waits for `within_ms` from now on; clocks of two
+    hosts disagree, so no instant crosses. `attached` bytes of the request follow in `Body` frames.
+    """
 
     stream: int
     body: bytes
     credit: int
+    to: str = ""
+    within_ms: int | None = None
+    attached: int = 0
 
 
 @frozen
@@ -55,11 +63,47 @@ class Cancel:
 
 @frozen
 class Item:
-    """One reply, an encoded message that takes `units` of the stream's credit."""
+    """One reply, an encoded message that takes `units` of the stream's credit; `attached` bytes of it follow."""
 
     stream: int
     body: bytes
     units: int
+    attached: int = 0
+
+
+@frozen
+class Body:
+    """The next bytes that are attached to the request of a stream, from its asker."""
+
+    stream: int
+    data: bytes
+
+
+@frozen
+class Part:
+    """The next bytes that are attached to the latest reply of a stream, from its answerer."""
+
+    stream: int
+    data: bytes
+
+
+@frozen
+class Room:
+    """The receiver has taken so many attached bytes: as many more may be on their way to it."""
+
+    size: int
+
+
+@frozen
+class Beat:
+    """The sender is alive, and had nothing else to say."""
+
+
+@frozen
+class Tell:
+    """Something about the sender that nobody has asked for, an encoded message; the latest is the one that counts."""
+
+    body: bytes
 
 
 @frozen
@@ -131,7 +175,7 @@ class Bye:
     detail: str
 
 
-Frame = Hello | Open | Credit | Cancel | Item | Step | End | Fail | Bye
+Frame = Hello | Open | Credit | Cancel | Item | Step | End | Fail | Bye | Body | Part | Room | Beat | Tell
 
 KINDS: dict[int, type[Frame]] = {
     1: Hello,
@@ -143,6 +187,11 @@ KINDS: dict[int, type[Frame]] = {
     7: End,
     8: Fail,
     9: Bye,
+    10: Body,
+    11: Part,
+    12: Room,
+    13: Beat,
+    14: Tell,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 _DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}

@@ -1,20 +1,15 @@
-"""Every request, reply and result, one frozen type each, and the codec that carries them inside frames.
+"""Every request, reply and result of text and of engines, one frozen type each.
 
-A request is answered by a stream of replies that ends in one result or in a `RequestError`. The kind byte before the
-body picks the decoder, because msgspec refuses a union of attrs classes.
+A request is answered by a stream of replies that ends in one result or in a `RequestError`.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-import msgspec
 from attrs import Factory, frozen
 
-from .errors import PeerViolation
-
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that lie: the last two for text that is not UTF-8, and for nesting without end."""
+from .tensors import Tensor
 
 REQUEST_ID_LENGTH = 32
 """Every request id has this many hexadecimal digits: SGLang aborts by prefix, so no id may be another's prefix."""
@@ -77,11 +72,21 @@ class Sampling:
 
 
 @frozen
+class Rendezvous:
+    """Where a prefill hands its KV cache to a decode: both name the same room of the prefill's own server."""
+
+    room: int  # from 0 to 2**63 - 1, of this request alone
+    host: str
+    port: int
+
+
+@frozen
 class Generate:
     """Continue `tokens`; answered by one `Started`, then `Tokens`, and `Finished`.
 
     `logprobs` asks for each token's log probability and those of as many of the likeliest; None asks for none. Requests
     with different `cache_salt` share no prefix cache. Of those that wait for a slot, the higher `priority` goes first.
+    With a `rendezvous` a prefill and a decode are asked for the same tokens, each its part of the work.
     """
 
     id: str
@@ -90,6 +95,8 @@ class Generate:
     logprobs: int | None = None
     cache_salt: str | None = None
     priority: int = 0
+    rendezvous: Rendezvous | None = None
+    said: int = 0  # so many of the last tokens are the answer's own, from a worker that was lost
 
 
 @frozen
@@ -152,6 +159,7 @@ class EngineInfo:
     honours_seed: bool
     grammars: tuple[GrammarKind, ...] = ()  # that it can keep answers to
     hand_off: HandOff = HandOff.NONE
+    bootstrap: tuple[str, int] | None = None  # host and port where a prefill's rendezvous is
     ranks: int = 1
 
 
@@ -177,6 +185,13 @@ class FlushCache:
 @frozen
 class Done:
     """A control operation was carried out."""
+
+
+@frozen
+class Embedded:
+    """Tensors, such as the embeddings of an image; their bytes travel in pieces, beside everything else."""
+
+    tensors: tuple[Tensor, ...]
 
 
 # Asked of a processor ----------------------------------------------------------------
@@ -321,66 +336,3 @@ class Detokenized:
     """What token ids read as."""
 
     text: str
-
-
-Message = (
-    Generate
-    | Started
-    | Tokens
-    | Finished
-    | GetInfo
-    | EngineInfo
-    | GetLoad
-    | EngineLoad
-    | FlushCache
-    | Done
-    | Respond
-    | Accepted
-    | Text
-    | ChoiceEnded
-    | Answered
-    | Tokenize
-    | Tokenized
-    | Detokenize
-    | Detokenized
-)
-
-KINDS: dict[int, type[Message]] = {
-    1: Generate,
-    2: Started,
-    3: Tokens,
-    4: Finished,
-    5: GetInfo,
-    6: EngineInfo,
-    7: GetLoad,
-    8: EngineLoad,
-    9: FlushCache,
-    10: Done,
-    11: Respond,
-    12: Text,
-    13: Accepted,
-    14: ChoiceEnded,
-    15: Answered,
-    16: Tokenize,
-    17: Tokenized,
-    18: Detokenize,
-    19: Detokenized,
-}
-_KIND_OF = {cls: bytes((kind,)) for kind, cls in KINDS.items()}
-_DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}
-_encode = msgspec.msgpack.Encoder().encode
-
-
-def encode(message: Message) -> bytes:
-    """Return the message as its kind byte and its msgpack body."""
-    return _KIND_OF[type(message)] + _encode(message)
-
-
-def decode(data: bytes) -> Message:
-    """Return the message that `data` holds; raise `PeerViolation` if it holds none."""
-    if not data or (decoder := _DECODERS.get(data[0])) is None:
-        raise PeerViolation(f"no message is of kind {data[:1].hex() or 'nothing'}")
-    try:
-        return decoder.decode(memoryview(data)[1:])
-    except UNREADABLE as error:
-        raise PeerViolation(f"a {KINDS[data[0]].__name__} that cannot be read: {error}") from error

@@ -7,19 +7,31 @@ A stream is opened by its *asker* and answered by the other end. Frames about it
 receive, after it has moved on, what the other sent before it knew:
 
 * the asker may see replies after its own `Cancel`; they are legal, spend credit, and are dropped;
-* the answerer may see `Credit` and `Cancel` after its own `End` or `Fail`; they are legal and mean nothing.
+* the answerer may see `Credit`, `Cancel` and `Body` after its own `End` or `Fail`; they are legal and mean nothing.
+
+What is attached to a request or a reply follows it piece by piece. Until all of it is there the answerer may say only
+`Fail`, and nothing in a `Step`; the asker may give `Credit`, and `Cancel`. After `Fail` or `Cancel` its sender sends no
+more of it.
 """
 
 from __future__ import annotations
 
 from .errors import PeerViolation
-from .frames import Cancel, Credit, End, Fail, Frame, Item, Open, Step
+from .frames import Body, Cancel, Credit, End, Fail, Frame, Item, Open, Part, Step
 
 NEXT: dict[str, dict[type[Frame], str]] = {  # a stream's state -> {frame: its next state}
     "new": {Open: "open"},
-    "open": {Item: "open", Credit: "open", Cancel: "leaving", End: "closed", Fail: "closed"},
-    "leaving": {Item: "leaving", End: "closed", Fail: "closed"},
-    "closed": {Credit: "closed", Cancel: "closed"},
+    "open": {
+        Item: "open",
+        Body: "open",
+        Part: "open",
+        Credit: "open",
+        Cancel: "leaving",
+        End: "closed",
+        Fail: "closed",
+    },
+    "leaving": {Item: "leaving", End: "closed", Fail: "closed", Part: "leaving"},
+    "closed": {Credit: "closed", Cancel: "closed", Body: "closed"},
 }
 
 CREDIT_MAX = 2**31 - 1
@@ -33,6 +45,8 @@ class Streams:
         self.last = 0  # streams are numbered 1, 2, 3, ... in the order they open
         self._credit: dict[int, int] = {}
         self._leaving: set[int] = set()
+        self._asking: dict[int, int] = {}  # bytes of a request that are still to come
+        self._replying: dict[int, int] = {}  # bytes of a reply that are still to come
 
     def __len__(self) -> int:
         """How many streams are not closed."""
@@ -48,7 +62,16 @@ class Streams:
         """Return how many more units the stream may carry; 0 for one that is closed."""
         return self._credit.get(stream, 0)
 
-    def step(self, frame: Open | Credit | Cancel | Item | End | Fail) -> str:
+    @property
+    def owing(self) -> bool:
+        """Whether bytes of any stream are still to come."""
+        return bool(self._asking or self._replying)
+
+    def owed(self, stream: int) -> tuple[int, int]:
+        """Return how many bytes are still to come of what is attached to the request, and to the latest reply."""
+        return self._asking.get(stream, 0), self._replying.get(stream, 0)
+
+    def step(self, frame: Open | Body | Credit | Cancel | Item | Part | End | Fail) -> str:
         """Apply one frame, sent or received, and return the state that it leaves behind."""
         stream = frame.stream
         before = self.state(stream)
@@ -56,15 +79,23 @@ class Streams:
         if after is None:
             raise PeerViolation(f"{type(frame).__name__} on stream {stream}, which is {before}")
         match frame:
-            case Open():
-                self._open(stream, frame.credit)
+            case Item():
+                self._reply(frame)
             case Credit() if before == "open":
                 self._grant(stream, frame.units)
-            case Item():
-                self._spend(stream, frame.units)
+            case Open():
+                self._open(stream, frame.credit)
+                _owe(self._asking, stream, frame.attached)
+            case Body() if before == "open" or not frame.data:
+                _pay(self._asking, stream, len(frame.data))
+            case Part():
+                _pay(self._replying, stream, len(frame.data))
             case Cancel() if before == "open":
                 self._leaving.add(stream)
-            case End() | Fail():
+            case End():
+                self._whole(stream)
+                self._close(stream)
+            case Fail():
                 self._close(stream)
         return after
 
@@ -72,15 +103,31 @@ class Streams:
         """Apply one engine step: an `Item` for each of its streams, an `End` for each that ended."""
         if len(frame.streams) != len(frame.counts) or sum(frame.counts) != len(frame.tokens):
             raise PeerViolation("the arrays of a Step do not fit each other")
+        if self.owing:
+            for stream in (
+                *frame.streams,
+                *(each.stream for each in frame.begun),
+                *(each.stream for each in frame.ended),
+            ):
+                self._whole(stream)
         for begun in frame.begun:
             if begun.stream not in self._credit:
                 raise PeerViolation(f"tokens on stream {begun.stream}, which is {self.state(begun.stream)}")
         for stream, count in zip(frame.streams, frame.counts, strict=True):
-            self._spend(stream, count)
+            self.spend(stream, count)
         for ended in frame.ended:
             if ended.stream not in self._credit:
                 raise PeerViolation(f"an end of stream {ended.stream}, which is {self.state(ended.stream)}")
             self._close(ended.stream)
+
+    def spend(self, stream: int, units: int) -> None:
+        """Take units of a stream's credit, for a reply that leaves now or is certain to be the next to leave."""
+        left = self._credit.get(stream)
+        if left is None:
+            raise PeerViolation(f"a reply on stream {stream}, which is {self.state(stream)}")
+        if not 0 <= units <= left:
+            raise PeerViolation(f"a reply of {units} units on stream {stream}, which has credit for {left}")
+        self._credit[stream] = left - units
 
     def _open(self, stream: int, credit: int) -> None:
         if stream != self.last + 1:
@@ -96,14 +143,36 @@ class Streams:
             raise PeerViolation(f"stream {stream} was granted {units} units of credit")
         self._credit[stream] += units
 
-    def _spend(self, stream: int, units: int) -> None:
-        left = self._credit.get(stream)
-        if left is None:
-            raise PeerViolation(f"a reply on stream {stream}, which is {self.state(stream)}")
-        if not 0 <= units <= left:
-            raise PeerViolation(f"a reply of {units} units on stream {stream}, which has credit for {left}")
-        self._credit[stream] = left - units
+    def _reply(self, item: Item) -> None:
+        if self._asking or self._replying:  # seldom
+            self._whole(item.stream)
+        self.spend(item.stream, item.units)
+        if item.attached:
+            _owe(self._replying, item.stream, item.attached)
+
+    def _whole(self, stream: int) -> None:
+        if owed := self._replying.get(stream, 0) or self._asking.get(stream, 0):
+            raise PeerViolation(f"a reply on stream {stream} before {owed} bytes that were to come first")
 
     def _close(self, stream: int) -> None:
         del self._credit[stream]
         self._leaving.discard(stream)
+        self._asking.pop(stream, None)
+        self._replying.pop(stream, None)
+
+
+def _owe(owed: dict[int, int], stream: int, size: int) -> None:
+    if size < 0:
+        raise PeerViolation(f"{size} bytes are attached on stream {stream}")
+    if size:
+        owed[stream] = size
+
+
+def _pay(owed: dict[int, int], stream: int, size: int) -> None:
+    left = owed.get(stream, 0)
+    if not 0 < size <= left:
+        raise PeerViolation(f"{size} attached bytes on stream {stream}, which has {left} to come")
+    if size < left:
+        owed[stream] = left - size
+    else:
+        del owed[stream]

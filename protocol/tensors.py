@@ -39,14 +39,19 @@ class Tensor:
 
     dtype: Dtype
     shape: tuple[int, ...]
-    data: bytes = field(repr=False)
+    data: memoryview = field(repr=False)
+
+
+def size_bytes(tensor: Tensor) -> int:
+    """Return how many bytes a tensor has by its dtype and shape; raise `PeerViolation` for a shape that cannot be."""
+    if any(size < 0 for size in tensor.shape):
+        raise PeerViolation(f"a tensor of shape {tensor.shape} has a negative size")
+    return prod(tensor.shape) * BYTES[tensor.dtype]
 
 
 def check(tensor: Tensor) -> Tensor:
     """Return the tensor if its bytes are as many as its dtype and shape say, else raise `PeerViolation`."""
-    if any(size < 0 for size in tensor.shape):
-        raise PeerViolation(f"a tensor of shape {tensor.shape} has a negative size")
-    expected = prod(tensor.shape) * BYTES[tensor.dtype]
+    expected = size_bytes(tensor)
     if len(tensor.data) != expected:
         raise PeerViolation(
             f"a {tensor.dtype} tensor of shape {tensor.shape} has {expected} bytes, not {len(tensor.data)}"

@@ -1,45 +1,97 @@
-"""`python -m supervisor cluster.toml [--check] [--node NAME]`, and `python -m supervisor hash-key [NAME]`."""
+"""`python -m supervisor cluster.toml [--check] [--node NAME]`, `... status|drain|reload`; and `hash-key [NAME]`."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 from getpass import getpass
 from pathlib import Path
+from random import SystemRandom
 
 import trio
 
 from protocol.errors import ActorError, StartFailed
-from supervisor import check, config, node, say
+from supervisor import check, config, launcher, node, reaper, say
 from supervisor.doors import keys
+from supervisor.upward import Upward
 from supervisor.version import version
+
+COMMAND = (sys.executable, "-m", "supervisor")
+OPERATE = ("status", "drain", "reload")
 
 
 def main() -> int:
-    """Read the command line, and check a cluster or run a node of it, or hash a key; return the exit code."""
+    """Read the command line, and check a cluster or run nodes of it, or hash a key; return the exit code."""
     if sys.argv[1:2] == ["hash-key"]:
         return hash_key(sys.argv[2] if sys.argv[2:] else "NAME")
+    if sys.argv[2:3] and sys.argv[2] in OPERATE:
+        return operated(sys.argv[1:])
     parser = argparse.ArgumentParser(
         prog="python -m supervisor",
         description="Serve language models by a tree of actors.",
-        epilog="`python -m supervisor hash-key [NAME]` reads a secret and prints the lines that let it in as NAME.",
+        epilog="`python -m supervisor cluster.toml status | drain NODE | reload` asks a cluster that runs;"
+        " `python -m supervisor hash-key [NAME]` reads a secret and prints the lines that let it in as NAME.",
     )
     parser.add_argument("file", type=Path, help="a cluster.toml")
     parser.add_argument(
         "--check", action="store_true", help="print the tree and every limit, or every mistake; start nothing"
     )
-    parser.add_argument("--node", help="the node to run, where the file has several")
+    parser.add_argument("--node", help="the one node to run; without it, all that the file places on this host")
+    parser.add_argument(
+        "--join", metavar="HOST:PORT", action="append", default=[], help="where a node of a running cluster listens"
+    )
+    parser.add_argument("--launched", type=int, help=argparse.SUPPRESS)  # by a launcher: the descriptor of its pipe
     parser.add_argument("--version", action="version", version=f"espalier {version()}")
     arguments = parser.parse_args()
+    upward = None if arguments.launched is None else Upward(arguments.launched)
+    if upward is not None:
+        os.set_inheritable(upward.fd, False)
+        reaper.die_without(upward.fd)
     try:
-        cluster = config.read(arguments.file)
-        name = check.pick(cluster, arguments.node)
+        cluster = config.read(arguments.file, arguments.join)
         if arguments.check:
-            print(check.text(cluster, name, os.environ))
+            names = tuple(cluster.node) if arguments.node is None else check.pick(cluster, arguments.node)
+            print("\n\n".join(check.text(cluster, name, os.environ) for name in names))
             return 0
-        check.ahead(cluster, name)
-        return trio.run(node.run, cluster, name, say.set_up(), dict(os.environ), strict_exception_groups=True)
+        names = check.pick(cluster, arguments.node)
+        check.ahead(cluster, *names)
+        code: int = trio.run(_running(cluster, names, arguments.file, upward), strict_exception_groups=True)
+    except ActorError as error:
+        if upward is None:
+            print(f"espalier: {error}", file=sys.stderr)
+        else:
+            upward.say("failed", str(error))
+        return 1
+    if upward is not None:
+        upward.say("done")
+    return code
+
+
+def _running(
+    cluster: config.Cluster, names: tuple[str, ...], file: Path, upward: Upward | None
+) -> Callable[[], Awaitable[int]]:
+    """Return what runs one node here, or several in processes of their own."""
+    environment = dict(os.environ)
+    if len(names) > 1:
+        terminal, command = say.set_up(), (*COMMAND, str(file))
+        return launcher.Launcher(cluster, names, command, environment, terminal, SystemRandom()).run
+    (name,) = names
+    terminal = say.set_up(node=name if len(cluster.node) > 1 else None)
+    if upward is None:
+        return partial(node.run, cluster, name, terminal, environment)
+    terminal.upward = partial(upward.say, "tell")
+    return partial(node.run, cluster, name, terminal, environment, partial(upward.say, "up"))
+
+
+def operated(arguments: list[str]) -> int:
+    """Ask a running cluster what the command line says, and return the exit code."""
+    from supervisor import operate  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
+
+    try:
+        return operate.main(arguments, os.environ, node.new_nonce)
     except ActorError as error:
         print(f"espalier: {error}", file=sys.stderr)
         return 1

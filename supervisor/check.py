@@ -3,60 +3,111 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import trio
 
 from protocol.errors import StartFailed
-from supervisor.config import LOOPBACK, Cluster
+from supervisor.config import EVERYWHERE, LOOPBACK, Cluster
 from supervisor.doors.door import ANY
 from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.folders import Folder
 from supervisor.house import build
+from supervisor.links import Tls
 from supervisor.metrics import Metrics
 from supervisor.process import Hurry
 from supervisor.tree import render
+from supervisor.wires import At
 from supervisor.world import World
 
 T = TypeVar("T")
 
+SECRET = "ESPALIER_CLUSTER_SECRET"  # noqa: S105  # the name of a variable
+SECRET_BYTES_MIN = 16
 ENGINE_BYTES = 700 * 1024 * 1024  # of an engine's processes beside its weights; what a zygote shares is counted once
 
 
-def pick(cluster: Cluster, name: str | None) -> str:
-    """Return the node to run; raises `StartFailed` if the file has several and none was named."""
-    if name is None:
-        if len(cluster.node) > 1:
-            raise StartFailed(f"the file has several nodes; name one with --node: {', '.join(cluster.node)}")
-        return next(iter(cluster.node))
-    if name not in cluster.node:
-        raise StartFailed(f"there is no node {name}; there is {', '.join(cluster.node)}")
-    return name
+def pick(cluster: Cluster, name: str | None) -> tuple[str, ...]:
+    """Return the nodes to run: the one that is named, else those that the file places on this host.
+
+    The only node of a file runs wherever it is asked to. Raises `StartFailed` if there is none to run.
+    """
+    if name is not None:
+        if name not in cluster.node:
+            raise StartFailed(f"there is no node {name}; there is {', '.join(cluster.node)}")
+        return (name,)
+    if len(cluster.node) == 1:
+        return tuple(cluster.node)
+    here = {host: is_here(host) for host in {node.host for node in cluster.node.values()}}
+    names = tuple(name for name, node in cluster.node.items() if here[node.host])
+    if not names:
+        places = ", ".join(f"{name} on {node.host}" for name, node in cluster.node.items())
+        raise StartFailed(
+            f"the file places no node on this host, {socket.gethostname()}: {places}; or name one with --node"
+        )
+    return names
+
+
+def is_here(host: str) -> bool:
+    """Whether a host is this one: by its name, or by one of its addresses, loopback's included."""
+    if host in {*LOOPBACK, socket.gethostname()}:
+        return True
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(_is_own(family, address) for family, _, _, _, address in found)
+
+
+def _is_own(family: int, address: tuple[object, ...]) -> bool:
+    """Whether this host has an address, which only then can be bound."""
+    if address[0] in EVERYWHERE:
+        return False
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 def text(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
     """Return one node's tree with every limit, and who may come in; opens nothing but files."""
-
-    def no_chance(_: int) -> NoReturn:
-        raise AssertionError("nothing runs")
 
     async def aside(function: Callable[[], T], /) -> T:
         await trio.lowlevel.checkpoint()
         return function()
 
     nowhere = Path(tempfile.gettempdir())
-    world = World(Folder(nowhere, -1), nowhere, environment, str, float, str, aside, Hurry(), Metrics(), no_chance)
-    return f"{render(build(cluster, name, world).tree)}\n{_admission(cluster, keys(cluster, environment))}"
+    world = World(
+        folder=Folder(nowhere, -1),
+        logs=nowhere,
+        environment=environment,
+        new_id=str,
+        now=float,
+        strftime=str,
+        aside=aside,
+        hurry=Hurry(),
+        metrics=Metrics(),
+        chance=lambda _: _NoChance(),
+        new_nonce=bytes,
+        new_room=int,
+    )
+    tree = render(build(cluster, name, world).tree)
+    watchers(cluster, name, environment)
+    secret(cluster, name, environment)
+    link_tls(cluster)
+    return f"{tree}\n{_admission(cluster, keys(cluster, environment))}" if cluster.gateway.node == name else tree
 
 
 def keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
     """Return the keys of clients; raises `StartFailed` if they cannot be read, or if there must be some and are not."""
     section = cluster.gateway
-    known = Keys(Sources(cluster.keys, {name: environment[name] for name in (KEYS, ADMIN) if name in environment}))
-    known.load()
+    known = _known(cluster, environment)
     where = f"name a file of them as gateway.keys, or set {KEYS}"
     if not known.wanted:
         if section.host not in LOOPBACK:
@@ -69,6 +120,61 @@ def keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
     elif not known.names(admin=False) and not known.names(admin=True):
         raise StartFailed(f"there is no key, so nobody could come in: {where}")
     return known
+
+
+def watchers(cluster: Cluster, name: str, environment: Mapping[str, str]) -> Keys:
+    """Return the keys of who may read a node's numbers; raises `StartFailed` if other hosts could without one."""
+    known, at = _known(cluster, environment), cluster.node[name].metrics
+    if at is not None and At.read(at).host not in LOOPBACK and not known.names(admin=True):
+        raise StartFailed(
+            f"node.{name}.metrics {at} is not loopback, so whoever reads /metrics needs an admin's key: set {ADMIN},"
+            " or say admin = true of a key in the file gateway.keys"
+        )
+    return known
+
+
+def _known(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
+    known = Keys(Sources(cluster.keys, {name: environment[name] for name in (KEYS, ADMIN) if name in environment}))
+    known.load()
+    return known
+
+
+def secret(cluster: Cluster, name: str, environment: Mapping[str, str]) -> bytes:
+    """Return what this cluster's nodes know; raises `StartFailed` where anybody could link without it."""
+    section, listen = cluster.cluster, cluster.node[name].listen
+    try:
+        text = environment.get(SECRET) or (
+            "" if section.secret is None else (cluster.folder / section.secret).read_text()
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartFailed(f"cluster.secret cannot be read: {error}") from error
+    found = text.strip().encode()
+    if (found or section.secret is not None) and len(found) < SECRET_BYTES_MIN:
+        raise StartFailed(f"the cluster's secret has {len(found)} bytes; take {SECRET_BYTES_MIN} or more")
+    if not found and section.tls_authority is None and listen is not None and At.read(listen).host not in LOOPBACK:
+        raise StartFailed(
+            f"node {name} listens on {listen}, which is not loopback, so links need a secret: name a file of it as"
+            f" cluster.secret, or set {SECRET}"
+        )
+    return found
+
+
+def link_tls(cluster: Cluster) -> Tls | None:
+    """Return how nodes show each other who they are, None for plain links; raises `StartFailed` for unusable files."""
+    section = cluster.cluster
+    if section.tls_certificate is None or section.tls_key is None or section.tls_authority is None:
+        return None
+    files = [str(cluster.folder / file) for file in (section.tls_certificate, section.tls_key, section.tls_authority)]
+    try:
+        contexts = []
+        for purpose in (ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH):
+            context = ssl.create_default_context(purpose, cafile=files[2])
+            context.load_cert_chain(files[0], files[1])
+            context.verify_mode = ssl.CERT_REQUIRED
+            contexts.append(context)
+    except (OSError, ssl.SSLError) as error:
+        raise StartFailed(f"the certificates of [cluster] cannot be used: {error}") from error
+    return Tls(*contexts)
 
 
 def _admission(cluster: Cluster, known: Keys) -> str:
@@ -88,28 +194,35 @@ def _admission(cluster: Cluster, known: Keys) -> str:
     return "\n".join(lines)
 
 
-def ahead(cluster: Cluster, name: str) -> None:
-    """Raise `StartFailed`, in one sentence, for what would only fail after seconds of starting."""
-    _port_is_free(cluster)
-    _memory_is_there(cluster, name)
+def ahead(cluster: Cluster, *names: str) -> None:
+    """Raise `StartFailed`, in one sentence, for what would only fail after seconds of starting these nodes."""
+    if cluster.gateway.node in names:
+        _port_is_free(cluster.gateway.host, cluster.gateway.port, "gateway.port")
+    for name in names:
+        if (listen := cluster.node[name].listen) is not None:
+            at = At.read(listen)
+            _port_is_free(at.host, at.port, f"node.{name}.listen")
+        if (metrics := cluster.node[name].metrics) is not None:
+            at = At.read(metrics)
+            _port_is_free(at.host, at.port, f"node.{name}.metrics")
+    _memory_is_there(cluster, names)
 
 
-def _port_is_free(cluster: Cluster) -> None:
-    section = cluster.gateway
-    family = socket.AF_INET6 if ":" in section.host else socket.AF_INET
+def _port_is_free(host: str, port: int, key: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((section.host, section.port))
+            probe.bind((host, port))
         except OSError as error:
-            raise StartFailed(
-                f"port {section.port} of {section.host} cannot be had: {error.strerror}; name another as gateway.port"
-            ) from error
+            why = error.strerror or error
+            raise StartFailed(f"port {port} of {host} cannot be had: {why}; name another as {key}") from error
 
 
-def _memory_is_there(cluster: Cluster, name: str) -> None:
+def _memory_is_there(cluster: Cluster, names: Sequence[str]) -> None:
     """Compare what the engines on the CPU will need with what the machine has left."""
-    on_cpu = [engine for engine in cluster.engines_on(name).values() if engine.device == "cpu"]
+    engines = [engine for name in names for engine in cluster.engines_on(name).values()]
+    on_cpu = [engine for engine in engines if engine.device == "cpu"]
     needed = sum(ENGINE_BYTES + _weights(cluster.model_path(engine.model)) for engine in on_cpu)
     available = _available()
     if available is not None and needed > available:
@@ -128,3 +241,11 @@ def _available() -> int | None:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+class _NoChance:
+    """Chance where nothing runs."""
+
+    def random(self) -> float:
+        """Refuse: nobody should ask."""
+        raise AssertionError("nothing runs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,6 +15,7 @@ from actors.decode import Deadlines
 from actors.engines.sglang.settings import Setting
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
+from protocol.cluster import OPERATOR
 from protocol.dialects.mistakes import Mistake, Mistakes, describe, join, segment
 from protocol.dialects.options import Holds, Matches, Within
 from protocol.dialects.structure import structure
@@ -25,7 +26,9 @@ from supervisor.process import Ladder
 
 NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letters, digits and dashes")]
 EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]
-RESERVED = ("gateway", "zygote")
+AT = r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}"
+ListenAt = Annotated[str, Matches(AT, "like 127.0.0.1:7401 or [::1]:7401")]
+RESERVED = ("gateway", "links", "metrics", "zygote")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here, not bound
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\\s?#@]+")
@@ -36,9 +39,30 @@ class NodeSection:
     """`[node.NAME]`: one process with one tree."""
 
     host: str = "localhost"  # the machine it runs on
+    listen: ListenAt | None = None  # for other nodes: host:port
+    metrics: ListenAt | None = None  # for probes and scrapers: host:port
     drain_s: Seconds = 30.0  # that streams may take to finish after a signal
     logs: str | None = None  # a folder for what engines say; without one it is gone when the node is
     chatter_bytes_max: Count = 4 * 1024 * 1024
+
+
+@frozen(kw_only=True)
+class ClusterSection:
+    """`[cluster]`: how nodes know each other, and how they keep in touch."""
+
+    name: NodeName = "espalier"
+    secret: str | None = None  # a file with what every node of the cluster knows and nobody else
+    tls_certificate: str | None = None  # of this host's nodes, shown to the others
+    tls_key: str | None = None
+    tls_authority: str | None = None  # who must have signed the others' certificates
+    join: tuple[ListenAt, ...] = ()  # where nodes listen that know of a cluster which this file does not describe
+    streams_max: Count = 1024  # that one node may have open on another
+    beat_s: Seconds = 1.0
+    silent_s: Seconds = 3.0  # after which a node that says nothing counts as lost
+    greet_s: Seconds = 5.0
+    tell_s: Seconds = 0.1  # between two words of how busy a node is
+    retry_min_s: Seconds = 0.1  # between two tries to reach a node
+    retry_max_s: Seconds = 5.0
 
 
 @frozen(kw_only=True)
@@ -69,6 +93,11 @@ class ModelSection:
     path: Annotated[str, Holds(1)]  # a folder; relative to the file it stands in
     template: str | None = None  # a file with a chat template that replaces the model's own
     queue_max: Count = 64  # requests that wait for an engine
+    prefill_tokens_min: Annotated[int, Within(at_least=0, at_most=1_000_000_000)] = 0  # shorter prompts skip a prefill
+    resumes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 3  # of one request, after the loss of a worker
+    crashes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 1  # of engines under one request
+    resume_tokens_max: Count = 65_536  # that were sent before the loss
+    resume_s: Seconds = 10.0  # to find another worker
 
 
 @frozen(kw_only=True)
@@ -93,6 +122,9 @@ class EngineSection:
     node: NodeName = "main"
     kind: Literal["sglang", "simulated"] = "sglang"
     device: Literal["cpu", "cuda"] | None = None  # of SGLang
+    leg: Literal["both", "prefill", "decode"] = "both"
+    bootstrap_port: Annotated[int, Within(at_least=1, at_most=65535)] | None = None  # of a prefill, its own on its host
+    transfer: str | None = None  # SGLang's way to move KV caches; on a CPU "mooncake_tcp"
     slots: Count = 16
     kv_tokens_max: Count
     context_max: Count | None = None
@@ -116,7 +148,9 @@ class Cluster:
     engine: Annotated[dict[EngineName, EngineSection], Holds(1)]
     node: dict[NodeName, NodeSection] = Factory(lambda: {"main": NodeSection()})
     gateway: GatewaySection = GatewaySection()
+    cluster: ClusterSection = ClusterSection()
     folder: Path = field(default=Path(), init=False)  # where the file stands
+    file: Path = field(default=Path(), init=False)
 
     @property
     def keys(self) -> Path | None:
@@ -138,8 +172,8 @@ class Cluster:
         return (self.folder / Path(self.model[name].path).expanduser()).resolve()
 
 
-def read(path: Path) -> Cluster:
-    """Read and check a file; raises `StartFailed` with every mistake in it, one a line."""
+def read(path: Path, join: Sequence[str] = ()) -> Cluster:
+    """Read and check a file, with more to `join` than it says; raises `StartFailed` with every mistake in it."""
     try:
         text = path.read_text()
         data = tomllib.loads(text)
@@ -147,9 +181,13 @@ def read(path: Path) -> Cluster:
         raise StartFailed(f"{path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise StartFailed(f"{path} is not TOML: {error}") from error
+    if join:
+        section = data.setdefault("cluster", {})
+        section["join"] = [*section.get("join", ()), *join]
     try:
         cluster = structure(data, Cluster)
         object.__setattr__(cluster, "folder", path.parent)
+        object.__setattr__(cluster, "file", path)
         mistakes = (*_disagreements(cluster), *_gateway_disagrees(cluster))
         cluster = _with_names(cluster)
     except Mistakes as error:
@@ -162,7 +200,7 @@ def read(path: Path) -> Cluster:
 
 def _disagreements(cluster: Cluster) -> Iterator[Mistake]:
     """Yield what is wrong between keys that are each right by themselves."""
-    if cluster.gateway.node not in cluster.node:
+    if cluster.gateway.node not in cluster.node and not cluster.cluster.join:
         yield Mistake("gateway.node", f"there is no node {cluster.gateway.node}; there is {', '.join(cluster.node)}")
     for name, model in cluster.model.items():
         at = join("model", segment(name))
@@ -172,6 +210,8 @@ def _disagreements(cluster: Cluster) -> Iterator[Mistake]:
             yield Mistake(f"{at}.path", f"there is no folder {cluster.model_path(name)}")
         if model.template is not None and not (cluster.folder / model.template).is_file():
             yield Mistake(f"{at}.template", f"there is no file {cluster.folder / model.template}")
+    yield from _nodes_disagree(cluster)
+    yield from _metrics_disagree(cluster)
     for name, engine in cluster.engine.items():
         at = join("engine", segment(name))
         if name in RESERVED or name.startswith("processor-"):
@@ -206,6 +246,7 @@ def _with_names(cluster: Cluster) -> Cluster:
     names, origins = (tuple(each.lower() for each in some) for some in (names, gateway.origins))
     changed = evolve(cluster, gateway=evolve(gateway, names=names, origins=origins))
     object.__setattr__(changed, "folder", cluster.folder)
+    object.__setattr__(changed, "file", cluster.file)
     return changed
 
 
@@ -214,8 +255,7 @@ def _engine_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Itera
         yield Mistake(f"{at}.model", f"there is no model {engine.model}; there is {', '.join(cluster.model)}")
     if engine.node not in cluster.node:
         yield Mistake(f"{at}.node", f"there is no node {engine.node}; there is {', '.join(cluster.node)}")
-    elif engine.node != cluster.gateway.node:
-        yield Mistake(f"{at}.node", "an engine runs on the gateway's node until nodes have links")
+    yield from _leg_disagrees(cluster, engine, at)
     yield from (_only_sglangs if engine.kind == "simulated" else _only_simulated)(engine, at)
     if engine.device == "cpu" and engine.tensor_parallel > 1:
         yield Mistake(f"{at}.tensor_parallel", "an engine on a CPU has one rank")
@@ -234,8 +274,66 @@ def _only_simulated(engine: EngineSection, at: str) -> Iterator[Mistake]:
         yield Mistake(f"{at}.simulated", 'is for engines of kind "simulated"')
 
 
+def _nodes_disagree(cluster: Cluster) -> Iterator[Mistake]:
+    """Yield what keeps two nodes from finding each other."""
+    deaf = [name for name, node in cluster.node.items() if node.listen is None]
+    for name in deaf[1:]:
+        yield Mistake(f"node.{name}.listen", f"is missing: {deaf[0]} does not listen either, so they cannot meet")
+    at: dict[str, str] = {}
+    for name, node in cluster.node.items():
+        if name.startswith(OPERATOR):
+            yield Mistake(f"node.{name}", f"is an operator's name: no node's begins with {OPERATOR}")
+        if node.listen is not None and (other := at.setdefault(node.listen, name)) != name:
+            yield Mistake(f"node.{name}.listen", f"is where {other} listens")
+    section = cluster.cluster
+    for key in ("secret", "tls_certificate", "tls_key", "tls_authority"):
+        file = getattr(section, key)
+        if file is not None and not (cluster.folder / file).is_file():
+            yield Mistake(f"cluster.{key}", f"there is no file {cluster.folder / file}")
+    tls = [key for key in ("tls_certificate", "tls_key", "tls_authority") if getattr(section, key) is not None]
+    if tls and len(tls) < 3:
+        yield Mistake(f"cluster.{tls[0]}", "means nothing without tls_certificate, tls_key and tls_authority together")
+    if section.silent_s < 2 * section.beat_s:
+        yield Mistake("cluster.silent_s", f"must be at least two beats of {section.beat_s:g} s")
+
+
+def _metrics_disagree(cluster: Cluster) -> Iterator[Mistake]:
+    """Yield which nodes would tell their numbers where something else of the same host listens."""
+    gateway = cluster.gateway
+    taken = {(node.host, node.listen): f"node {name} listens" for name, node in cluster.node.items()}
+    if gateway.node in cluster.node:
+        taken[cluster.node[gateway.node].host, f"{gateway.host}:{gateway.port}"] = "the gateway is"
+    for name, node in cluster.node.items():
+        if node.metrics is None:
+            continue
+        if (where := (node.host, node.metrics)) in taken:
+            yield Mistake(f"node.{name}.metrics", f"is where {taken[where]}")
+        taken[where] = f"node {name} tells its numbers"
+
+
+def _leg_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterator[Mistake]:
+    """Yield what keeps a prefill and a decode from working together."""
+    if engine.leg != "both" and not cluster.cluster.join:
+        other = "decode" if engine.leg == "prefill" else "prefill"
+        if not any(each.model == engine.model and each.leg == other for each in cluster.engine.values()):
+            yield Mistake(f"{at}.leg", f"means nothing without an engine of the same model whose leg is {other}")
+    if engine.leg == "prefill" and engine.kind == "sglang":
+        if engine.bootstrap_port is None:
+            yield Mistake(f"{at}.bootstrap_port", "is missing: decodes find a prefill by it")
+        place = (_host(cluster, engine), engine.bootstrap_port)
+        same = [key for key, each in cluster.engine.items() if (_host(cluster, each), each.bootstrap_port) == place]
+        if engine.bootstrap_port is not None and len(same) > 1:
+            yield Mistake(f"{at}.bootstrap_port", f"is shared by {' and '.join(same)} on one host")
+    elif engine.bootstrap_port is not None:
+        yield Mistake(f"{at}.bootstrap_port", "is for a prefill of SGLang")
+
+
+def _host(cluster: Cluster, engine: EngineSection) -> str | None:
+    return cluster.node[engine.node].host if engine.node in cluster.node else None
+
+
 def _only_sglangs(engine: EngineSection, at: str) -> Iterator[Mistake]:
-    for key in ("device", "tensor_parallel", "memory_fraction", "settings", "environment"):
+    for key in ("device", "tensor_parallel", "memory_fraction", "settings", "environment", "transfer"):
         if getattr(engine, key) not in (None, 1, {}):
             yield Mistake(f"{at}.{key}", "means nothing to a simulated engine")
     if engine.simulated.length_min > engine.simulated.length_max:

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import trio
-from attrs import asdict, define
+from attrs import asdict, define, field
 
-from actors._kit import Address, Call, mailbox
+from actors._kit import Address, Asks, Call, mailbox
 from actors._queue import queue
 from actors._text.model import FILES, TextModel, load
+from actors._text.prompts import Limits
 from actors.engines.port import Engine
 from actors.processor import TextReply, TextRequest, TextResult, processor
+from actors.router import Limits as RouterLimits
+from actors.router import Routing, router
+from actors.routing.least_loaded import least_loaded
+from protocol.cluster import Leg, Offer
+from protocol.codec import Message
 from protocol.errors import StartFailed
 from protocol.messages import Finished, Generate, Started, Tokens
-from supervisor import known
-from supervisor.config import Cluster
+from supervisor import gauges, known, scrape
+from supervisor.config import Cluster, EngineSection
+from supervisor.controls import Controls
+from supervisor.directory import Directory, Here
 from supervisor.doors.asking import Asking, Served
 from supervisor.doors.door import Door
 from supervisor.doors.gate import Gate
 from supervisor.gateway import gateway
+from supervisor.links import Links
 from supervisor.plug import Plug
+from supervisor.standing import Standing
 from supervisor.tree import Child, Tree
 from supervisor.version import version
+from supervisor.wires import At
 from supervisor.workers import Work, Worker, starts, worker
 from supervisor.world import World
 
@@ -33,50 +44,65 @@ AskedInbox: TypeAlias = trio.MemoryReceiveChannel[Call[TextRequest, TextReply, T
 
 @define(eq=False)
 class House:
-    """One node's tree, and the handles that the node's own tasks need."""
+    """One node's tree, and the handles that the node's own tasks need; only one node of a cluster has a door."""
 
     tree: Tree
-    door: Door
+    directory: Directory
+    controls: Controls
+    standing: Standing
+    live: Live
+    door: Door | None = None
+    links: Links | None = None
+    scraped: Door | None = None  # for probes and scrapers alone
+
+
+@define(eq=False)
+class Live:
+    """What a reload may change of the requests that are asked from then on."""
+
+    prompt_tokens_max: int
+    routings: dict[str, Routing] = field(factory=dict)  # of each model that is asked here
 
 
 def build(cluster: Cluster, node: str, world: World) -> House:
     """Return the house of one node; raises `StartFailed` if a model's files cannot be used."""
-    engines: dict[str, Plug[Engine]] = {name: Plug() for name in cluster.engines_on(node)}
+    directory = Directory(node)
+    engines: dict[str, Plug[Engine]] = {name: Plug(directory.changed) for name in cluster.engines_on(node)}
+    with_door = cluster.gateway.node == node
+    texts = _texts(cluster, node, world.strftime, every=with_door)
     children: list[Child | Tree] = []
     hosts_of = starts(cluster, node, world, children)
-    served: dict[str, Served] = {}
-    processors = []
-    for name, section in cluster.model.items():
-        of_model = {key: each for key, each in cluster.engines_on(node).items() if each.model == name}
-        work, work_inbox = _work(section.queue_max)
-        text = _text(cluster, name, world.strftime)
-        for key, each in of_model.items():
-            one = Worker(key, each, text, engines[key], work_inbox)
-            children.append(worker(cluster, one, hosts_of, world))
-        asked, asked_inbox = _asked(cluster.gateway.requests_max)
-        plugs = [engines[key] for key in of_model]
-        processors.append(
-            Child(
-                name=f"processor-{name.replace('/', ':')}",
-                run=processor,
-                args=(
-                    asked_inbox,
-                    text,
-                    work,
-                    partial(known.limits, plugs, cluster.gateway.prompt_tokens_max),
-                    world.aside,
-                    cluster.gateway.requests_max,
-                ),
-                about=f"conversations to tokens and back, for {name}",
-                limits=(("requests", cluster.gateway.requests_max), ("queue", section.queue_max)),
-            )
-        )
-        served[name] = Served(partial(known.model, name, plugs, int(world.now())), asked, partial(known.longest, plugs))
-    door = _door(cluster, served, engines, world)
-    # The gateway comes first and goes last: it says why nobody is served yet, and how the last ones ended.
-    children = [_gateway(cluster, door), *children, *processors]
+    for name, section in cluster.engines_on(node).items():
+        work, inbox = _work(cluster.model[section.model].queue_max)
+        here = Here(node, offer(name, section), work, engines[name], directory.changed, inbox, directory)
+        directory.here[name] = here
+        one = Worker(name, section, texts.get(section.model), engines[name], inbox, here.turn_away)
+        children.append(worker(cluster, one, hosts_of, world))
+    controls = Controls(directory, world.new_id(), version(), partial(known.loads, engines))
+    live = Live(cluster.gateway.prompt_tokens_max)
+    links = _links(cluster, node, directory, world, controls)
+    if links is not None:
+        children.insert(0, _linking(links))
+        world.metrics.sources.append(partial(gauges.of_links, directory, links.traffic))
+    gauges.of_node(world.metrics, directory)
+    door = None
+    if with_door:
+        served: dict[str, Served] = {}
+        for name in cluster.model:
+            children += _asked_of(cluster, name, texts[name], directory, world, served, live)
+        door = _door(cluster, served, engines, directory, world)
+        # The gateway comes first and goes last: it says why nobody is served yet, and how the last ones ended.
+        children.insert(0, _gateway(cluster, door))
     about = f"node on {cluster.node[node].host}, drains for {cluster.node[node].drain_s:g} s"
-    return House(Tree(name=node, children=tuple(children), restarts_max=5, restarts_window_s=300.0, about=about), door)
+    scraped = _scraped(cluster, node, directory, door, world, engines, children)
+    tree = Tree(name=node, children=tuple(children), restarts_max=5, restarts_window_s=300.0, about=about)
+    standing = controls.standing = Standing(tree)
+    return House(tree, directory, controls, standing, live, door, links, scraped)
+
+
+def offer(name: str, section: EngineSection) -> Offer:
+    """Return what an engine will be to others."""
+    return Offer(name, section.model, Leg(section.leg), section.slots, up=False)
 
 
 def _work(size: int) -> tuple[Address[Generate, Started | Tokens, Finished], Work]:
@@ -85,6 +111,105 @@ def _work(size: int) -> tuple[Address[Generate, Started | Tokens, Finished], Wor
 
 def _asked(size: int) -> tuple[Address[TextRequest, TextReply, TextResult], AskedInbox]:
     return mailbox(size)
+
+
+def _asked_of(
+    cluster: Cluster,
+    name: str,
+    text: TextModel,
+    directory: Directory,
+    world: World,
+    served: dict[str, Served],
+    live: Live,
+) -> tuple[Child, Child]:
+    """Return the router and the processor of a model, and note where the model is asked."""
+    section, gateway = cluster.model[name], cluster.gateway
+    work, work_inbox = _work(section.queue_max)
+    asked, asked_inbox = _asked(gateway.requests_max)
+    plain = name.replace("/", ":")
+    routing = live.routings[name] = Routing(
+        pool=directory.pool(name),
+        policy=least_loaded,
+        limits=RouterLimits(section.resumes_max, section.crashes_max, section.resume_tokens_max, section.resume_s),
+        new_room=world.new_room,
+        new_id=world.new_id,
+        prefill_tokens_min=section.prefill_tokens_min,
+        ends=text.eos_token_ids,
+        watch=world.metrics.router(name),
+    )
+    routes = Child(
+        name=f"router-{plain}",
+        run=router,
+        args=(work_inbox, routing),
+        about=f"to the least loaded worker of {name}",
+        limits=(
+            ("queue", section.queue_max),
+            ("prefill tokens min", section.prefill_tokens_min),
+            ("resumes", section.resumes_max),
+            ("resume tokens", section.resume_tokens_max),
+            ("resume s", section.resume_s),
+        ),
+    )
+    served[name] = Served(
+        partial(known.model, name, directory, int(world.now())), asked, partial(known.longest, directory, name)
+    )
+    return routes, Child(
+        name=f"processor-{plain}",
+        run=processor,
+        args=(asked_inbox, text, work, partial(_limits, directory, name, live), world.aside, gateway.requests_max),
+        about=f"conversations to tokens and back, for {name}",
+        limits=(("requests", gateway.requests_max),),
+    )
+
+
+def _limits(directory: Directory, model: str, live: Live) -> Limits | None:
+    return known.limits(directory, model, live.prompt_tokens_max)
+
+
+# Links ---------------------------------------------------------------------------------
+
+
+def _links(cluster: Cluster, node: str, directory: Directory, world: World, controls: Controls) -> Links | None:
+    """Return what keeps this node in touch with the others, None if it is and stays alone."""
+    section = cluster.node[node]
+    for name, other in cluster.node.items():
+        if name != node:
+            offers = [offer(key, each) for key, each in cluster.engines_on(name).items()]
+            directory.expect(name, other.listen, offers)
+    join = tuple(map(At.read, cluster.cluster.join))
+    if section.listen is None and len(cluster.node) == 1 and not join:
+        return None
+    serves: dict[tuple[str, type[Message]], Asks[Message, Message, Message]] = {
+        (name, Generate): cast("Asks[Message, Message, Message]", here) for name, here in directory.here.items()
+    }
+    serves.update(controls.serves)
+    return Links(
+        name=node,
+        section=cluster.cluster,
+        directory=directory,
+        serves=serves,
+        listen=None if section.listen is None else At.read(section.listen),
+        secret=b"",
+        new_nonce=world.new_nonce,
+        chance=world.chance(0),
+        join=join,
+    )
+
+
+def _linking(links: Links) -> Child:
+    section = links.section
+    return Child(
+        name="links",
+        run=links.run,
+        stop_within_s=2.0,
+        about=f"other nodes at {links.listen}" if links.listen else "dials the other nodes",
+        limits=(
+            ("streams of a node", section.streams_max),
+            ("beat s", section.beat_s),
+            ("silent s", section.silent_s),
+            ("greet s", section.greet_s),
+        ),
+    )
 
 
 # Children ------------------------------------------------------------------------------
@@ -110,35 +235,67 @@ def _gateway(cluster: Cluster, door: Door) -> Child:
     )
 
 
-def _door(cluster: Cluster, served: Mapping[str, Served], engines: Mapping[str, Plug[Engine]], world: World) -> Door:
-    section = cluster.gateway
-    gate = Gate(section.requests_max, section.admit_s, section.waiting_max, partial(known.never_ready, engines))
+def _door(
+    cluster: Cluster,
+    served: Mapping[str, Served],
+    engines: Mapping[str, Plug[Engine]],
+    directory: Directory,
+    world: World,
+) -> Door:
+    section, models = cluster.gateway, tuple(cluster.model)
+    gate = Gate(
+        section.requests_max, section.admit_s, section.waiting_max, partial(known.never_ready, directory, models)
+    )
     asking = Asking(served, world.metrics, section.first_token_s, section.total_s)
     world.metrics.gauges |= {
         "espalier_requests_running": ("Requests being answered", lambda: {"gateway": gate.inside}),
         "espalier_requests_waiting": ("Requests that wait at the gate", lambda: {"gateway": gate.waiting}),
-        "espalier_tasks": (
-            "Tasks that live in the node",
-            lambda: {"node": trio.lowlevel.current_statistics().tasks_living},
-        ),
-        "espalier_engine_up": ("Whether the engine can be asked", lambda: known.up(engines)),
+        "espalier_engine_up": ("Whether the engine can be asked", lambda: known.up(directory)),
     }
-    return Door(
+    opened = Door(
         asking=asking,
         gate=gate,
         limits=section.limits,
         names=frozenset(section.names),
         origins=frozenset(section.origins),
-        unready=partial(known.unready, engines),
+        unready=partial(known.unready, directory, models),
         metrics_text=partial(known.metrics_text, engines, world.metrics),
         new_id=world.new_id,
         now=world.now,
-        server_info=partial(known.server_info, cluster, engines, version()),
+        server_info=partial(known.server_info, cluster, directory, version()),
         flush_cache=partial(known.flush_caches, engines),
     )
+    gauge = ("Connections of clients", lambda: {"gateway": float(len(opened.connections))})
+    world.metrics.gauges["espalier_connections"] = gauge
+    return opened
+
+
+def _scraped(
+    cluster: Cluster,
+    node: str,
+    directory: Directory,
+    door: Door | None,
+    world: World,
+    engines: Mapping[str, Plug[Engine]],
+    children: list[Child | Tree],
+) -> Door | None:
+    """Return where probes and scrapers ask, None if the file names no place for it, adding what keeps it."""
+    if (listen := cluster.node[node].metrics) is None:
+        return None
+    at = At.read(listen)
+    unready = partial(scrape.unready, cluster, directory) if door is None else door.unready
+    opened = scrape.door(at, world, unready, partial(known.metrics_text, engines, world.metrics))
+    children.insert(0, scrape.child(at, opened))
+    return opened
 
 
 # Files ---------------------------------------------------------------------------------
+
+
+def _texts(cluster: Cluster, node: str, strftime: Callable[[str], str], *, every: bool) -> dict[str, TextModel]:
+    """Return what is needed to read and write each model's text here: where it is asked, or simulated."""
+    simulated = {each.model for each in cluster.engines_on(node).values() if each.kind == "simulated"}
+    return {name: _text(cluster, name, strftime) for name in cluster.model if every or name in simulated}
 
 
 def _text(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextModel:

@@ -1,8 +1,8 @@
-"""What a node knows of its engines, whether they are up or not."""
+"""What a node knows of the cluster's engines, whether they are up or not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -10,10 +10,12 @@ import trio
 
 from actors._text.prompts import Limits
 from actors.engines.port import Engine
+from protocol.cluster import Leg, Offer
 from protocol.dialects.http import Model
 from protocol.errors import NotReady, Overloaded, RequestError
 from protocol.messages import EngineInfo, EngineLoad
 from supervisor.config import Cluster
+from supervisor.directory import Directory
 from supervisor.metrics import Metrics
 from supervisor.plug import Plug
 
@@ -23,71 +25,95 @@ FLUSHED_WITHIN_S = 5.0
 Engines = Mapping[str, Plug[Engine]]
 
 
-def never_ready(engines: Engines) -> str | None:
-    """Say which engine has not been ready yet: from then on, one that is being restarted is worth waiting for."""
-    missing = [name for name, plug in engines.items() if plug.last is None]
-    return f"engine {missing[0]} is still starting" if missing else None
+def never_ready(directory: Directory, models: Sequence[str]) -> str | None:
+    """Say what has not been ready yet: from then on, an engine that is being restarted is worth waiting for."""
+    return _missing(directory, models, lambda offer: offer.engine is not None, lambda _: "still starting")
 
 
-def unready(engines: Engines) -> str | None:
-    """Say which engine cannot be asked at the moment."""
-    missing = [name for name, plug in engines.items() if plug.now is None]
-    return f"engine {missing[0]} is starting" if missing else None
+def unready(directory: Directory, models: Sequence[str]) -> str | None:
+    """Say which model cannot be served at the moment for want of which engine."""
+    leaving = directory.leaving
+
+    def there(offer: Offer) -> bool:
+        return offer.up and offer.name not in leaving
+
+    def how(offer: Offer) -> str:
+        return "on a node that drains" if offer.name in leaving else "starting"
+
+    return _missing(directory, models, there, how)
 
 
-def up(engines: Engines) -> dict[str, float]:
+def _missing(
+    directory: Directory, models: Sequence[str], there: Callable[[Offer], bool], how: Callable[[Offer], str]
+) -> str | None:
+    for model in models:
+        offers = directory.offers(model)
+        legs = {offer.leg for offer in offers if there(offer)}
+        if Leg.BOTH not in legs and not {Leg.PREFILL, Leg.DECODE} <= legs:
+            missing = next((offer for offer in offers if not there(offer)), None)
+            return f"model {model} has no engine" if missing is None else f"engine {missing.name} is {how(missing)}"
+    return None
+
+
+def up(directory: Directory) -> dict[str, float]:
     """Return 1 for each engine that can be asked, 0 for the others."""
-    return {name: float(plug.now is not None) for name, plug in engines.items()}
+    return {offer.name: float(offer.up) for offer in directory.offers()}
 
 
-def info(plugs: Sequence[Plug[Engine]]) -> EngineInfo | None:
+def info(offers: Sequence[Offer]) -> EngineInfo | None:
     """Return what is known of the engine that holds least, since any of them may get a request."""
-    known = [plug.last.info for plug in plugs if plug.last is not None]
+    known = [offer.engine for offer in offers if offer.engine is not None]
     return min(known, key=lambda each: each.request_tokens_max, default=None)
 
 
-def limits(plugs: Sequence[Plug[Engine]], prompt_max: int) -> Limits | None:
+def limits(directory: Directory, model: str, prompt_max: int) -> Limits | None:
     """Return what one request may have, None while no engine has ever been ready."""
-    least = info(plugs)
+    least = info(directory.offers(model))
     return None if least is None else Limits(least, least.request_tokens_max, min(prompt_max, least.request_tokens_max))
 
 
-def longest(plugs: Sequence[Plug[Engine]]) -> int:
+def longest(directory: Directory, model: str) -> int:
     """Return the most tokens of one request, 0 while no engine has ever been ready."""
-    least = info(plugs)
+    least = info(directory.offers(model))
     return 0 if least is None else least.request_tokens_max
 
 
-def model(name: str, plugs: Sequence[Plug[Engine]], created: int) -> Model:
+def model(name: str, directory: Directory, created: int) -> Model:
     """Return what clients are told of a model."""
-    least = info(plugs)
+    least = info(directory.offers(name))
     return Model(
         id=name,
         created=created,
         root=name,
-        max_model_len=longest(plugs),
+        max_model_len=longest(directory, name),
         honours_seed=least is not None and least.honours_seed,
     )
 
 
-async def metrics_text(engines: Engines, metrics: Metrics) -> bytes:
-    """Return the metrics with each engine's own count as it is now; one that does not answer in time is left out."""
-    loads: dict[str, EngineLoad] = {}
+async def loads(engines: Engines) -> dict[str, EngineLoad]:
+    """Return each engine's own count as it is now; one that does not answer in time is left out."""
+    counted: dict[str, EngineLoad] = {}
 
     async def ask(name: str, asked: Engine) -> None:
         with trio.move_on_after(LOADS_WITHIN_S), suppress(RequestError):
-            loads[name] = await asked.load()
+            counted[name] = await asked.load()
 
     async with trio.open_nursery() as nursery:
         for name, asked in _now(engines):
             nursery.start_soon(ask, name, asked)
-    return metrics.text(loads)
+    return counted
+
+
+async def metrics_text(engines: Engines, metrics: Metrics) -> bytes:
+    """Return the metrics with each engine's own count as it is now; one that does not answer in time is left out."""
+    return metrics.text(await loads(engines))
 
 
 async def flush_caches(engines: Engines) -> None:
-    """Make every engine forget its prefix cache; raises `Overloaded` if one is busy, `NotReady` if one is down."""
-    if (why := unready(engines)) is not None:
-        raise NotReady(why)
+    """Make every engine of this node forget its prefix cache; raises `Overloaded` for a busy one, else `NotReady`."""
+    missing = [name for name, plug in engines.items() if plug.now is None]
+    if missing:
+        raise NotReady(f"engine {missing[0]} is starting")
     for name, asked in _now(engines):
         with trio.move_on_after(FLUSHED_WITHIN_S) as patience:
             try:
@@ -98,10 +124,10 @@ async def flush_caches(engines: Engines) -> None:
             raise Overloaded(f"engine {name} did not answer within {FLUSHED_WITHIN_S} s")
 
 
-def server_info(cluster: Cluster, engines: Engines, version: str) -> dict[str, object]:
+def server_info(cluster: Cluster, directory: Directory, version: str) -> dict[str, object]:
     """Return what `GET /server_info` tells; the first names are those that SGLang's own clients look for."""
     models = list(cluster.model)
-    known = {name: plug.last.info for name, plug in engines.items() if plug.last is not None}
+    known = {offer.name: offer.engine for offer in directory.offers() if offer.engine is not None}
     return {
         "version": version,
         "model_path": models[0],

@@ -6,22 +6,38 @@ sees what it would see of an actor next door.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Protocol
+from math import inf
+from typing import Protocol, TypeAlias
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from actors._kit import Answer, Asks
-from protocol import messages
-from protocol.errors import LinkLost, Overloaded, PeerLost, PeerViolation, RequestError, from_code
-from protocol.frames import Bye, Cancel, Credit, End, Fail, Frame, Hello, Item, Open, Step
-from protocol.messages import Accepted, Finished, Message, Started, Text, Tokens, Usage
-from protocol.peer import Peer
+from protocol import codec
+from protocol.codec import Message
+from protocol.errors import (
+    DeadlineExceeded,
+    LinkLost,
+    NotReady,
+    Overloaded,
+    PeerLost,
+    PeerViolation,
+    RequestError,
+    from_code,
+)
+from protocol.frames import Beat, Bye, Cancel, Credit, End, Fail, Frame, Hello, Item, Open, Step, Tell
+from protocol.messages import Finished, Started, Tokens, Usage
+from protocol.peer import MESSAGE_BYTES_MAX, Peer
+from supervisor.crossing import Rules, encoded, failed, first, rules_of, within_ms
+from supervisor.traffic import Traffic
 
 Replies = Answer[Message, Message]
+
+Serves: TypeAlias = Mapping[tuple[str, type[Message]], Asks[Message, Message, Message]]
+"""Who answers what the other end asks, by the name that it asks for and the kind of the request."""
 
 
 class Transport(Protocol):
@@ -34,6 +50,14 @@ class Transport(Protocol):
         """Return some bytes, none at the end."""
 
 
+@frozen
+class Heart:
+    """How often an end says that it is alive, and after how long a silence the other end counts as lost."""
+
+    beat_s: float = 1.0
+    silent_s: float = 3.0
+
+
 @define(eq=False)
 class _Serving:
     scope: trio.CancelScope
@@ -43,15 +67,21 @@ class _Serving:
 
 @define(eq=False)
 class Link:
-    """One end of a link; `serves` says who answers which kind of request that the other end asks."""
+    """One end of a link; `told` hears what the other end tells of itself.
+
+    Without a `heart` only the transport's end is the link's: the other end's process is this one's child.
+    """
 
     transport: Transport
     peer: Peer
-    serves: Mapping[type[Message], Asks[Message, Message, Message]] = field(factory=dict)
+    serves: Serves = field(factory=dict)
     lost_as: type[RequestError] = LinkLost
+    heart: Heart | None = None
+    told: Callable[[Message], None] | None = None
     queued_bytes_max: int = 256 * 1024 * 1024
     release_s: float = 10.0
     _asked: dict[int, Replies] = field(factory=dict)
+    _rules: dict[int, Rules] = field(factory=dict)
     _serving: dict[int, _Serving] = field(factory=dict)
     _writer: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _permits: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -60,23 +90,33 @@ class Link:
     _violation: PeerViolation | None = None
     _over: trio.Event = field(factory=trio.Event)
     _bye: Bye | None = None
+    _silent: str | None = None
     _lost: bool = False
+    _heard_at: float = field(factory=trio.current_time)
+    _said_at: float = field(factory=trio.current_time)
+    traffic: Traffic = field(factory=Traffic)
 
     # The asking side -------------------------------------------------------------------
 
-    def open(self, request: Message, credit: int) -> tuple[int, Replies]:
-        """Ask without waiting: the new stream's number and its answer.
+    def open(self, request: Message, credit: int, to: str = "") -> tuple[int, Replies]:
+        """Ask without waiting: the new stream's number and its answer; the other end hears how long the asker waits.
 
-        Raises `Overloaded` if the other end serves as many streams as it may, and the link's `lost_as` if it is lost.
+        Raises `Overloaded` if the other end serves as many streams as it may, `TooLarge` for a request that no frame
+        holds, and the link's `lost_as` if it is lost.
         """
         if self._lost:
             raise self.lost_as("the link is down")
         if len(self.peer.asked) >= self.peer.asked.open_max:
             raise Overloaded(f"{len(self.peer.asked)} streams are open on this link")
         stream = self.peer.asked.last + 1
-        body = messages.encode(request)
+        body, attached = encoded(request), codec.attached(request)
         answer = self._asked[stream] = Replies(credit)
-        self._send(Open(stream, body, credit))
+        self._rules[stream] = rules_of(request)
+        try:
+            self._send(Open(stream, body, credit, to, within_ms(), sum(map(len, attached))), attached)
+        except RequestError:  # too much is attached
+            self._closed(stream)
+            raise
         return stream, answer
 
     def leave(self, stream: int) -> None:
@@ -85,12 +125,13 @@ class Link:
             self._send(Cancel(stream, "the asker left"))
 
     @asynccontextmanager
-    async def ask(self, request: Message, credit: int) -> AsyncIterator[Replies]:
+    async def ask(self, request: Message, credit: int, to: str = "") -> AsyncIterator[Replies]:
         """Ask, waiting for a free stream; leaving the context is leaving the answer."""
         await trio.lowlevel.checkpoint()
         while not self._lost and len(self.peer.asked) >= self.peer.asked.open_max:
+            self.traffic.waits += 1
             await self._permits.park()
-        stream, answer = self.open(request, credit)
+        stream, answer = self.open(request, credit, to)
         try:
             yield answer
         finally:
@@ -99,20 +140,25 @@ class Link:
 
     # The serving side ------------------------------------------------------------------
 
-    async def _serve(self, stream: int, request: Message, credit: int) -> None:
+    def address(self, to: str) -> Asks[Message, Message, Message]:
+        """Return where one of those that the other end serves is asked."""
+        return _Far(self, to)
+
+    async def _serve(self, stream: int, server: Asks[Message, Message, Message], request: Message, credit: int) -> None:
         serving = self._serving[stream]
         last: End | Fail = Fail(stream, "left", "the asker left")
         try:
             try:
                 with serving.scope:
-                    async with self.serves[type(request)].ask(request, credit) as answer:
+                    async with server.ask(request, credit) as answer:
                         answer.credit += serving.granted
                         serving.answer = answer
                         result = await answer.relay(partial(self._put, stream))
-                        last = End(stream, messages.encode(result) if result is not None else b"")
+                        last = End(stream, encoded(result) if result is not None else b"")
+                if serving.scope.cancelled_caught and trio.current_time() >= serving.scope.deadline:
+                    last = failed(stream, DeadlineExceeded("the asker's time is up"))
             except* RequestError as group:
-                error = _first(group)
-                last = Fail(stream, error.code, error.detail, error.param)
+                last = failed(stream, first(group))
             # The answerer may still hold what it needs to let go of: the stream is closed when it has, not before.
             if serving.answer is not None:
                 with trio.move_on_after(self.release_s, shield=True):
@@ -124,7 +170,8 @@ class Link:
 
     def _put(self, stream: int, reply: Message) -> None:
         if not self._lost:
-            self._send(Item(stream, messages.encode(reply), units_of(reply)))
+            attached = codec.attached(reply)
+            self._send(Item(stream, encoded(reply), codec.units_of(reply), sum(map(len, attached))), attached)
 
     # The wire --------------------------------------------------------------------------
 
@@ -138,6 +185,9 @@ class Link:
         with self._carrying:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
+                if self.heart is not None:
+                    nursery.start_soon(self._beat, self.heart)
+                    nursery.start_soon(self._listen, self.heart)
                 try:
                     await self._read_frames(nursery, task_status)
                 except PeerViolation as error:
@@ -147,23 +197,34 @@ class Link:
                 nursery.cancel_scope.cancel(reason="the link is lost")
         if self._violation is not None:
             raise self._violation
+        if self._silent is not None:
+            raise PeerLost(self._silent)
         raise PeerLost(f"{self._bye.code}: {self._bye.detail}" if self._bye else "the other end closed the link")
 
     async def _read_frames(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         while data := await self._read():
+            self._heard_at = trio.current_time()
+            self.traffic.received(len(data))
             for frame in self.peer.receive(data):
+                if self._lost:  # the other end does not read, or was silent for too long: what it says no longer counts
+                    return
                 self._received(frame, nursery)
                 if isinstance(frame, Hello):
                     self._ready.set()
                     self._permits.unpark_all()
                     task_status.started()
-                if self._carrying.cancel_called:  # the other end does not read: what it says no longer counts
-                    return
+            if self.peer.ready:  # it has room again, or is owed a word
+                self._writer.unpark()
 
     def bye(self, code: str, detail: str) -> None:
         """Tell the other end that this one ends the link, and why."""
         if not self._lost:
             self._send(Bye(code, detail))
+
+    @property
+    def lost(self) -> bool:
+        """Whether the link is down; whoever still answers over it may take its time to let go."""
+        return self._lost
 
     @property
     def ready(self) -> bool:
@@ -189,18 +250,17 @@ class Link:
             case Step():
                 self._stepped(frame)
             case Item():
-                self._asked[frame.stream].put(messages.decode(frame.body), frame.units)
+                reply = codec.decode(frame.body, self.peer.attached)
+                self._rules[frame.stream].reply(reply, frame.units)
+                self._asked[frame.stream].put(reply, frame.units)
             case End():
-                result = messages.decode(frame.body) if frame.body else None
+                result = codec.decode(frame.body) if frame.body else None
+                self._rules[frame.stream].end(result)
                 self._closed(frame.stream).end(result)
             case Fail():
                 self._closed(frame.stream).fail(from_code(frame.code, frame.detail, frame.param))
             case Open():
-                request = messages.decode(frame.body)
-                if type(request) not in self.serves:
-                    raise PeerViolation(f"a {type(request).__name__} was asked of an end that serves none")
-                self._serving[frame.stream] = _Serving(trio.CancelScope())
-                nursery.start_soon(self._serve, frame.stream, request, frame.credit)
+                self._opened(frame, nursery)
             case Cancel():
                 if (serving := self._serving.get(frame.stream)) is not None:
                     serving.scope.cancel(reason=f"peer: {frame.reason}")
@@ -208,8 +268,28 @@ class Link:
                 self._granted(frame)
             case Bye():
                 self._bye = frame
-            case Hello():
+            case Tell():
+                self._told(frame)
+            case _:
                 pass
+
+    def _opened(self, frame: Open, nursery: trio.Nursery) -> None:
+        request = codec.decode(frame.body, self.peer.attached)
+        server = self.serves.get((frame.to, type(request)))
+        if server is None and not frame.to:
+            raise PeerViolation(f"a {type(request).__name__} was asked of an end that serves none")
+        if server is None:  # it may have been there a moment ago
+            self._send(failed(frame.stream, NotReady(f"there is no {frame.to} here")))
+            return
+        within_s = inf if frame.within_ms is None else max(0, frame.within_ms) / 1000
+        self._serving[frame.stream] = _Serving(trio.CancelScope(relative_deadline=within_s))
+        nursery.start_soon(self._serve, frame.stream, server, request, frame.credit)
+
+    def _told(self, frame: Tell) -> None:
+        message = codec.decode(frame.body)
+        if self.told is None:
+            raise PeerViolation(f"a {type(message).__name__} was told to an end that asks for none")
+        self.told(message)
 
     def _stepped(self, step: Step) -> None:
         asked = self._asked
@@ -230,11 +310,22 @@ class Link:
                 serving.answer.credit += frame.units
 
     def _closed(self, stream: int) -> Replies:
+        del self._rules[stream]
         self._permits.unpark()
         return self._asked.pop(stream)
 
-    def _send(self, frame: Frame) -> None:
-        self.peer.send(frame)
+    def tell(self, message: Message) -> None:
+        """Tell the other end something of this one, without being asked."""
+        if not self._lost:
+            self._send(Tell(codec.encode(message)))
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has come from the other end."""
+        return trio.current_time() - self._heard_at
+
+    def _send(self, frame: Frame, attached: tuple[memoryview, ...] = ()) -> None:
+        self.peer.send(frame, attached)
         self._writer.unpark()
         if self.peer.queued_bytes > self.queued_bytes_max and not self._lost:
             # The other end is to blame, not whoever happened to send this: the link ends, and its sender hears so.
@@ -244,12 +335,35 @@ class Link:
 
     async def _write(self) -> None:
         while True:
-            while data := self.peer.take():
+            while data := self.peer.take(MESSAGE_BYTES_MAX):
                 try:
                     await self.transport.send_all(data)
                 except trio.BrokenResourceError:
                     return  # the reader sees the end too, and says so
+                self._said_at = trio.current_time()
+                self.traffic.sent(len(data))
             await self._writer.park()
+
+    async def _beat(self, heart: Heart) -> None:
+        """Say that this end is alive, whenever it has said nothing else for a beat."""
+        while True:
+            await trio.sleep_until(self._said_at + heart.beat_s)
+            if trio.current_time() >= self._said_at + heart.beat_s:
+                self._send(Beat())
+                self._said_at = trio.current_time()
+
+    async def _listen(self, heart: Heart) -> None:
+        """End the link when the other end has been silent for too long: it may be stopped, or its host gone."""
+        quiet_until = self._heard_at + heart.silent_s
+        while trio.current_time() < quiet_until:
+            await trio.sleep_until(quiet_until)
+            if trio.current_time() > quiet_until + heart.beat_s:
+                # It was this end that stood still: what has come meanwhile lies unread, and counts.
+                self._heard_at = max(self._heard_at, trio.current_time() - heart.silent_s + heart.beat_s)
+            quiet_until = self._heard_at + heart.silent_s
+        self._silent = f"the other end has been silent for {heart.silent_s:g} s"
+        self._end()
+        self._carrying.cancel(reason="the other end is silent")
 
     async def _read(self) -> bytes | bytearray:
         try:
@@ -262,27 +376,19 @@ class Link:
         self._lost = True
         self._over.set()
         asked, self._asked = self._asked, {}
+        self._rules.clear()
         for answer in asked.values():
             answer.fail(self.lost_as("the link went down"))
         self._permits.unpark_all()
 
 
-def units_of(reply: Message) -> int:
-    """Return how much credit a reply takes: one unit a token, one for any other reply, none for a milestone."""
-    match reply:
-        case Tokens():
-            return len(reply.ids)
-        case Text():
-            return reply.tokens
-        case Started() | Accepted():
-            return 0
-        case _:
-            return 1
+@frozen
+class _Far:
+    """One of those that the other end of a link serves."""
 
+    link: Link
+    to: str
 
-def _first(group: BaseExceptionGroup[RequestError]) -> RequestError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, RequestError)
-    return error
+    def ask(self, request: Message, credit: int) -> AbstractAsyncContextManager[Replies]:
+        """Ask, waiting for a free stream; leaving the context is leaving the answer."""
+        return self.link.ask(request, credit, self.to)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from attrs import define, field, frozen
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from actors.router import Watch
 from protocol.errors import Left
 from protocol.messages import EngineLoad, Usage
 
@@ -49,9 +50,10 @@ def _counters() -> defaultdict[Labels, float]:
 
 @define(eq=False)
 class Metrics:
-    """Counts what the doors and the tree tell it; `gauges` says what to read anew at every scrape."""
+    """Counts what doors, routers and tree tell it; `gauges` and `sources` say what to read anew at every scrape."""
 
     gauges: dict[str, tuple[str, Callable[[], Mapping[str, float]]]] = field(factory=dict)
+    sources: list[Callable[[], Iterable[Metric]]] = field(factory=list)
     _first_token: defaultdict[Labels, _Histogram] = field(factory=_histograms)
     _gap: defaultdict[Labels, _Histogram] = field(factory=_histograms)
     _duration: defaultdict[Labels, _Histogram] = field(factory=_histograms)
@@ -61,6 +63,9 @@ class Metrics:
     _restarts: defaultdict[Labels, float] = field(factory=_counters)
     _refused: defaultdict[Labels, float] = field(factory=_counters)
     _dropped: defaultdict[Labels, float] = field(factory=_counters)
+    _calls: defaultdict[Labels, float] = field(factory=_counters)
+    _resumes: defaultdict[Labels, float] = field(factory=_counters)
+    _to_abort: defaultdict[Labels, _Histogram] = field(factory=_histograms)
 
     def first_token(self, model: str, seconds: float) -> None:
         """Note how long a request waited for its first token."""
@@ -93,6 +98,14 @@ class Metrics:
         """Note that a client was dropped because it read too slowly: its `backlog` was full, or it `stalled`."""
         self._dropped[reason,] += 1
 
+    def aborted(self, engine: str, seconds: float) -> None:
+        """Note how long a slot of this engine was kept after its asker had left."""
+        self._to_abort[engine,].observe(seconds)
+
+    def router(self, model: str) -> Watch:
+        """Return what counts what becomes of a model's requests."""
+        return _Routed(model, self._calls, self._resumes)
+
     def text(self, loads: Mapping[str, EngineLoad]) -> bytes:
         """Return everything in Prometheus's text format; `loads` is each engine's own count."""
         registry = CollectorRegistry()
@@ -113,7 +126,16 @@ class Metrics:
             _counter_family("espalier_restarts", "Children of the tree started again", "child", self._restarts),
             _counter_family("espalier_refused", "Requests and connections refused at the door", "code", self._refused),
             _counter_family("espalier_clients_dropped", "Clients that read too slowly", "reason", self._dropped),
+            _counter_family(
+                "espalier_calls", "Answers of workers, by how each ended", "model worker outcome", self._calls
+            ),
+            _counter_family("espalier_resumes", "Requests that went on elsewhere", "model code kind", self._resumes),
+            _histogram_family(
+                "espalier_time_to_abort", "Time from an asker's leaving to its slot", "engine", self._to_abort
+            ),
         )
+        for source in self.sources:
+            yield from source()
         for name, (help_text, read) in self.gauges.items():
             gauge = GaugeMetricFamily(name, help_text, labels=("of",))
             for of, value in read().items():
@@ -128,6 +150,21 @@ class Metrics:
             for engine, load in loads.items():
                 gauge.add_metric((engine,), float(getattr(load, name)))
             yield gauge
+
+
+@frozen
+class _Routed(Watch):
+    """Counts what a router tells of one model's requests."""
+
+    model: str
+    calls: defaultdict[Labels, float]
+    resumes: defaultdict[Labels, float]
+
+    def called(self, worker: str, outcome: str) -> None:
+        self.calls[self.model, worker, outcome] += 1
+
+    def went_on(self, code: str, sent: int) -> None:
+        self.resumes[self.model, code, "resumed" if sent else "retried"] += 1
 
 
 def _histogram_family(

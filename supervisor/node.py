@@ -8,8 +8,9 @@ import secrets
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import count
 from pathlib import Path
 from random import Random, SystemRandom
 
@@ -17,6 +18,7 @@ import trio
 from attrs import define, field, frozen
 
 from protocol.errors import ActorError, StartFailed
+from protocol.greeting import NONCE_BYTES
 from supervisor import check, folders, reaper
 from supervisor.config import LOOPBACK, Cluster
 from supervisor.doors.door import Door
@@ -25,23 +27,34 @@ from supervisor.happenings import Happening, Kind
 from supervisor.house import House, build
 from supervisor.metrics import Metrics
 from supervisor.process import Hurry
+from supervisor.reload import Reloader
 from supervisor.run import supervise
 from supervisor.say import Terminal
 from supervisor.world import World
 
 log = logging.getLogger(__name__)
 
+ROOM_BITS = 63  # of a rendezvous, as SGLang counts them
+BYE_S = 0.05  # for the last word to leave
 FAREWELL_S = 2.0  # for cut answers to reach their clients
 HARD_EXIT_S = 1.2  # after a second signal
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-async def run(cluster: Cluster, name: str, terminal: Terminal, environment: Mapping[str, str]) -> int:
-    """Run one node until a signal ends it, and return the process's exit code.
+async def run(
+    cluster: Cluster,
+    name: str,
+    terminal: Terminal,
+    environment: Mapping[str, str],
+    up: Callable[[], None] = lambda: None,
+) -> int:
+    """Run one node until a signal ends it, and return the process's exit code; `up` hears that its tree is up.
 
     Raises `StartFailed` or `RestartsExceeded` if its tree does not come up, or does not stay up.
     """
-    keys = check.keys(cluster, environment)
+    keys = check.keys(cluster, environment) if cluster.gateway.node == name else None
+    watchers = check.watchers(cluster, name, environment)
+    secret, tls = check.secret(cluster, name, environment), check.link_tls(cluster)
     base = Path(tempfile.gettempdir())
     for swept in folders.sweep(base):
         log.info("removed what a killed node had left", extra={"folder": str(swept)})
@@ -55,7 +68,7 @@ async def run(cluster: Cluster, name: str, terminal: Terminal, environment: Mapp
         world = World(
             folder=folder,
             logs=logs,
-            environment={name: value for name, value in environment.items() if name not in SECRETS},
+            environment={name: value for name, value in environment.items() if name not in {*SECRETS, check.SECRET}},
             new_id=partial(secrets.token_hex, 16),
             now=time.time,
             strftime=time.strftime,
@@ -63,12 +76,20 @@ async def run(cluster: Cluster, name: str, terminal: Terminal, environment: Mapp
             hurry=Hurry(),
             metrics=Metrics(),
             chance=Random,
+            new_nonce=new_nonce,
+            new_room=partial(next, _rooms(secrets.randbits(ROOM_BITS))),
         )
         house = build(cluster, name, world)
-        _lock(house.door, cluster, keys)
+        if house.door is not None and keys is not None:
+            _lock(house.door, cluster, keys)
+        if house.scraped is not None:
+            house.scraped.keys = keys or watchers
+        if house.links is not None:
+            house.links.secret, house.links.tls = secret, tls
         node = _Node(house, world, terminal, section.drain_s)
+        node.obey(Reloader(name, cluster, house, environment, node.set_drain_s))
         log.info("starting", extra={"node": name, "engine_logs": str(logs)})
-        return await node.run(partial(_announce, cluster, house, terminal))
+        return await node.run(up, partial(_announce, cluster, house, terminal))
 
 
 @define(eq=False)
@@ -81,15 +102,39 @@ class _Node:
     drain_s: float
     exit_code: int = 0
     _tree: trio.CancelScope = field(factory=trio.CancelScope)
+    _nursery: trio.Nursery | None = None  # while it runs
 
-    async def run(self, ready: Callable[[], None]) -> int:
+    def obey(self, reloader: Reloader) -> None:
+        """Let operators drain this node and reload its file."""
+        self.house.controls.drain = partial(self.drain, "an operator asks for it")
+        self.house.controls.reload = reloader.reload
+
+    def set_drain_s(self, drain_s: float) -> None:
+        """Give streams another time to finish when this node drains."""
+        self.drain_s = drain_s
+
+    def drain(self, why: str) -> None:
+        """Begin to shut down, unless that has begun: admit nothing, let streams finish, end."""
+        if self._nursery is None or self.house.directory.draining:
+            return
+        log.info("draining", extra={"why": why, "drain_s": self.drain_s})
+        self.house.directory.drain()  # from now on other nodes choose this one's workers no more
+        self._nursery.start_soon(self._shut_down)
+
+    async def run(self, up: Callable[[], None], announce: Callable[[], None]) -> int:
         """Run the tree until it is told to end."""
         failure: ActorError | None = None
         reaper.adopt()
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as self._nursery:
+            nursery = self._nursery
             nursery.start_soon(reaper.run)
             nursery.start_soon(self.terminal.keep_live)
             await nursery.start(self._listen, nursery)
+
+            def ready() -> None:
+                up()
+                nursery.start_soon(self._announce, announce)
+
             try:
                 with self._tree:
                     await supervise(self.house.tree, rng=SystemRandom(), watch=self._watch, task_status=_Up(ready))
@@ -104,40 +149,61 @@ class _Node:
 
     def _watch(self, happening: Happening) -> None:
         self.terminal.watch(happening)
+        self.house.standing.watch(happening)
         if happening.kind is Kind.RESTARTING:
             self.world.metrics.restarted(happening.path)
 
+    async def _announce(self, announce: Callable[[], None]) -> None:
+        """Say that the node is ready, once what it serves is there, on whichever node that is."""
+        said = None
+        while self.house.door is not None and (why := self.house.door.unready()) is not None:
+            if why != said:
+                log.info("waiting", extra={"reason": why})
+                said = why
+            await self.house.directory.changed.park()
+        if not self.house.directory.draining:
+            announce()
+
     async def _listen(self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None]) -> None:
-        """Begin the plan at the first signal, hurry it at the second; a hang-up is a wish to read the keys anew."""
+        """Begin the plan at the first signal, hurry it at the second; a hang-up is a wish to read the file anew."""
         with trio.open_signal_receiver(*SIGNALS) as signals:
             task_status.started()
             async for number in signals:
                 name = signal.Signals(number).name
-                if number == signal.SIGHUP and not self._terminal_is_gone():
-                    self.house.door.reload()
-                elif not self.house.door.gate.draining:
-                    log.info("draining", extra={"signal": name, "drain_s": self.drain_s})
-                    nursery.start_soon(self._shut_down)
+                if number == signal.SIGHUP and not self.terminal.gone:
+                    self._reload()
+                elif not self.house.directory.draining:
+                    self.drain(name)
                 else:
                     log.warning("hurrying", extra={"signal": name})
                     self.exit_code = 128 + number
                     self.world.hurry.now()
                     nursery.start_soon(self._exit_hard)
 
-    def _terminal_is_gone(self) -> bool:
-        """Whether the hang-up is that of our own terminal, which nobody sends on purpose."""
-        return self.terminal.live and not self.terminal.out.isatty()
+    def _reload(self) -> None:
+        try:
+            self.house.controls.reload()
+        except Exception:  # a node must not fall because of what stands in a file
+            log.exception("a bug ended a reload")
 
     async def _shut_down(self) -> None:
         """Stop admitting, let streams finish, end the rest truthfully, stop the tree."""
-        door, hurry = self.house.door, self.world.hurry
-        door.drain()
+        house, hurry = self.house, self.world.hurry
         with hurry.patience(self.drain_s):
-            await door.gate.wait_empty()
-        if cut := door.cut():
-            log.warning("answers were cut", extra={"count": cut})
-        with hurry.patience(FAREWELL_S):
-            await door.wait_left()
+            if house.door is not None:
+                house.door.drain()
+                await house.door.gate.wait_empty()
+            await house.directory.wait_idle()
+        if house.door is not None:
+            if cut := house.door.cut():
+                log.warning("answers were cut", extra={"count": cut})
+            with hurry.patience(FAREWELL_S):
+                await house.door.wait_left()
+        if house.links is not None:
+            if moved := house.directory.running:
+                log.warning("answers go on elsewhere", extra={"count": moved})
+            house.links.bye(f"node {house.directory.name} shuts down")
+            await trio.sleep(BYE_S)
         self._tree.cancel(reason="the node shuts down")
 
     async def _exit_hard(self) -> None:
@@ -166,13 +232,24 @@ def _lock(door: Door, cluster: Cluster, keys: Keys) -> None:
     door.tls = None if cluster.certificate is None else cluster.certificate.context()
     if keys.wanted and door.tls is None and cluster.gateway.host not in LOOPBACK:
         log.warning("clients send their keys in the clear: there is no gateway.tls_certificate")
-    gauge = ("Connections of clients", lambda: {"gateway": float(len(door.connections))})
-    door.asking.metrics.gauges.setdefault("espalier_connections", gauge)
+
+
+def new_nonce() -> bytes:
+    """Return bytes for a greeting that were never used before."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def _rooms(first: int) -> Iterator[int]:
+    """Yield numbers of rooms, none of them twice, and from another beginning than any other node's."""
+    return (room % 2**ROOM_BITS for room in count(first))
 
 
 def _announce(cluster: Cluster, house: House, terminal: Terminal) -> None:
     """Say where to knock, and give a line to paste."""
     section = cluster.gateway
+    if house.door is None:
+        terminal.tell(f"Ready: node {house.directory.name} with {', '.join(house.directory.here)}")
+        return
     host = f"[{section.host}]" if ":" in section.host else section.host
     url = f"http{'s' * (house.door.tls is not None)}://{host}:{house.door.port}"
     key = "-H 'authorization: Bearer YOUR-KEY' " if house.door.keys.wanted else ""

@@ -16,6 +16,7 @@ T = TypeVar("T")
 class Plug(Generic[T]):
     """Holds a thing while the life that offers it lasts."""
 
+    changed: trio.lowlevel.ParkingLot | None = None  # where others wait for something to come or go
     last: T | None = None  # stays when the life ends, for what outlives it: names, limits
     _now: T | None = None
     _offered: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -25,11 +26,13 @@ class Plug(Generic[T]):
         """Offer `thing` while the body runs."""
         self._now = self.last = thing
         self._offered.unpark_all()
+        self._change()
         try:
             yield
         finally:
             if self._now is thing:
                 self._now = None
+                self._change()
 
     @property
     def now(self) -> T | None:
@@ -42,3 +45,7 @@ class Plug(Generic[T]):
         while self._now is None:
             await self._offered.park()
         return self._now
+
+    def _change(self) -> None:
+        if self.changed is not None:
+            self.changed.unpark_all()

@@ -98,9 +98,17 @@ class Process:
         self.pidfd = -1
 
 
-def start(name: str, command: Sequence[str], environment: dict[str, str], fds: Sequence[int], log: int) -> Process:
+def start(
+    name: str,
+    command: Sequence[str],
+    environment: dict[str, str],
+    fds: Sequence[int],
+    log: int,
+    first: Callable[[], None] | None = None,
+) -> Process:
     """Start a process as the leader of its own session, with `fds` open in it and its output going to `log`.
 
+    `first` is called in it before the command; it must take no lock, because another thread may have held that.
     Called from the main thread, so that a parent-death signal that it asks for is tied to this process's life and not
     to a worker thread's.
     """
@@ -112,5 +120,6 @@ def start(name: str, command: Sequence[str], environment: dict[str, str], fds: S
         stdout=log,
         stderr=log,
         start_new_session=True,
+        preexec_fn=first,  # noqa: PLW1509  # one system call, and no lock is taken
     )
     return Process(name, popen.pid, os.pidfd_open(popen.pid), popen)

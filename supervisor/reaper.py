@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -12,14 +13,30 @@ from pathlib import Path
 
 import trio
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 END_WITHIN_S = 0.4
 END_TICK_S = 0.002
 
+_LIBC = ctypes.CDLL(None)  # now: between a fork and what is started then, nothing must be loaded
+
 
 def adopt() -> None:
     """Become the parent of whatever a descendant leaves without one, as process 1 of a container is anyway."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies; a program that is started next inherits the wish."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def die_without(pipe: int) -> None:
+    """End this process if the reading end of `pipe` is gone: its parent had died before the kernel was asked."""
+    watched = select.poll()
+    watched.register(pipe, 0)
+    if watched.poll(0):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def run() -> None:

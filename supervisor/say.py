@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TextIO
 
@@ -19,19 +19,25 @@ from supervisor.happenings import Happening, Kind
 
 FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 SAID = {"child", "happening"}  # a readable line has these in its words
+LOUD = {"warning", "error", "critical"}
 PASSING = {"starting", "stopping"}  # and where a live line shows these, they need no line of their own
 TICK_S = 0.2
 CLEAR = "\r\x1b[2K"
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, for whoever collects logs."""
+    """One JSON object a line, for whoever collects logs; `node` is in it where several nodes write to one place."""
+
+    def __init__(self, node: str | None = None) -> None:
+        super().__init__()
+        self._given: dict[object, object] = {} if node is None else {"node": node}
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record with everything that was given with it."""
-        line: dict[str, object] = {
+        line: dict[object, object] = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
+            **self._given,
             "event": record.getMessage(),
             **_extra(record),
         }
@@ -45,14 +51,33 @@ class Readable(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the time, what happened, and what was given with it."""
-        level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        given = {name: value for name, value in _extra(record).items() if name not in SAID}
-        extra = " ".join(f"{name}={value}" for name, value in given.items() if value is not None)
-        line = f"{self.formatTime(record, '%H:%M:%S')} {level}{record.getMessage()}{'  ' if extra else ''}{extra}"
+        line = _line(self.formatTime(record, "%H:%M:%S"), record.levelname.lower(), record.getMessage(), _extra(record))
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def _extra(record: logging.LogRecord) -> dict[str, object]:
+def readable(node: str, text: str) -> str | None:
+    """Return what a node logged, in JSON or not, as a person can read it; None for what a live line shows instead."""
+    try:
+        match json.loads(text):
+            case {"time": str(time), "level": str(level), "event": str(event), **given}:
+                if given.get("happening") in PASSING:
+                    return None
+                trace = given.pop("traceback", None)
+                given.pop("node", None)
+                line = _line(time[11:19], level, f"{node}: {event}", given)
+                return line if trace is None else f"{line}\n{trace}"
+    except ValueError:
+        pass
+    return f"{node}: {text}"
+
+
+def _line(time: str, level: str, event: str, given: Mapping[object, object]) -> str:
+    loud = f"{level}: " if level in LOUD else ""
+    extra = " ".join(f"{name}={value}" for name, value in given.items() if name not in SAID and value is not None)
+    return f"{time} {loud}{event}{'  ' if extra else ''}{extra}"
+
+
+def _extra(record: logging.LogRecord) -> dict[object, object]:
     return {name: value for name, value in vars(record).items() if name not in FIELDS}
 
 
@@ -63,6 +88,7 @@ class Terminal:
     out: TextIO
     live: bool
     plain: TextIO = sys.stdout
+    upward: Callable[[str], None] | None = None  # to a launcher, who tells it instead
     _passing: dict[str, tuple[str, float]] = field(factory=dict)  # what starts or stops, and since when
     _shown: bool = False
 
@@ -82,10 +108,17 @@ class Terminal:
     def tell(self, text: str) -> None:
         """Say something that is no event: on a terminal among the lines, elsewhere apart from the log."""
         with suppress(OSError):  # whoever was to read it is gone; the node is not
-            if self.live:
+            if self.upward is not None:
+                self.upward(text)
+            elif self.live:
                 self.line(text)
             else:
                 print(text, file=self.plain, flush=True)
+
+    @property
+    def gone(self) -> bool:
+        """Whether there was a terminal, and its window has been closed."""
+        return self.live and not self.out.isatty()
 
     async def keep_live(self) -> None:
         """Redraw the live line for as long as anything starts or stops."""
@@ -119,12 +152,12 @@ class _Handler(logging.Handler):
             self.handleError(record)
 
 
-def set_up(out: TextIO = sys.stderr) -> Terminal:
-    """Send what is logged to `out`: readable on a terminal, JSON elsewhere."""
+def set_up(out: TextIO = sys.stderr, node: str | None = None) -> Terminal:
+    """Send what is logged to `out`: readable on a terminal, JSON elsewhere, with the name of a node if it has one."""
     live = out.isatty()
     terminal = Terminal(out, live)
     handler = _Handler(terminal.line)
-    handler.setFormatter(Readable() if live else JsonLines())
+    handler.setFormatter(Readable() if live else JsonLines(node))
     if live:
         handler.addFilter(lambda record: getattr(record, "happening", None) not in PASSING)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

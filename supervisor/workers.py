@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import trio
@@ -10,12 +11,13 @@ from attrs import asdict, frozen
 
 from actors._queue import Queue
 from actors._text.model import TextModel
-from actors.decode import Deadlines, decode
+from actors.decode import decode
 from actors.engines.port import Engine
 from actors.engines.sglang.settings import EngineSpec
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.lines import SENTENCES
 from actors.engines.simulated.spec import SimulatedSpec
+from protocol.cluster import Leg
 from protocol.messages import Finished, Generate, Started, Tokens
 from supervisor import hosts
 from supervisor.chatter import Chatter
@@ -63,9 +65,10 @@ class Worker:
 
     name: str
     section: EngineSection
-    model: TextModel
+    model: TextModel | None  # for a simulated engine to speak by
     plug: Plug[Engine]
     inbox: Work
+    turn_away: Callable[[], None]  # what waits in the inbox for an engine that is gone
 
 
 def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts], world: World) -> Tree:
@@ -84,7 +87,7 @@ def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts],
             Child(
                 name="decode",
                 run=_decode,
-                args=(each.inbox, each.plug, section.slots, section.deadlines),
+                args=(each, partial(world.metrics.aborted, each.name)),
                 stop_within_s=section.deadlines.release_s + 1.0,
                 about="one slot a request",
                 limits=tuple((key.replace("_", " "), value) for key, value in asdict(section.deadlines).items()),
@@ -111,8 +114,10 @@ def _sglang(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts]
 
 def _simulated(each: Worker, world: World) -> Child:
     section, model = each.section, each.model
+    assert model is not None
     own = section.simulated
     spec = SimulatedSpec(
+        leg=Leg(section.leg),
         slots=section.slots,
         waiting_max=own.waiting_max,
         kv_tokens_max=section.kv_tokens_max,
@@ -152,14 +157,17 @@ async def _simulate(  # noqa: ASYNC128  # run calls started()
 
 
 async def _decode(  # noqa: ASYNC128  # decode calls started()
-    inbox: Work,
-    plug: Plug[Engine],
-    slots: int,
-    deadlines: Deadlines,
+    each: Worker,
+    aborted: Callable[[float], None],
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    await decode(inbox, await plug.wait(), slots, deadlines, task_status=task_status)
+    section = each.section
+    engine = await each.plug.wait()
+    try:
+        await decode(each.inbox, engine, section.slots, section.deadlines, aborted, task_status=task_status)
+    finally:
+        each.turn_away()
 
 
 def _spec(cluster: Cluster, name: str, section: EngineSection, device: str) -> EngineSpec:
@@ -174,9 +182,17 @@ def _spec(cluster: Cluster, name: str, section: EngineSection, device: str) -> E
         tensor_parallel=section.tensor_parallel,
         memory_fraction=section.memory_fraction,
         prefill_chunk=section.prefill_chunk,
+        leg=Leg(section.leg),
+        host=_reached_at(cluster.node[section.node].host),
+        bootstrap_port=section.bootstrap_port,
+        transfer=section.transfer,
         settings=section.settings,
         environment=section.environment,
     )
+
+
+def _reached_at(host: str) -> str:
+    return "127.0.0.1" if host == "localhost" else host
 
 
 def chatter_of(cluster: Cluster, node: str, world: World) -> Callable[[str], Chatter]:

@@ -28,3 +28,5 @@ class World:
     hurry: Hurry
     metrics: Metrics
     chance: Callable[[int], Chance]  # from a seed
+    new_nonce: Callable[[], bytes]
+    new_room: Callable[[], int]

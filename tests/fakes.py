@@ -15,7 +15,8 @@ from actors._kit import Answer
 from actors.engines.limits import check
 from actors.engines.port import Generation
 from actors.engines.sglang.adapter import SglangEngine
-from protocol import messages
+from protocol import codec, messages
+from protocol.codec import Message
 from protocol.errors import EngineLost, EngineRefused, Left, Overloaded, PeerLost, PeerViolation, RequestError
 from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
 from protocol.messages import (
@@ -29,7 +30,6 @@ from protocol.messages import (
     GetInfo,
     GetLoad,
     Logprob,
-    Message,
     Sampling,
     Usage,
 )
@@ -62,9 +62,10 @@ def logprob_at(token: int, place: int, top: int, vocabulary_size: int = 100) -> 
 def whole(request: Generate, vocabulary_size: int = 100) -> tuple[list[int], Finished]:
     """The ids and the end that a request gets when nothing goes wrong."""
     wanted, ids = request.sampling, []
+    prompt = request.tokens[: len(request.tokens) - request.said]  # what was said goes on, it is not asked anew
     forced = next((token for token, bias in wanted.logit_bias.items() if bias >= 100), None)
     while len(ids) < wanted.tokens_max:
-        token = token_at(request.tokens, len(ids), vocabulary_size) if forced is None else forced
+        token = token_at(prompt, request.said + len(ids), vocabulary_size) if forced is None else forced
         while wanted.logit_bias.get(token, 0) <= -100:
             token = (token + 1) % vocabulary_size
         ids.append(token)
@@ -230,7 +231,8 @@ class Scheduler:
             token = held.ids[held.given]
             turn.tokens.append((request_id, token))
             if (top := held.request.logprobs) is not None:
-                turn.logprobs[request_id] = logprob_at(token, held.given, top, self.costs.vocabulary_size)
+                place = held.request.said + held.given
+                turn.logprobs[request_id] = logprob_at(token, place, top, self.costs.vocabulary_size)
             held.given += 1
             if held.given == len(held.ids):
                 turn.ended.append((request_id, held.finished))
@@ -359,7 +361,7 @@ class FakeHost:
     def _received(self, frame: Frame) -> None:
         match frame:
             case Open():
-                request = messages.decode(frame.body)
+                request = codec.decode(frame.body)
                 if isinstance(request, Generate):
                     self.streams[frame.stream] = request.id
                     self.numbers[request.id] = frame.stream
@@ -384,7 +386,7 @@ class FakeHost:
             case _:
                 self._send(Fail(stream, Overloaded.code, "not now"))
                 return
-        self._send(End(stream, messages.encode(result)))
+        self._send(End(stream, codec.encode(result)))
 
     def _told(self, turn: Turn) -> None:
         begun = [Begun(self.numbers[request_id], 0) for request_id in turn.begun]

@@ -91,10 +91,11 @@ LINKS: Bugs = {
         ),
         Bug(
             "an End that lies loses its asker",
-            """                result = messages.decode(frame.body) if frame.body else None
+            """                result = codec.decode(frame.body) if frame.body else None
+                self._rules[frame.stream].end(result)
                 self._closed(frame.stream).end(result)
 """,
-            "                self._closed(frame.stream).end(messages.decode(frame.body))\n",
+            "                self._closed(frame.stream).end(codec.decode(frame.body))\n",
         ),
         Bug(
             "the end of a link is told when its answerers have let go",
@@ -136,8 +137,8 @@ LINKS: Bugs = {
         Bug("replies after a Cancel are a violation", '"leaving": {Item: "leaving", End', '"leaving": {End'),
         Bug(
             "a Cancel that crosses an End is a violation",
-            '"closed": {Credit: "closed", Cancel: "closed"}',
-            '"closed": {Credit: "closed"}',
+            '"closed": {Credit: "closed", Cancel: "closed", Body',
+            '"closed": {Credit: "closed", Body',
         ),
         Bug("a left stream is forgotten at once", "self._leaving.add(stream)", "self._close(stream)"),
         Bug("credit may go below zero", "if not 0 <= units <= left:", "if False:"),
@@ -152,7 +153,7 @@ LINKS: Bugs = {
         Bug("half a frame is read as a whole one", "if size - body < length:", "if size - body < length - 1:"),
         Bug("bytes stay behind in the buffer", "del buffer[:at]", "del buffer[: max(at - 1, 0)]"),
     ),
-    "protocol/messages.py": (
+    "protocol/codec.py": (
         Bug("deep nesting breaks the decoder", "UnicodeDecodeError, RecursionError)", "UnicodeDecodeError)"),
     ),
 }

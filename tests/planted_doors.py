@@ -202,5 +202,5 @@ DOORS: Bugs = {
         Bug("a connection is never forgotten", "        del self.connections[outbox]\n", "        pass\n"),
         Bug("a drain lets new requests in", "        self.gate.drain()\n", "        pass\n"),
     ),
-    "supervisor/node.py": (Bug("a drain cuts nothing", "if cut := door.cut():", "if cut := 0:"),),
+    "supervisor/node.py": (Bug("a drain cuts nothing", "if cut := house.door.cut():", "if cut := 0:"),),
 }

@@ -185,14 +185,55 @@ def test_a_file_that_is_none_is_one_sentence(tmp_path, text, said):
         config.read(path)
 
 
-def test_one_node_needs_no_name_and_several_do(written):
-    cluster = config.read(written(GOOD))
-    assert check.pick(cluster, None) == check.pick(cluster, "main") == "main"
+SEVERAL = (
+    GOOD
+    + """
+[gateway]
+node = "a"
+port = 0
+[node.main]
+listen = "127.0.0.1:{port}"
+[node.a]
+[node.far]
+host = "192.0.2.7"
+listen = "192.0.2.7:7402"
+[node.b]
+host = "{host}"
+listen = "127.0.0.1:7403"
+"""
+)
+
+
+def several(written, host="localhost", port=7401):
+    return config.read(written(SEVERAL.format(host=host, port=port)))
+
+
+def test_the_only_node_of_a_file_runs_wherever_it_is_asked_to(written):
+    for text in (GOOD, GOOD + '[node.main]\nhost = "192.0.2.7"\n'):
+        cluster = config.read(written(text))
+        assert check.pick(cluster, None) == check.pick(cluster, "main") == ("main",)
     with pytest.raises(StartFailed, match="there is no node other; there is main"):
         check.pick(cluster, "other")
-    several = config.read(written(GOOD + "[node.main]\n[node.b]\n"))
-    with pytest.raises(StartFailed, match="name one with --node: main, b"):
-        check.pick(several, None)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.10", "::1", socket.gethostname()])
+def test_of_several_nodes_those_of_this_host_run(host, written):
+    cluster = several(written, host)
+    assert check.pick(cluster, None) == ("main", "a", "b")
+    assert check.pick(cluster, "far") == ("far",)  # who says so knows better
+
+
+@pytest.mark.parametrize("host", ["192.0.2.7", "no-such-host.invalid", "0.0.0.0", "", "a" * 300])
+def test_a_host_that_is_not_this_one(host):
+    assert not check.is_here(host)
+
+
+def test_a_file_that_places_nothing_here_says_where_its_nodes_are(written):
+    text = GOOD + '[node.main]\nhost = "192.0.2.7"\nlisten = "192.0.2.7:1"\n[node.b]\nhost = "192.0.2.8"\n'
+    with pytest.raises(
+        StartFailed, match=r"no node on this host, .*: main on 192\.0\.2\.7, b on 192\.0\.2\.8; or name"
+    ):
+        check.pick(config.read(written(text)), None)
 
 
 # What is known before anything starts --------------------------------------------------------------
@@ -201,13 +242,15 @@ def test_one_node_needs_no_name_and_several_do(written):
 def test_a_check_prints_the_tree_and_the_limits():
     lines = check.text(config.read(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
     names = [line.split("─ ")[1].split()[0] for line in lines if "─ " in line]
-    assert names == ["gateway", "zygote", "process", "tiny-0", "engine", "decode", "processor-tiny"]
+    assert names == ["gateway", "zygote", "process", "tiny-0", "engine", "decode", "router-tiny", "processor-tiny"]
     text = " ".join(line.strip("│├└─ ") for line in lines)
     for wanted in (
         "clients at http://127.0.0.1:8000",
         "tiny on cpu",
         "KV tokens 16,384 · slots 16",
-        "requests 256 · queue 64",
+        "requests 256 · prompt tokens 262,144",
+        "to the least loaded worker of tiny",
+        "queue 64 · prefill tokens min 0 · resumes 3",
         "connections max 1,024",
         "body bytes max 4,194,304",
         "backlog bytes max 1,048,576",
@@ -228,6 +271,12 @@ def test_the_gpu_example_is_a_cluster():
     assert "KV tokens 400,000 · slots 256" in text
 
 
+def test_the_example_of_prefill_and_decode_apart_is_three_nodes_of_this_host():
+    cluster = config.read(ROOT / "examples" / "disagg.toml")
+    assert check.pick(cluster, None) == ("front", "prefill", "decode")
+    assert [each.leg for each in cluster.engine.values()] == ["prefill", "decode"]
+
+
 def test_a_model_without_what_it_needs_is_one_sentence(written, tmp_path):
     (tmp_path / "empty").mkdir()
     cluster = config.read(written(GOOD.replace(str(TINY), "empty")))
@@ -243,6 +292,25 @@ def test_a_port_in_use_is_one_sentence(written):
         cluster = config.read(written(f"{GOOD}[gateway]\nport = {port}\n"))
         with pytest.raises(StartFailed, match=rf"port {port} of 127\.0\.0\.1 cannot be had: .* name another"):
             check.ahead(cluster, "main")
+
+
+def test_a_port_for_links_that_is_in_use_is_one_sentence(written):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        cluster = several(written, port=taken.getsockname()[1])
+        with pytest.raises(StartFailed, match=r"port \d+ of 127\.0\.0\.1 cannot be had: .* as node\.main\.listen"):
+            check.ahead(cluster, "a", "main")
+        check.ahead(cluster, "a")
+
+
+def test_the_engines_of_all_nodes_of_a_host_need_their_memory_together(monkeypatch):
+    cluster = config.read(ROOT / "examples" / "disagg.toml")
+    monkeypatch.setattr(check, "_port_is_free", lambda *_: None)
+    monkeypatch.setattr(check, "_available", lambda: check.ENGINE_BYTES * 3 // 2)
+    check.ahead(cluster, "prefill")
+    with pytest.raises(StartFailed, match="too little memory: 2 engines on the CPU need"):
+        check.ahead(cluster, "front", "prefill", "decode")
 
 
 @pytest.mark.parametrize(("available", "enough"), [(1 << 40, True), (1 << 20, False), (None, True)])
@@ -373,3 +441,25 @@ def test_the_command_checks_and_starts_nothing(written):
     assert bad.stderr.startswith("espalier: ")
     assert "gateway.port: expected an integer" in bad.stderr
     assert "Traceback" not in bad.stderr
+
+
+def test_the_command_checks_every_node_of_a_file_or_the_one_that_is_named():
+    every = run("--check", "examples/disagg.toml")
+    assert (every.returncode, every.stderr) == (0, "")
+    trees = [text.split(maxsplit=1)[0] for text in every.stdout.split("\n\n")]
+    assert trees == ["front", "prefill", "decode"]
+    one = run("--check", "--node", "decode", "examples/disagg.toml")
+    assert (one.returncode, one.stdout.rstrip()) == (0, every.stdout.split("\n\n")[2].rstrip())
+
+
+def test_a_node_that_joins_needs_no_word_of_the_rest_of_the_cluster(written):
+    path = written(
+        GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "extra"') + '\n[node.extra]\nlisten = "[::1]:7413"\n'
+    )
+    assert mistakes(path) == [(1, "gateway.node: there is no node main; there is extra")]
+    cluster = config.read(path, ["10.0.0.1:7411"])
+    assert cluster.cluster.join == ("10.0.0.1:7411",)
+    path.write_text(path.read_text() + '[cluster]\njoin = ["b:1"]\n')
+    assert config.read(path, ["10.0.0.1:7411"]).cluster.join == ("b:1", "10.0.0.1:7411")
+    with pytest.raises(StartFailed, match=r"cluster\.join\[1\]: must be like"):
+        config.read(path, ["nowhere"])

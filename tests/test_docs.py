@@ -9,11 +9,15 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "protocol.md"
 sys.path.insert(0, str(ROOT))
 
-from protocol import errors, frames, messages, streams  # noqa: E402
+from protocol import attached, codec, errors, frames, streams  # noqa: E402
 
 
 def first_sentence(thing: object) -> str:
     return " ".join((thing.__doc__ or "").split("\n\n")[0].split())
+
+
+def paragraph(module: object, number: int) -> str:
+    return (module.__doc__ or "").strip().split("\n\n")[number].strip()
 
 
 def fields(cls: type) -> str:
@@ -30,11 +34,12 @@ def page() -> str:
         f"| {kind} | `{cls.__name__}` | {fields(cls)} | {first_sentence(cls)} |" for kind, cls in frames.KINDS.items()
     ]
     message_rows = [
-        f"| {kind} | `{cls.__name__}` | {fields(cls)} | {first_sentence(cls)} |" for kind, cls in messages.KINDS.items()
+        f"| {kind} | `{cls.__name__}` | {fields(cls)} | {first_sentence(cls)} |" for kind, cls in codec.KINDS.items()
     ]
-    all_frames = [frames.Open, frames.Item, frames.Credit, frames.Cancel, frames.End, frames.Fail]
+    of_the_asker = [frames.Open, frames.Body, frames.Credit, frames.Cancel]
+    of_streams = [*of_the_asker, frames.Item, frames.Part, frames.End, frames.Fail]
     state_rows = [
-        f"| {state} | " + " | ".join(streams.NEXT[state].get(frame, "-") for frame in all_frames) + " |"
+        f"| {state} | " + " | ".join(streams.NEXT[state].get(frame, "-") for frame in of_streams) + " |"
         for state in streams.NEXT
     ]
     error_rows = [
@@ -56,13 +61,27 @@ Version {frames.VERSION}; a frame's body is at most {frames.FRAME_BYTES_MAX:,} b
 ## A stream's states
 
 {first_sentence(streams)} A frame that its row does not name ends the link: `PeerViolation`. A `Step` is an `Item` for each
-of its streams and an `End` for each that ended. `Open`, `Credit` and `Cancel` come from the asker, the others from whoever
-answers.
+of its streams and an `End` for each that ended. `Open`, `Body`, `Credit` and `Cancel` come from the asker, the others from
+whoever answers.
 
-{table("state | " + " | ".join(f"`{frame.__name__}`" for frame in all_frames), state_rows)}
+{table("state | " + " | ".join(f"`{frame.__name__}`" for frame in of_streams), state_rows)}
 
 Each end may receive, after it has moved on, what the other sent before it knew: replies after a `Cancel` spend credit and
-are dropped; `Credit` and `Cancel` after an end mean nothing.
+are dropped; `Credit`, `Cancel` and `Body` after an end mean nothing.
+
+{paragraph(streams, -1)}
+
+## What is attached
+
+{paragraph(attached, 0)}
+
+{paragraph(attached, 1)}
+
+{paragraph(attached, 2)}
+
+A piece is at most {attached.PIECE_BYTES:,} bytes, and {attached.WINDOW_BYTES:,} are on their way at once in each direction;
+each `Room` gives back what has come, wanted or not. Up to {attached.ATTACHED_BYTES_MAX:,} may be attached at a time in each
+direction: a sender refuses more as `too_large` or `overloaded` before it says anything.
 
 ## Messages
 

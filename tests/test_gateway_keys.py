@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from supervisor import node
+from supervisor.directory import Directory
 from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.doors.tls import Certificate
 from supervisor.process import Hurry
@@ -359,8 +360,11 @@ async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live
     door.wait_left = trio.lowlevel.checkpoint
     world = SimpleNamespace(hurry=Hurry())
     terminal = Terminal(SimpleNamespace(isatty=lambda: not gone), live)
-    made = node._Node(SimpleNamespace(door=door), world, terminal, 30.0)
+    controls = SimpleNamespace(reload=door.reload)
+    house = SimpleNamespace(directory=Directory("main"), door=door, links=None, controls=controls)
+    made = node._Node(house, world, terminal, 30.0)
     async with trio.open_nursery() as nursery:
+        made._nursery = nursery
         await nursery.start(made._listen, nursery)
         for _ in range(2):
             signal.raise_signal(signal.SIGHUP)

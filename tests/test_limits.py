@@ -15,11 +15,13 @@ import trio
 import trio.testing
 
 from actors._text.prompts import Limits
+from protocol.cluster import Leg, Offer
 from protocol.dialects.mistakes import Mistakes
 from protocol.dialects.structure import structure
 from protocol.errors import SlowClient
 from protocol.messages import Role, Turn
 from supervisor import config, house, known
+from supervisor.directory import Directory
 from supervisor.doors.door import DoorLimits
 from supervisor.doors.memory import Said
 from supervisor.metrics import Metrics
@@ -64,7 +66,7 @@ def test_what_the_file_says_is_what_the_doors_keep(tmp_path):
     (tmp_path / "cluster.toml").write_text(text)
     cluster = config.read(tmp_path / "cluster.toml")
     world = SimpleNamespace(metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, aside=None)
-    door = house._door(cluster, {}, {}, world)
+    door = house._door(cluster, {}, {}, Directory("main"), world)
     kept = attrs.asdict(door.limits)
     kept |= {name: getattr(door.gate, name) for name in ("requests_max", "waiting_max", "admit_s")}
     kept |= {name: getattr(door.asking, name) for name in ("first_token_s", "total_s")}
@@ -74,8 +76,11 @@ def test_what_the_file_says_is_what_the_doors_keep(tmp_path):
 @pytest.mark.parametrize(("most", "kept"), [(99, 99), (100, 100), (101, 100)])
 def test_a_prompt_may_be_as_long_as_the_gateway_says_and_as_the_smallest_engine_holds(most, kept):
     engines = [attrs.evolve(INFO, request_tokens_max=size) for size in (300, 100, 200)]
-    plugs = [SimpleNamespace(last=SimpleNamespace(info=each)) for each in engines]
-    limits = known.limits(plugs, most)
+    offers = [Offer(f"e{place}", "tiny", Leg.BOTH, 4, True, each) for place, each in enumerate(engines)]
+    directory = Directory("main")
+    directory.expect("other", None, offers)
+    limits = known.limits(directory, "tiny", most)
+    assert limits is not None
     assert (limits.total_max, limits.prompt_max) == (100, kept)
 
 

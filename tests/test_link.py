@@ -11,12 +11,25 @@ from attrs import define, field
 from trio.testing import wait_all_tasks_blocked
 
 from actors._kit import Answer, Bugs, mailbox
-from protocol import messages
-from protocol.errors import EngineLost, EngineRefused, Internal, LinkLost, Overloaded, PeerLost, PeerViolation
-from protocol.frames import VERSION, Credit, End, Fail, FrameReader, Hello, Item, Open, encode
-from protocol.messages import Done, FlushCache, GetLoad, Text, Tokens
-from protocol.peer import Peer
-from supervisor.link import Link
+from protocol import codec
+from protocol.cluster import NodeState
+from protocol.errors import (
+    EngineLost,
+    EngineRefused,
+    Internal,
+    LinkLost,
+    NotReady,
+    Overloaded,
+    PeerLost,
+    PeerViolation,
+    TooLarge,
+)
+from protocol.frames import VERSION, Beat, Credit, End, Fail, FrameReader, Hello, Item, Open, Tell, encode
+from protocol.messages import Done, Embedded, FlushCache, GetLoad, Started, Text, Tokens
+from protocol.peer import MESSAGE_BYTES_MAX, Peer
+from protocol.tensors import Tensor
+from supervisor.crossing import BODY_BYTES_MAX, FREE_REPLIES_MAX
+from supervisor.link import Heart, Link
 from tests.fakes import Costs, far_engine, generate, whole
 from tests.sim import SimTransport, counting, sim_pair, simulate
 
@@ -55,7 +68,7 @@ async def linked(one, *, streams=4, inbox_size=4, rng=None, room=65536, **fields
     address, inbox = mailbox(inbox_size)
     ends = Ends(
         Link(near, Peer("asker", serves_max=0), **fields),
-        Link(far, Peer("server", serves_max=streams), {FlushCache: address}),
+        Link(far, Peer("server", serves_max=streams), {("", FlushCache): address}),
         near,
         far,
     )
@@ -146,7 +159,7 @@ async def test_an_ask_before_hello_waits_for_it(nursery, autojump_clock):
     near, far = sim_pair()
     address, inbox = mailbox(1)
     asker = Link(near, Peer("a", serves_max=0))
-    server = Link(far, Peer("b", serves_max=1), {FlushCache: address})
+    server = Link(far, Peer("b", serves_max=1), {("", FlushCache): address})
     nursery.start_soon(answering, inbox, counts, Bugs())
     nursery.start_soon(asker.run)
 
@@ -208,7 +221,7 @@ async def test_an_answerer_that_never_lets_go_costs_its_stream_for_ten_seconds(a
 async def test_leaving_while_the_inbox_is_full_frees_the_stream_at_once(autojump_clock):
     near, far = sim_pair()
     address, _inbox = mailbox(0)
-    asker, server = Link(near, Peer("a", serves_max=0)), Link(far, Peer("b", serves_max=1), {FlushCache: address})
+    asker, server = Link(near, Peer("a", serves_max=0)), Link(far, Peer("b", serves_max=1), {("", FlushCache): address})
     async with trio.open_nursery() as nursery:
         nursery.start_soon(asker.run)
         nursery.start_soon(server.run)
@@ -304,7 +317,7 @@ async def test_a_cut_fails_those_who_wait_for_a_stream(autojump_clock):
 async def test_askers_hear_of_the_end_before_answerers_have_let_go(nursery, autojump_clock):
     near, far = sim_pair()
     address, inbox = mailbox(1)
-    both = [Link(end, Peer("x", serves_max=4), {FlushCache: address}) for end in (near, far)]
+    both = [Link(end, Peer("x", serves_max=4), {("", FlushCache): address}) for end in (near, far)]
     nursery.start_soon(answering, inbox, leaves_slowly(8), Bugs())
     ends = Ends(*both, near, far)
     nursery.start_soon(ends.carry, "near", both[0])
@@ -397,13 +410,13 @@ async def facing(**fields):
 @pytest.mark.parametrize(
     "lie",
     [
-        encode(Item(1, messages.encode(Text("x", 1)), 99)),
+        encode(Item(1, codec.encode(Text("x", 1)), 99)),
         encode(Item(1, b"", 1)),
         encode(Item(1, b"\xff", 1)),
         encode(End(1, b"\x01\xc1")),
         encode(End(2, b"")),
         encode(Credit(1, 1)),
-        encode(Open(1, messages.encode(GetLoad()), 1)),
+        encode(Open(1, codec.encode(GetLoad()), 1)),
         encode(Open(1, b"", 1)),
         encode(Hello(VERSION, "again", 1)),
         b"\xff" * 5,
@@ -437,8 +450,8 @@ async def test_a_peer_that_does_not_read_ends_the_link_and_no_bystander(autojump
 async def test_credit_that_comes_before_the_answerer_was_asked_is_not_lost(autojump_clock):
     address, inbox = mailbox(0)
     async with facing() as (link, far, _):
-        link.serves = {FlushCache: address}
-        await far.send_all(encode(Open(1, messages.encode(FlushCache()), 1)))
+        link.serves = {("", FlushCache): address}
+        await far.send_all(encode(Open(1, codec.encode(FlushCache()), 1)))
         await wait_all_tasks_blocked()  # it waits: the inbox has no room
         await far.send_all(encode(Credit(1, 5)))
         await wait_all_tasks_blocked()
@@ -523,3 +536,308 @@ def test_every_stream_is_whole_over_a_bad_network(seed):
                 assert (ids, await answer.result()) == whole(wanted)
 
     simulate(scenario, seed)
+
+
+# Hearts -----------------------------------------------------------------------------------
+
+HEART = Heart(beat_s=1.0, silent_s=3.0)
+
+
+def kinds(data):
+    return [type(frame).__name__ for frame in FrameReader().feed(data)]
+
+
+async def test_a_beat_is_sent_for_every_second_in_which_nothing_else_was(autojump_clock):
+    async with facing(heart=HEART) as (link, far, _):
+        assert kinds(await far.receive_some()) == ["Hello"]
+        heard = []
+        async with trio.open_nursery() as nursery:
+
+            async def speak():
+                for _ in range(8):
+                    await trio.sleep(0.9)
+                    await far.send_all(encode(Beat()))
+
+            async def listen():
+                while True:
+                    frames = kinds(await far.receive_some())
+                    heard.append((round(trio.current_time(), 2), *frames))
+
+            nursery.start_soon(speak)
+            nursery.start_soon(listen)
+            await trio.sleep(2.5)
+            for _ in range(4):
+                link.open(FlushCache(), 1)
+                await trio.sleep(0.5)
+            await trio.sleep(1.2)
+            nursery.cancel_scope.cancel()
+        assert heard == [
+            (1.0, "Beat"),
+            (2.0, "Beat"),
+            *((at, "Open") for at in (2.5, 3.0, 3.5, 4.0)),
+            (5.0, "Beat"),
+        ]
+
+
+async def test_a_peer_that_stops_is_lost_after_its_silence_and_not_before(autojump_clock):
+    async with facing(heart=HEART) as (link, far, ended):
+        _, answer = link.open(FlushCache(), 1)
+        for _ in range(4):
+            await trio.sleep(2.9)
+            await far.send_all(encode(Beat()))
+        await trio.sleep(2.99)
+        assert (link.lost, ended) == (False, [])
+        with pytest.raises(LinkLost):
+            await answer.result()
+        assert trio.current_time() == pytest.approx(4 * 2.9 + 3.0)
+        await wait_all_tasks_blocked()
+        assert [type(error) for error in ended] == [PeerLost]
+        assert str(ended[0]) == "the other end has been silent for 3 s"
+        assert link.farewell is None
+
+
+async def test_a_peer_that_never_says_hello_is_lost_too(autojump_clock):
+    near, _far = sim_pair()
+    with pytest.raises(PeerLost, match="silent for 3 s"):
+        await Link(near, Peer("here", serves_max=0), heart=HEART).run()
+    assert trio.current_time() == 3
+
+
+async def test_two_lively_ends_with_nothing_to_say_keep_each_other_until_the_line_is_half_open(autojump_clock):
+    near, far = sim_pair()
+    links = [Link(end, Peer("x", serves_max=1), heart=HEART) for end in (near, far)]
+    lost = []
+
+    async def carry(link):
+        with pytest.raises(PeerLost, match="silent"):
+            await link.run()
+        lost.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        for link in links:
+            nursery.start_soon(carry, link)
+        await trio.sleep(1000.5)
+        assert not any(link.lost for link in links)
+        assert all(990 <= link.traffic.messages_sent <= 1010 for link in links)
+        near.swallow()  # neither end hears of it
+    assert lost == [pytest.approx(1003), pytest.approx(1003)]
+
+
+async def test_an_end_that_stood_still_itself_hears_the_other_before_it_judges(mock_clock):
+    async with facing(heart=HEART) as (link, far, ended):
+        mock_clock.jump(50)  # all tasks of this process slept, say for a debugger
+        await wait_all_tasks_blocked()
+        assert not link.lost
+        await far.send_all(encode(Beat()))
+        await wait_all_tasks_blocked()
+        mock_clock.jump(1.5)
+        await wait_all_tasks_blocked()
+        assert (link.lost, ended) == (False, [])
+        for _ in range(4):
+            mock_clock.jump(0.9)
+            await wait_all_tasks_blocked()
+        assert link.lost
+
+
+# Deadlines --------------------------------------------------------------------------------
+
+
+async def test_a_deadline_ends_the_answer_at_the_far_end_though_no_cancel_comes(autojump_clock):
+    released = []
+    async with linked(leaves_slowly(0, released)) as ends:
+        with trio.move_on_after(2):
+            async with ends.asker.ask(FlushCache(), 9) as replies:
+                await anext(replies)
+                ends.near.swallow()
+                await trio.sleep_forever()
+        await trio.sleep(5)
+        assert released == [2]
+        assert not ends.server._serving
+
+
+async def test_a_request_that_came_too_late_fails_as_deadline_exceeded(autojump_clock):
+    address, inbox = mailbox(4)
+    async with facing() as (link, far, _):
+        link.serves = {("", FlushCache): address}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answering, inbox, forever, Bugs())
+            await far.receive_some()
+            for stream, within_ms in ((1, 0), (2, -5)):
+                await far.send_all(encode(Open(stream, codec.encode(FlushCache()), 1, "", within_ms)))
+            await wait_all_tasks_blocked()
+            frames = list(FrameReader().feed(await far.receive_some()))
+            assert {(type(frame), frame.stream, frame.code) for frame in frames} == {
+                (Fail, 1, "deadline_exceeded"),
+                (Fail, 2, "deadline_exceeded"),
+            }
+            await far.send_all(encode(Open(3, codec.encode(FlushCache()), 1, "", 1500)))
+            frames = list(FrameReader().feed(await far.receive_some()))
+            assert trio.current_time() == 1.5
+            assert frames[0].code == "deadline_exceeded"
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_deadline_crosses_two_links_as_what_is_left_of_it(autojump_clock):
+    released = []
+    async with linked(leaves_slowly(0, released)) as second:
+        near, far = sim_pair()
+        first = Link(near, Peer("a", serves_max=0))
+        middle = Link(far, Peer("b", serves_max=4), {("worker", FlushCache): second.asker.address("")})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first.run)
+            nursery.start_soon(middle.run)
+            await first.wait_ready()
+            with trio.move_on_after(7.5):
+                async with first.ask(FlushCache(), 1, "worker") as replies:
+                    await anext(replies)
+                    near.swallow()  # no word of the asker's leaving comes across, on neither link
+                    second.near.swallow()
+                    await replies.result()
+            assert released == []
+            await trio.sleep(0.01)
+            assert released == [pytest.approx(7.5)]
+            assert not second.server._serving
+            nursery.cancel_scope.cancel()
+
+
+async def test_an_asker_who_has_left_already_asks_without_a_bug(autojump_clock):
+    async with facing() as (link, far, _):
+        await far.receive_some()
+        with trio.CancelScope() as scope:  # noqa: ASYNC100  # no time passes here: it is cancelled
+            scope.cancel()
+            link.open(FlushCache(), 1)
+        (asked,) = FrameReader().feed(await far.receive_some())
+        assert asked.within_ms == 0
+
+
+# Whom to ask, and what to tell ------------------------------------------------------------
+
+
+async def test_to_ask_somebody_unknown_is_not_ready_and_no_violation(autojump_clock):
+    async with linked(counts) as ends:
+        for _ in range(5):
+            with pytest.raises(NotReady, match="there is no oak here"):
+                async with ends.asker.ask(FlushCache(), 9, "oak") as replies:
+                    await replies.result()
+        assert (await ask(ends.asker))[1] == Done()
+        assert at_rest(ends)
+
+
+async def test_tensors_cross_whole_beside_streams_of_tokens(autojump_clock):
+    sizes = (3_000_000, 0, 17)
+    tensors = tuple(Tensor("uint8", (size,), memoryview(bytes([at]) * size)) for at, size in enumerate(sizes))
+
+    async def one(call, replies):
+        if not beside:
+            beside.append(True)
+            replies.put(Embedded(tensors))
+            replies.end(Done())
+        else:
+            for number in range(200):
+                await trio.sleep(0.001)
+                replies.put(Tokens([number]))
+            replies.end(Done())
+
+    beside = []
+    got = {}
+
+    async def read(name):
+        async with ends.asker.ask(FlushCache(), 300) as replies:
+            got[name] = [reply async for reply in replies]
+
+    async with linked(one, rng=random.Random(3), room=10_000) as ends:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, "tensors")
+            await wait_all_tasks_blocked()
+            for number in range(3):
+                nursery.start_soon(read, number)
+        assert at_rest(ends)
+    assert [(tensor.shape, bytes(tensor.data)) for tensor in got["tensors"][0].tensors] == [
+        (tensor.shape, bytes(tensor.data)) for tensor in tensors
+    ]
+    assert all(got[number] == [Tokens([each]) for each in range(200)] for number in range(3))
+
+
+async def test_what_is_told_is_heard_where_somebody_listens_and_a_violation_elsewhere(autojump_clock):
+    heard = []
+    state = NodeState(draining=True)
+    async with facing(told=heard.append) as (link, far, ended):
+        link.tell(state)
+        await far.send_all(encode(Tell(codec.encode(state))))
+        await wait_all_tasks_blocked()
+        assert (heard, ended) == ([state], [])
+        assert encode(Tell(codec.encode(state))) in bytes(await far.receive_some())
+    async with facing() as (_, far, ended):
+        await far.send_all(encode(Tell(codec.encode(state))))
+        await wait_all_tasks_blocked()
+        assert [type(error) for error in ended] == [PeerViolation]
+        assert "NodeState was told" in str(ended[0])
+
+
+# What may answer --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        Item(1, codec.encode(Text("x", 1)), 1),
+        Item(1, codec.encode(Tokens([1, 2, 3])), 1),
+        Item(1, codec.encode(Tokens([1])), 0),
+        End(1, b""),
+        End(1, codec.encode(Done())),
+    ],
+    ids=repr,
+)
+async def test_an_answer_of_another_kind_ends_the_link(lie, autojump_clock):
+    async with facing() as (link, far, ended):
+        _, answer = link.open(generate(), 5)
+        await far.send_all(encode(lie))
+        with pytest.raises(LinkLost):
+            await answer.result()
+        await wait_all_tasks_blocked()
+        assert [type(error) for error in ended] == [PeerViolation]
+
+
+async def test_replies_that_cost_nothing_do_not_come_without_end(autojump_clock):
+    async with facing() as (link, far, ended):
+        _, _answer = link.open(generate(), 5)
+        for _ in range(FREE_REPLIES_MAX + 1):
+            await far.send_all(encode(Item(1, codec.encode(Started()), 0)))
+        await wait_all_tasks_blocked()
+        assert [type(error) for error in ended] == [PeerViolation]
+
+
+async def test_a_request_that_fits_no_frame_fails_alone(autojump_clock):
+    async with linked(counts) as ends:
+        with pytest.raises(TooLarge):
+            ends.asker.open(generate(prompt=BODY_BYTES_MAX), 1)
+        assert (await ask(ends.asker))[1] == Done()
+        assert at_rest(ends)
+
+
+async def test_a_message_is_no_longer_than_it_may_be_and_a_long_frame_comes_whole(autojump_clock):
+    sizes = []
+
+    class Measuring(SimTransport):
+        async def send_all(self, data):
+            sizes.append(len(data))
+            await super().send_all(data)
+
+    near, far = sim_pair(room=2**20)
+    link = Link(Measuring(near._into, near._out), Peer("a", serves_max=0))
+    reader = FrameReader()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run)
+        await far.send_all(encode(Hello(VERSION, "there", 8)))
+        await link.wait_ready()
+        asked = [generate(str(number), prompt=1_500_000 + number) for number in range(3)]
+        for each in asked:
+            link.open(each, 1)
+        got = []
+        while len(got) < 4:
+            got += reader.feed(await far.receive_some())
+        nursery.cancel_scope.cancel()
+    assert [codec.decode(frame.body) for frame in got[1:]] == asked
+    assert max(sizes) == MESSAGE_BYTES_MAX
+    assert len(sizes) >= 5
+    assert link.peer.queued_bytes == 0

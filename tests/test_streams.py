@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from protocol.errors import PeerViolation
-from protocol.frames import Begun, Bye, Cancel, Credit, End, Ended, Fail, Item, Open, Step
+from protocol import attached
+from protocol.errors import Overloaded, PeerViolation
+from protocol.frames import Begun, Body, Bye, Cancel, Credit, End, Ended, Fail, Item, Open, Part, Room, Step
 from protocol.messages import FinishReason
 from protocol.peer import Peer
 from protocol.streams import CREDIT_MAX, NEXT, Streams
 
-FRAMES = {Open, Credit, Cancel, Item, End, Fail}
+FRAMES = {Open, Body, Credit, Cancel, Item, Part, End, Fail}
 
 
 class TwoEnds(RuleBasedStateMachine):
@@ -21,33 +24,73 @@ class TwoEnds(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.ends = (Peer("left", serves_max=3), Peer("right", serves_max=2))
+        self.small = mock.patch.multiple(attached, WINDOW_BYTES=7), mock.patch("protocol.peer.PIECE_BYTES", 3)
+        for patch in self.small:
+            patch.start()
+        self.ends = (
+            Peer("left", serves_max=3, attached_bytes_max=30),
+            Peer("right", serves_max=2, attached_bytes_max=30),
+        )
         self.wires = (bytearray(), bytearray())  # wires[i]: from end i
         self.granted = ({}, {})  # what each end has granted to the streams it opened
         self.spent = ({}, {})  # what each end has put on the streams it serves
+        self.heard = ({}, {})  # the credit that each end knows of, of the streams that it still answers
+        self.attached = {}  # to each body: no two are the same
+        self.said = ({}, {})  # the replies that each end has put on the streams it serves
+        self.got = ({}, {})  # the replies that each end has got to the streams that it opened
 
     which = st.integers(0, 1)
+    sizes = st.sampled_from((0, 0, 1, 3, 8, 20))
 
-    @initialize(greeted=st.booleans())
-    def greets(self, greeted):
+    @initialize(greeted=st.sampled_from((True, True, True, False)), eager=st.booleans())
+    def greets(self, greeted, eager):
+        self.eager = eager
         for end in (0, 1):
-            self.wires[end].extend(self.ends[end].take())  # Hello
+            self.writes(end)  # Hello
             if greeted:
                 self.delivers(end, 1000)
+        if greeted:  # streams that are open already are what most rules need
+            self.opens(0, 5, 0)
+            self.opens(1, 5, 0)
+            self.settles()
 
-    def say(self, end, frame):
-        self.ends[end].send(frame)
-        self.wires[end].extend(self.ends[end].take())
+    def say(self, end, frame, views=()):
+        """Say something, unless too much is attached already; return whether it has been said."""
+        try:
+            self.ends[end].send(frame, views)
+        except Overloaded:
+            return False
+        if self.eager:
+            self.writes(end)
+        return True
+
+    @rule(end=which)
+    def writes(self, end):
+        ready = self.ends[end].ready
+        data = self.ends[end].take()
+        assert bool(data) == ready
+        self.wires[end].extend(data)
+
+    def body(self, size):
+        """Return a body, and bytes to attach to it that are its own."""
+        number = len(self.attached)
+        body = b"%d" % number
+        self.attached[body] = bytes((number * 7 + at) % 256 for at in range(size))
+        half = memoryview(self.attached[body])
+        return body, (half[: size // 2], half[size // 2 :]) if size else ()
 
     def live(self, streams, state=("open", "leaving")):
         return [stream for stream in range(1, streams.last + 1) if streams.state(stream) in state]
 
-    @rule(end=which, credit=st.integers(0, 3))
-    def opens(self, end, credit):
+    @rule(end=which, credit=st.integers(0, 5), size=sizes)
+    def opens(self, end, credit, size):
         asked = self.ends[end].asked
         if len(asked) < asked.open_max:
-            self.say(end, Open(asked.last + 1, b"x", credit))
-            self.granted[end][asked.last] = credit
+            body, views = self.body(size)
+            stream = asked.last + 1
+            if self.say(end, Open(stream, body, credit, attached=size), views):
+                self.granted[end][stream] = credit
+                self.got[end][stream] = []
 
     @rule(end=which, data=st.data(), units=st.integers(0, 2))
     def grants(self, end, data, units):
@@ -61,25 +104,27 @@ class TwoEnds(RuleBasedStateMachine):
         if streams := self.live(self.ends[end].asked, ("open",)):
             self.say(end, Cancel(data.draw(st.sampled_from(streams)), "left"))
 
-    @rule(end=which, data=st.data())
-    def replies(self, end, data):
-        served = self.ends[end].served
-        if streams := self.live(served):
+    @rule(end=which, data=st.data(), size=sizes)
+    def replies(self, end, data, size):
+        if streams := sorted(self.heard[end]):
             stream = data.draw(st.sampled_from(streams))
-            units = data.draw(st.integers(0, served.credit(stream)))
-            self.say(end, Item(stream, b"y", units))
-            self.spent[end][stream] = self.spent[end].get(stream, 0) + units
+            units = data.draw(st.integers(0, min(2, self.ends[end].served.credit(stream))))
+            body, views = self.body(size)
+            if self.say(end, Item(stream, body, units, size), views):
+                self.spent[end][stream] = self.spent[end].get(stream, 0) + units
+                self.said[end].setdefault(stream, []).append(body)
 
     @rule(end=which, data=st.data())
     def ends_one(self, end, data):
-        if streams := self.live(self.ends[end].served):
+        if streams := sorted(self.heard[end]):
             stream = data.draw(st.sampled_from(streams))
             self.say(end, data.draw(st.sampled_from((End(stream, b""), Fail(stream, "internal", "x")))))
+            del self.heard[end][stream]
 
     @rule(end=which, data=st.data())
     def steps(self, end, data):
         served = self.ends[end].served
-        if streams := self.live(served):
+        if streams := [stream for stream in sorted(self.heard[end]) if served.owed(stream) == (0, 0)]:
             chosen = data.draw(st.lists(st.sampled_from(streams), unique=True))
             counts = [data.draw(st.integers(0, served.credit(stream))) for stream in chosen]
             ended = data.draw(st.lists(st.sampled_from(streams), unique=True))
@@ -96,13 +141,37 @@ class TwoEnds(RuleBasedStateMachine):
             )
             for stream, count in zip(chosen, counts, strict=True):
                 self.spent[end][stream] = self.spent[end].get(stream, 0) + count
+            for stream in ended:
+                del self.heard[end][stream]
 
     @precondition(lambda self: any(self.wires))
     @rule(end=which, size=st.sampled_from((1, 13, 1000, 1000)))
     def delivers(self, end, size):
         data = bytes(self.wires[end][:size])
         del self.wires[end][:size]
-        list(self.ends[1 - end].receive(data))  # raises PeerViolation if it accuses
+        peer = self.ends[1 - end]
+        for frame in peer.receive(data):  # raises PeerViolation if it accuses
+            self.hears(1 - end, frame, bytes(peer.attached))
+        assert not peer.attached
+
+    def hears(self, end, frame, data):
+        match frame:
+            case Open():
+                assert data == self.attached[frame.body]
+                self.heard[end][frame.stream] = frame.credit
+            case Credit() if frame.stream in self.heard[end]:
+                self.heard[end][frame.stream] += frame.units
+            case Item():
+                assert data == self.attached[frame.body]
+                self.got[end][frame.stream].append(frame.body)
+                said = self.said[1 - end][frame.stream]
+                assert self.got[end][frame.stream] == said[: len(self.got[end][frame.stream])] or self.left(end, frame)
+            case _:
+                assert not data
+                assert not isinstance(frame, Body | Part | Room)
+
+    def left(self, end, frame):
+        return self.ends[end].asked.state(frame.stream) == "leaving"
 
     @invariant()
     def nobody_spends_what_was_not_granted(self):
@@ -118,14 +187,56 @@ class TwoEnds(RuleBasedStateMachine):
 
     @invariant()
     def when_quiet_both_ends_agree(self):
-        if any(self.wires) or any(end.queued_bytes for end in self.ends):
+        if any(self.wires) or any(end.ready for end in self.ends):
             return
         for end in (0, 1):
             asked, served = self.ends[end].asked, self.ends[1 - end].served
             assert asked.last == served.last
             for stream in range(asked.last + 2):
                 assert asked.state(stream) == served.state(stream)
-                assert asked.credit(stream) == served.credit(stream)
+                assert asked.owed(stream) == served.owed(stream)
+                cut = served.owed(stream)[1] > 0  # what waited behind it has spent its credit, and will never leave
+                assert asked.credit(stream) == served.credit(stream) or cut
+            for stream, credit in self.heard[1 - end].items():
+                assert served.state(stream) == "leaving" or credit == self.granted[end][stream]
+            keeps_nothing(self.ends[end])
+
+    def teardown(self):
+        try:
+            self.settles()
+            for end in (0, 1):
+                for stream in sorted(self.heard[end]):
+                    self.say(end, End(stream, b""))
+                self.heard[end].clear()
+            self.settles()
+            for peer in self.ends:
+                assert len(peer.asked) == len(peer.served) == 0
+                assert not peer.asked.owing
+                assert not peer.served.owing
+        finally:
+            for patch in self.small:
+                patch.stop()
+
+    @rule()
+    def settles(self):
+        """Everything that was said arrives, and soon."""
+        for _ in range(1000):
+            if not (any(end.ready for end in self.ends) or any(self.wires)):
+                break
+            for end in (0, 1):
+                self.writes(end)
+                self.delivers(end, 1000)
+        else:
+            pytest.fail("the two ends never come to rest")
+        self.when_quiet_both_ends_agree()
+
+
+def keeps_nothing(peer):
+    """Nothing of what was attached, ever, is left in an end that is quiet."""
+    assert len(peer._outgoing) == peer._outgoing._bytes == peer._outgoing._on_way == peer._outgoing.behind_bytes == 0
+    assert len(peer._incoming._coming) == peer._incoming._bytes == peer._incoming.taken == 0
+    assert peer.queued_bytes == 0
+    assert not peer.attached
 
 
 TestTwoEnds = TwoEnds.TestCase
@@ -144,25 +255,33 @@ def opened(credit=2, streams_max=4):
 def frame(kind, stream=1):
     return {
         Open: Open(stream, b"", 1),
+        Body: Body(stream, b"1"),
         Credit: Credit(stream, 1),
         Cancel: Cancel(stream, "x"),
         Item: Item(stream, b"", 1),
+        Part: Part(stream, b"1"),
         End: End(stream, b""),
         Fail: Fail(stream, "internal", "x"),
     }[kind]
 
 
-def in_state(state):
+def in_state(state, kind=None):
+    """A stream in a state, with bytes to come if `kind` brings some."""
     streams = Streams(4)
-    for kind in {"new": (), "open": (Open,), "leaving": (Open, Cancel), "closed": (Open, End)}[state]:
-        streams.step(frame(kind))
+    if state == "new":
+        return streams
+    streams.step(Open(1, b"", 2, attached=kind is Body))
+    if kind is Part:
+        streams.step(Item(1, b"", 1, attached=1))
+    if state != "open":
+        streams.step({"leaving": Cancel(1, "x"), "closed": Fail(1, "internal", "x")}[state])
     return streams
 
 
 @pytest.mark.parametrize("state", NEXT)
 @pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
 def test_every_frame_in_every_state_does_what_the_table_says(state, kind):
-    streams = in_state(state)
+    streams = in_state(state, kind)
     assert streams.state(1) == state
     if kind in NEXT[state]:
         assert streams.step(frame(kind)) == NEXT[state][kind]
@@ -235,6 +354,80 @@ def test_credit_for_a_closed_stream_means_nothing():
 def test_a_step_whose_arrays_lie_is_a_violation(step):
     with pytest.raises(PeerViolation):
         opened(2).step_tokens(step)
+
+
+def waits_for(asking=0, replying=0):
+    streams = Streams(4)
+    streams.step(Open(1, b"", 2, attached=asking))
+    if replying:
+        streams.step(Item(1, b"", 1, replying))
+    return streams
+
+
+@pytest.mark.parametrize("owed", [{"asking": 5}, {"replying": 5}], ids=str)
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Item(1, b"", 1),
+        Item(1, b"", 0, 1),
+        End(1, b""),
+        Step([1], [1], [7], [], []),
+        Step([], [], [], [Begun(1, 0)], []),
+        Step([], [], [], [], [Ended(1, FinishReason.STOP, 1, 1, 0)]),
+    ],
+    ids=repr,
+)
+def test_no_reply_comes_before_the_bytes_that_come_first(owed, reply):
+    streams = waits_for(**owed)
+    with pytest.raises(PeerViolation, match="before 5 bytes that were to come first"):
+        streams.step_tokens(reply) if isinstance(reply, Step) else streams.step(reply)
+    assert streams.state(1) == "open"
+
+
+def test_a_step_for_others_passes_a_stream_that_waits_for_bytes():
+    streams = waits_for(asking=5)
+    streams.step(Open(2, b"", 1))
+    streams.step_tokens(Step([2], [1], [7], [], []))
+    assert (streams.credit(2), streams.owed(1)) == (0, (5, 0))
+
+
+@pytest.mark.parametrize("kind", [Body, Part])
+@pytest.mark.parametrize("size", [0, 6])
+def test_no_piece_is_empty_or_longer_than_what_is_to_come(kind, size):
+    streams = waits_for(asking=5) if kind is Body else waits_for(replying=5)
+    with pytest.raises(PeerViolation, match=f"{size} attached bytes on stream 1, which has 5 to come"):
+        streams.step(kind(1, bytes(size)))
+
+
+@pytest.mark.parametrize("kind", [Body, Part])
+def test_nothing_is_to_come_after_the_last_piece(kind):
+    streams = waits_for(asking=5) if kind is Body else waits_for(replying=5)
+    streams.step(kind(1, b"123"))
+    assert sum(streams.owed(1)) == 2
+    streams.step(kind(1, b"45"))
+    assert streams.owed(1) == (0, 0)
+    assert not streams.owing
+    with pytest.raises(PeerViolation, match="1 attached bytes on stream 1, which has 0 to come"):
+        streams.step(kind(1, b"6"))
+
+
+def test_an_empty_piece_for_a_closed_stream_is_a_violation_too():
+    with pytest.raises(PeerViolation, match="0 attached bytes"):
+        in_state("closed").step(Body(1, b""))
+
+
+def test_fewer_bytes_than_none_are_never_attached():
+    with pytest.raises(PeerViolation, match="-1 bytes are attached"):
+        Streams(1).step(Open(1, b"", 0, attached=-1))
+    with pytest.raises(PeerViolation, match="-1 bytes are attached"):
+        opened().step(Item(1, b"", 0, attached=-1))
+
+
+@pytest.mark.parametrize("owed", [{"asking": 5}, {"replying": 5}], ids=str)
+def test_a_stream_that_fails_owes_nothing(owed):
+    streams = waits_for(**owed)
+    streams.step(Fail(1, "internal", "x"))
+    assert not streams.owing
 
 
 def test_a_step_spends_the_credit_of_each_and_closes_those_that_ended():

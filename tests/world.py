@@ -89,7 +89,7 @@ class World:
     async def _front(self, *, task_status: trio.TaskStatus[None]) -> None:
         near, far = self.pair("front")
         asker = Link(near, Peer("clients", serves_max=0))
-        self.server = Link(far, Peer("node", serves_max=self.streams), {Generate: self.address})
+        self.server = Link(far, Peer("node", serves_max=self.streams), {("", Generate): self.address})
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.server.run, name="front.server")
@@ -171,6 +171,13 @@ class World:
             assert not link._serving, "a served stream is open"
             assert len(link.peer.asked) == len(link.peer.served) == 0
             assert not link._lost
+        self.check_engines()
+        inbox = self.address.inbox.statistics()
+        assert (inbox.current_buffer_used, inbox.tasks_waiting_send) == (0, 0)
+        assert tasks() == self.tasks, "a task was left behind, or is missing"
+
+    def check_engines(self) -> None:
+        """Check that every engine is up and holds nothing."""
         for number, host in self.hosts.items():
             assert not host.scheduler.running, "an engine slot is held"
             assert not host.scheduler.waiting
@@ -179,9 +186,6 @@ class World:
             engine = self.engines[number].now
             assert isinstance(engine, SglangEngine), "an engine is down"
             assert not engine._streams, "the adapter remembers a request"
-        inbox = self.address.inbox.statistics()
-        assert (inbox.current_buffer_used, inbox.tasks_waiting_send) == (0, 0)
-        assert tasks() == self.tasks, "a task was left behind, or is missing"
 
     async def check_serves(self) -> None:
         """Check that every slot can be had, all at once."""

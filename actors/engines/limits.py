@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
-from protocol.messages import EngineInfo, Generate
+from protocol.messages import EngineInfo, Generate, HandOff
 
 
 def check(request: Generate, info: EngineInfo) -> None:
@@ -18,6 +18,8 @@ def check(request: Generate, info: EngineInfo) -> None:
         raise BadRequest(f"the model has {info.vocabulary_size} tokens", param="logprobs")
     if wanted.grammar is not None and wanted.grammar.kind not in info.grammars:
         raise Unsupported(f"this engine cannot keep an answer to a {wanted.grammar.kind}", param="grammar")
+    if (request.rendezvous is None) is (info.hand_off is HandOff.RENDEZVOUS):
+        raise BadRequest("one leg of a pair wants a rendezvous, and an engine that computes both knows none")
     if wanted.tokens_max < 1:
         raise BadRequest("an answer has at least one token", param="tokens_max")
     if not 0 <= wanted.tokens_min <= wanted.tokens_max:

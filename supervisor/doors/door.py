@@ -92,6 +92,7 @@ class Door:
     server_info: Callable[[], dict[str, object]] = _unknown
     flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
     keys: Keys = field(factory=Keys)
+    paths: frozenset[str] | None = None  # that are served here; None: every one
     origins: frozenset[str] = frozenset()  # of foreign pages that may use this server; `*` is any
     tls: ssl.SSLContext | None = None
     certificate: Certificate | None = None  # where `tls` comes from
@@ -115,6 +116,10 @@ class Door:
         origin = given.get(b"origin", b"").decode("latin-1")
         if b"origin" in given and not self._welcome(origin) and _hostname(origin) not in self.names - {ANY}:
             raise Forbidden(f"pages of {origin[:256]!r} may not use this server")
+
+    def serves(self, path: str) -> bool:
+        """Whether anything can answer here at this path."""
+        return self.paths is None or path in self.paths
 
     def authenticate(self, headers: Headers, *, admin: bool = False) -> Key:
         """Return the key of a request; raises `Unauthorized`, or `Forbidden` where only an admin's key will do."""
@@ -189,18 +194,25 @@ class Door:
 
     # What becomes of them ----------------------------------------------------------------
 
-    def reload(self) -> None:
-        """Read keys and certificate anew; what cannot be read stays as it was. For whoever comes from now on."""
+    def reload(self) -> list[str]:
+        """Read keys and certificate anew, for whoever comes from now on; what cannot be read stays as it was.
+
+        Returns why, a sentence for each of them.
+        """
+        stay: list[str] = []
         try:
             self.keys.load()
             log.info("read the keys", extra={"keys": self.keys.count})
         except StartFailed as error:
             log.error("the keys stay as they were", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
+            stay.append(f"the keys stay as they were: {error}")
         try:
             if self.certificate is not None:
                 self.tls = self.certificate.context()
         except StartFailed as error:
             log.error("the certificate stays as it was", extra={"reason": str(error)})  # noqa: TRY400
+            stay.append(f"the certificate stays as it was: {error}")
+        return stay
 
     def drain(self) -> None:
         """Admit nothing new and let idle connections go; those that are answered end after their answer."""

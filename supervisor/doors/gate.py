@@ -53,6 +53,13 @@ class Gate:
         finally:
             self._leave()
 
+    def change(self, requests_max: int, admit_s: float, waiting_max: int) -> None:
+        """Live by other limits from now on; those who are inside or in line stay where they are."""
+        self.requests_max, self.admit_s, self.waiting_max = requests_max, admit_s, waiting_max
+        while self._line and self.inside < requests_max:
+            self.inside += 1  # a place more, for the first in line
+            self._leave()
+
     def drain(self) -> None:
         """Admit nothing from now on; those who wait are told so."""
         self.draining = True

@@ -192,7 +192,8 @@ class HttpConnection:
     async def _upgraded(self, exchange: Exchange) -> bool:
         """Hand a WebSocket client over; return whether there was one."""
         wants = exchange.header(b"upgrade").lower() == b"websocket"
-        if not wants or exchange.path != "/v1/responses" or exchange.method != "GET":
+        here = exchange.path == "/v1/responses" and self.door.serves(exchange.path)
+        if not wants or not here or exchange.method != "GET":
             return False
         try:
             key = exchange.key = self.door.knock(self.outbox, exchange.headers)
@@ -214,7 +215,7 @@ class HttpConnection:
         try:
             if self._preflown(exchange):
                 return
-            route = routes.find(exchange.path)
+            route = routes.find(exchange.path) if self.door.serves(exchange.path) else None
             self._admit(exchange, route)
             handler = _handler(exchange, route)
             reads = route is not None and route.reads and exchange.method == "POST"

@@ -10,7 +10,8 @@ from attrs import define, field
 from actors._kit import Answer, Asks
 from actors.engines.limits import check
 from actors.engines.port import Generation
-from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Message
+from protocol.codec import Message
+from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad
 
 
 class HostLink(Asks[Message, Message, Message], Protocol):

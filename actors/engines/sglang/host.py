@@ -26,8 +26,9 @@ from sglang.version import __version__
 
 from actors.engines.sglang import leftovers, settings
 from actors.engines.sglang.guard import Guard
-from protocol import messages
-from protocol.errors import EngineRefused, Internal, Left, Overloaded, PeerViolation, RequestError
+from protocol import codec
+from protocol.codec import Message
+from protocol.errors import EngineRefused, HandOffFailed, Internal, Left, Overloaded, PeerViolation, RequestError
 from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
 from protocol.messages import (
     Done,
@@ -39,12 +40,14 @@ from protocol.messages import (
     GetInfo,
     GetLoad,
     GrammarKind,
+    HandOff,
     Logprob,
-    Message,
+    Rendezvous,
 )
 from protocol.peer import Peer
 
 READ_BYTES = 256 * 1024
+HAND_OFF = ("KVTransferError", "transfer failed", "bootstrap")  # SGLang's words where a pair did not find together
 KEPT = 6  # tokens; SGLang: `max_req_input_len`
 CONTROL_STREAMS = 16  # beside one stream a slot
 
@@ -113,6 +116,7 @@ class Host:
                     if isinstance(frame, Bye):
                         return frame.detail
                     self._received(frame)
+                self._flush()  # what the peer itself has to say
             except PeerViolation as error:
                 self._send(Bye("peer_violation", str(error)))
                 raise
@@ -121,7 +125,7 @@ class Host:
     def _received(self, frame: Frame) -> None:
         match frame:
             case Open():
-                request = messages.decode(frame.body)
+                request = codec.decode(frame.body)
                 if isinstance(request, Generate):
                     self._start(_Running(request.id, frame.stream, request.logprobs), request)
                 else:
@@ -152,6 +156,7 @@ class Host:
                 return_logprob=request.logprobs is not None,
                 top_logprobs_num=request.logprobs or 0,
                 cache_salt=request.cache_salt,
+                **_meeting(request.rendezvous),
             )
             async for out in self.manager.generate_request(asked, None):
                 last = out
@@ -255,7 +260,7 @@ class Host:
 
     async def _control(self, stream: int, request: Message) -> None:
         try:
-            self._send(End(stream, messages.encode(await self._controlled(request))))
+            self._send(End(stream, codec.encode(await self._controlled(request))))
         except RequestError as error:
             self._send(Fail(stream, error.code, error.detail))
         except Exception as error:
@@ -285,6 +290,7 @@ class Host:
         arguments = self.engine.server_args
         scheduler = self.engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001
         context_max, kv_tokens_max = self.manager.context_len, scheduler["max_total_num_tokens"]
+        mode = arguments.disaggregation_mode
         return EngineInfo(
             kind="sglang",
             version=__version__,
@@ -298,6 +304,8 @@ class Host:
             page_size=arguments.page_size,
             honours_seed=self._honours_seed,
             grammars=() if arguments.grammar_backend == "none" else tuple(GrammarKind),
+            hand_off=HandOff.NONE if mode == "null" else HandOff.RENDEZVOUS,
+            bootstrap=(arguments.host, arguments.disaggregation_bootstrap_port) if mode == "prefill" else None,
             ranks=arguments.tp_size,
         )
 
@@ -312,7 +320,16 @@ class Host:
         self._flush()
 
     def _flush(self) -> None:
-        self.writer.write(self.peer.take())
+        while data := self.peer.take():
+            self.writer.write(data)
+
+
+def _meeting(rendezvous: Rendezvous | None) -> dict[str, object]:
+    """Return where SGLang's two engines of a pair find each other."""
+    if rendezvous is None:
+        return {}
+    host = f"[{rendezvous.host}]" if ":" in rendezvous.host else rendezvous.host
+    return {"bootstrap_host": host, "bootstrap_port": rendezvous.port, "bootstrap_room": rendezvous.room}
 
 
 def _logprobs(out: BatchTokenIDOutput, i: int, top: int) -> tuple[Logprob, ...]:
@@ -332,7 +349,9 @@ def _failure(reason: dict[str, object]) -> RequestError:
         return Left(detail)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return Overloaded(detail)
-    return EngineRefused(detail) if status < HTTPStatus.INTERNAL_SERVER_ERROR else Internal(detail)
+    if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return EngineRefused(detail)
+    return HandOffFailed(detail) if any(word in detail for word in HAND_OFF) else Internal(detail)
 
 
 def run(boot: settings.Boot, link: socket.socket, guard: Guard) -> NoReturn:

@@ -7,6 +7,8 @@ from typing import TypeAlias
 import msgspec
 from attrs import Factory, frozen
 
+from protocol.cluster import Leg
+
 START_FAILED = "start_failed"
 """The code of the Bye of a host whose engine could not start."""
 
@@ -58,6 +60,10 @@ class EngineSpec:
     tensor_parallel: int = 1
     memory_fraction: float | None = None  # of the device, for weights and KV together
     prefill_chunk: int | None = None  # the longest piece of a prompt computed in one step
+    leg: Leg = Leg.BOTH
+    host: str = "127.0.0.1"  # where other engines reach this one
+    bootstrap_port: int | None = None  # of a prefill
+    transfer: str | None = None  # how KV caches move from a prefill to a decode
     settings: dict[str, Setting] = Factory(dict)  # SGLang's own, as they are
     environment: dict[str, str] = Factory(dict)
 
@@ -85,6 +91,15 @@ def boot(spec: EngineSpec, folder: str) -> Boot:
         "chunked_prefill_size": spec.prefill_chunk,
         "mem_fraction_static": spec.memory_fraction,
     }
+    if spec.leg is not Leg.BOTH:
+        arguments |= {
+            "host": spec.host,
+            "disaggregation_mode": spec.leg.value,
+            "disaggregation_transfer_backend": spec.transfer or ("mooncake_tcp" if on_cpu else "mooncake"),
+            "disaggregation_bootstrap_port": spec.bootstrap_port,
+        }
+    if spec.leg is Leg.DECODE and on_cpu:
+        arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
     said = {name: value for name, value in arguments.items() if value is not None}
     return Boot(
         name=spec.name,

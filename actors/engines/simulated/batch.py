@@ -4,6 +4,9 @@ A step gives one token to every request that answers, and computes at most `pref
 are not computed yet, first come, first served; a prompt's last piece gives the first token. Whoever is admitted has
 pages for its prompt and its longest answer from then on, so what runs never waits for memory, and nothing is preempted.
 
+A prefill's answer ends with its first token. A decode has the slot and the pages for what another engine computes: the
+first token is there with the prompt, when that engine alone would have computed it and `transfer_s` has passed.
+
 There is no clock in here: times come in as `now`, in seconds, and never go back.
 """
 
@@ -18,6 +21,7 @@ from actors.engines.simulated.cache import Lease, Memory, chain, packed, root
 from actors.engines.simulated.faults import Chance, Faults
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.engines.simulated.speech import Speech, Voice
+from protocol.cluster import Leg
 from protocol.errors import EngineRefused, Left, RequestError
 from protocol.messages import EngineLoad, Finished, FinishReason, Generate, Logprob, Usage
 
@@ -45,6 +49,7 @@ class _Held:
     cached: int = 0
     computed: int = 0  # tokens of the prompt
     output: list[int] = Factory(list)
+    ready_at: float = inf  # when the prompt is there that another engine computes
     free_at: float = inf  # set by an abort
     stuck: bool = False
 
@@ -77,6 +82,7 @@ class Batch:
     waiting: OrderedDict[str, _Held] = field(init=False, factory=OrderedDict)  # a dict finds its first slowly
     running: dict[str, _Held] = field(init=False, factory=dict)
     _leaving: dict[str, _Held] = field(init=False, factory=dict)
+    _coming: dict[str, _Held] = field(init=False, factory=dict)  # those that run, but whose prompt is not there yet
     _step: _Step | None = field(init=False, default=None)
     _stalled_until: float = field(init=False, default=-inf)
     _news: bool = field(init=False, default=False)
@@ -108,6 +114,7 @@ class Batch:
         if request_id in self.running:
             held.free_at += self.spec.costs.release_s
             held.stuck = self._happens(self.faults.stuck)
+        self._coming.pop(request_id, None)
         self._leaving[request_id] = held
         self._news = True
 
@@ -145,6 +152,7 @@ class Batch:
         for held in self._leaving.values():
             if held.free_at < at and not self._is_stuck(held):
                 at = held.free_at
+        at = min(at, *(held.ready_at for held in self._coming.values())) if self._coming else at
         return max(at, self._stalled_until)
 
     def advance(self, now: float) -> Turn:
@@ -162,6 +170,7 @@ class Batch:
         self._release(now, turn)
         if now < self._stalled_until:
             return turn
+        self._arrive(now, turn)
         if self._step is None:
             self._plan(due, now)
         elif self._step.planned_at == now:
@@ -181,12 +190,18 @@ class Batch:
             self._drop(held)
             turn.failed.append((held.request.id, Left("aborted")))
 
+    def _arrive(self, now: float, turn: Turn) -> None:
+        for held in [held for held in self._coming.values() if held.ready_at <= now]:
+            del self._coming[held.request.id]
+            held.computed = len(held.request.tokens)
+            self._begin(held, turn)
+
     # A step begins ---------------------------------------------------------------------
 
     def _plan(self, due: float, now: float) -> None:
         """Begin a step at `due`, which makes good what was lost between steps; at `now` if it would be over already."""
         self._step = None
-        self._admit()
+        self._admit(now)
         answering: list[_Held] = []
         pieces: list[tuple[_Held, int]] = []
         room = self.spec.prefill_chunk
@@ -195,7 +210,7 @@ class Batch:
                 continue
             if held.output:
                 answering.append(held)
-            elif room:
+            elif room and held.request.id not in self._coming:
                 size = min(room, len(held.request.tokens) - held.computed)
                 pieces.append((held, size))
                 room -= size
@@ -211,7 +226,7 @@ class Batch:
             kv_tokens = sum(held.kv_tokens for held in answering) + sum(held.computed for held, _ in pieces)
         return self.faults.slow * costs.step_s(prefill_tokens, len(answering) + len(pieces), kv_tokens)
 
-    def _admit(self) -> None:
+    def _admit(self, now: float) -> None:
         """Give slots and pages to those who wait, in their order: nobody is overtaken by a smaller one."""
         while self.waiting and len(self.running) < self.spec.slots:
             request_id, held = next(iter(self.waiting.items()))
@@ -219,15 +234,33 @@ class Batch:
             prompt = packed(tokens) if held.digests is None else b""
             if held.digests is None:
                 salt = root(held.request.cache_salt)
-                held.digests = chain(salt, prompt, size) if self.spec.prefix_cache else []
+                held.digests = chain(salt, prompt, size) if self._caches else []
                 held.voice = self.speech.answer(held.request, prompt)
             # At least one token is computed, because the first token of the answer comes out of that.
             sharable = held.digests[: (len(tokens) - 1) // size]
-            held.lease = self.memory.take(sharable, -(-(len(tokens) + held.request.sampling.tokens_max) // size))
+            held.lease = self.memory.take(sharable, -(-(len(tokens) + self._most(held)) // size))
             if held.lease is None:
                 return
             held.cached = held.computed = len(held.lease.shared) * size
             self.running[request_id] = self.waiting.pop(request_id)
+            if self.spec.leg is Leg.DECODE:
+                held.ready_at = now + self._elsewhere_s(len(tokens))
+                self._coming[request_id] = held
+
+    @property
+    def _caches(self) -> bool:
+        """Whether there is a prefix cache; a decode is given every prompt, and has no use for one."""
+        return self.spec.prefix_cache and self.spec.leg is not Leg.DECODE
+
+    def _most(self, held: _Held) -> int:
+        """Return how many tokens a request gets here at the most."""
+        return 1 if self.spec.leg is Leg.PREFILL else held.request.sampling.tokens_max
+
+    def _elsewhere_s(self, tokens: int) -> float:
+        """Return how long an engine like this one takes for a prompt alone and nothing cached, and to hand it over."""
+        costs, chunk = self.spec.costs, self.spec.prefill_chunk
+        steps = (costs.step_s(min(chunk, tokens - done), 1, done) for done in range(0, tokens, chunk))
+        return self.faults.slow * (sum(steps) + costs.transfer_s)
 
     # A step ends -----------------------------------------------------------------------
 
@@ -239,15 +272,18 @@ class Batch:
             self._publish_prompt(held)
             if held.computed < len(held.request.tokens):
                 continue
-            if self._happens(self.faults.refuse):
-                self._drop(held)
-                turn.failed.append((held.request.id, EngineRefused("the engine does not like it")))
-                continue
-            turn.begun.append((held.request.id, held.cached))
-            self._speak(held, turn)
+            self._begin(held, turn)
         for held in step.answering:
             if held.free_at == inf:
                 self._speak(held, turn)
+
+    def _begin(self, held: _Held, turn: Turn) -> None:
+        if self._happens(self.faults.refuse):
+            self._drop(held)
+            turn.failed.append((held.request.id, EngineRefused("the engine does not like it")))
+            return
+        turn.begun.append((held.request.id, held.cached))
+        self._speak(held, turn)
 
     def _speak(self, held: _Held, turn: Turn) -> None:
         request, voice = held.request, held.voice
@@ -259,9 +295,10 @@ class Batch:
         turn.spoke.append(request.id)
         turn.tokens.append(token)
         most = request.logprobs
-        turn.logprobs.append(None if most is None else self.speech.logprob(voice, number, token, most))
-        stops = token in voice.ends and number > wanted.tokens_min
-        if stops or number == wanted.tokens_max:
+        place = request.said + number
+        turn.logprobs.append(None if most is None else self.speech.logprob(voice, place, token, most))
+        stops = token in voice.ends and number > wanted.tokens_min and self.spec.leg is not Leg.PREFILL
+        if stops or number == self._most(held):
             reason = FinishReason.STOP if stops else FinishReason.LENGTH
             usage = Usage(len(request.tokens), number, held.cached)
             turn.ended.append((request.id, Finished(reason, usage, token if stops else None)))
@@ -270,7 +307,7 @@ class Batch:
     def _publish_prompt(self, held: _Held) -> None:
         assert held.digests is not None
         assert held.lease is not None
-        if not self.spec.prefix_cache:
+        if not self._caches:
             return
         for digest in held.digests[len(held.lease.shared) : held.computed // self.spec.page_size]:
             self.memory.publish(held.lease, digest)
@@ -280,7 +317,8 @@ class Batch:
         self.waiting.pop(held.request.id, None)
         if self.running.pop(held.request.id, None) is None or held.lease is None:
             return
-        if self.spec.prefix_cache and held.output:
+        self._coming.pop(held.request.id, None)
+        if self._caches and held.output:
             shared, size = held.lease.shared, self.spec.page_size
             rest = (held.request.tokens[len(shared) * size :] + held.output)[: held.kv_tokens - len(shared) * size]
             before = shared[-1] if shared else root(held.request.cache_salt)

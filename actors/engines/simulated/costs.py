@@ -13,7 +13,7 @@ Price = Annotated[float, Within(at_least=0)]
 
 @frozen(kw_only=True)
 class Costs:
-    """The prices of one engine step.
+    """The prices of one engine step, and of what happens beside it.
 
     The defaults are of the order of an 8B model on one recent GPU, and measured on none: `python -m bench.fit` fits
     them to a server that runs.
@@ -24,6 +24,7 @@ class Costs:
     per_running_s: Price = 0.00005  # each request that takes part in the step
     per_kv_token_s: Price = 0.0  # each token of KV memory that the step reads
     release_s: Price = 0.0  # from an abort until the slot and its pages are free
+    transfer_s: Price = 0.0  # to a decode: from the end of the prefill until the KV cache is there
 
     def step_s(self, prefill_tokens: int, running: int, kv_tokens: int) -> float:
         """Return how long a step lasts, in seconds."""

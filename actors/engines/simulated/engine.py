@@ -15,7 +15,7 @@ from actors.engines.simulated.batch import Batch, Turn
 from actors.engines.simulated.faults import Chance, Faults
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.engines.simulated.speech import Speech
-from protocol.errors import EngineDied, EngineLost, Overloaded
+from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded
 from protocol.messages import EngineInfo, EngineLoad, Generate, Started, Tokens
 
 
@@ -26,7 +26,8 @@ class SimulatedEngine:
     It says `lines`, sentences as token ids; without any, ids drawn from its vocabulary. What it says depends on its
     seed, the prompt and, at a temperature above 0, the request's seed or id; of how tokens are to be chosen it heeds no
     more than `logit_bias` of 100 or -100 and beyond: penalties, `top_p` and the like change nothing. `chance` draws
-    the faults and nothing else. In virtual time everything is the same again when it is asked the same again.
+    the faults and nothing else. A prefill and a decode do not meet: each says and takes what it would if they did,
+    whatever becomes of the other. In virtual time everything is the same again when it is asked the same again.
     """
 
     spec: SimulatedSpec
@@ -57,6 +58,7 @@ class SimulatedEngine:
         if self._lost.is_set():
             raise EngineLost("the engine has ended")
         check(request, self.info)
+        self._check_part(request)
         if self._batch.full:
             raise Overloaded(f"{self.spec.slots} requests run and {self.spec.waiting_max} wait")
         self._batch.submit(request, trio.current_time())
@@ -135,6 +137,16 @@ class SimulatedEngine:
             raise EngineDied(self._why)
         finally:
             self._end("the engine was stopped")
+
+    def _check_part(self, request: Generate) -> None:
+        """Raise `BadRequest` for what has said more than there is, or is to meet nobody whom this leg can meet."""
+        if not 0 <= request.said < len(request.tokens):
+            raise BadRequest(f"said must be from 0 to {len(request.tokens) - 1}, got {request.said}", param="said")
+        where, own = request.rendezvous, self.info.bootstrap
+        if where is not None and not 0 <= where.room < 2**63:
+            raise BadRequest("a room is a number from 0 to 2**63 - 1", param="rendezvous")
+        if where is not None and own is not None and (where.host, where.port) != own:
+            raise BadRequest("the rendezvous is at another prefill", param="rendezvous")
 
     def _look(self) -> None:
         """Wake the actor if it has something to do now, not only at the end of its step."""

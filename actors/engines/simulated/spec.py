@@ -9,9 +9,13 @@ from attrs import frozen
 
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
+from protocol.cluster import Leg
 from protocol.dialects.mistakes import Mistake
 from protocol.dialects.options import Within
-from protocol.messages import EngineInfo
+from protocol.messages import EngineInfo, HandOff
+
+BOOTSTRAP = ("simulated", 1)
+"""Where every prefill's rendezvous is said to be: nothing listens there."""
 
 Count = Annotated[int, Within(at_least=1, at_most=2**31 - 1)]
 
@@ -20,6 +24,7 @@ Count = Annotated[int, Within(at_least=1, at_most=2**31 - 1)]
 class SimulatedSpec:
     """Sizes, prices and faults of one simulated engine; lengths in tokens."""
 
+    leg: Leg = Leg.BOTH  # which part of a request it computes
     slots: Count = 64  # requests that run at once
     waiting_max: Annotated[int, Within(at_least=0, at_most=2**31 - 1)] = 64  # requests that wait for a slot
     kv_tokens_max: Count = 131_072
@@ -53,6 +58,8 @@ class SimulatedSpec:
             running_max=self.slots,
             page_size=self.page_size,
             honours_seed=True,
+            hand_off=HandOff.NONE if self.leg is Leg.BOTH else HandOff.RENDEZVOUS,
+            bootstrap=BOOTSTRAP if self.leg is Leg.PREFILL else None,
         )
 
     def disagreements(self) -> Iterator[Mistake]:

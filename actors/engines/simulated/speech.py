@@ -1,18 +1,20 @@
 """What a simulated engine says: sentences that somebody encoded, or else ids drawn from the whole vocabulary.
 
 Everything depends on the engine's seed, the prompt and, at a temperature above 0, the request's own seed or its id.
+What the request has `said` already is no part of the prompt: the answer goes on behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from itertools import chain, count, cycle, repeat
+from itertools import chain, count, cycle, islice, repeat
 from math import log, log1p
 from struct import unpack
 
 from attrs import define, frozen
 
+from actors.engines.simulated.cache import TOKEN_BYTES
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.messages import Generate, Logprob
 
@@ -47,17 +49,18 @@ class Speech:
         return cls(spec, tuple(filter(None, sentences)))
 
     def answer(self, request: Generate, prompt: bytes) -> Voice:
-        """Return what this engine says to a request; `prompt` is its packed tokens."""
+        """Return what this engine still says to a request; `prompt` is its packed tokens."""
         wanted, eos = request.sampling, self.spec.eos_id
         greedy = wanted.temperature <= 0
         own = "" if greedy else f"id {request.id}" if wanted.seed is None else f"seed {wanted.seed}"
         digest = blake2b(f"{self.spec.seed}\n{own}\n".encode(), digest_size=16)
-        digest.update(prompt)
+        digest.update(memoryview(prompt)[: len(prompt) - request.said * TOKEN_BYTES])
         key = digest.digest()
         ends = frozenset(wanted.stop_token_ids)
         if eos is not None and not wanted.ignore_eos:
             ends |= {eos}
-        return Voice(self._biased(request, key, ends), ends, key, greedy)
+        ids = self._biased(request, key, ends, request.said + wanted.tokens_min)
+        return Voice(islice(ids, request.said, None), ends, key, greedy)
 
     def logprob(self, voice: Voice, place: int, token: int, most: int) -> Logprob:
         """Return a likely log probability for the token at a place, and the `most` likeliest there.
@@ -85,8 +88,8 @@ class Speech:
         top = tuple((candidate(each), at(each)) for each in range(min(most, vocabulary_size)))
         return Logprob(at(rank), top)
 
-    def _biased(self, request: Generate, key: bytes, ends: frozenset[int]) -> Iterator[int]:
-        """Return the ids that a request gets: forced ones, or else speech without those that must not be said."""
+    def _biased(self, request: Generate, key: bytes, ends: frozenset[int], tokens_min: int) -> Iterator[int]:
+        """Return the ids of the whole answer: forced ones, or else speech without those that must not be said."""
         wanted = request.sampling
         never = frozenset(token for token, bias in wanted.logit_bias.items() if bias <= -FORCED)
         forced = [(-bias, token) for token, bias in wanted.logit_bias.items() if bias >= FORCED]
@@ -94,10 +97,10 @@ class Speech:
             ids: Iterator[int] = repeat(min(forced)[1])
         else:
             eos = self.spec.eos_id
-            ids = self._spoken(key, wanted.tokens_min, itself=eos in ends and eos not in never)
-        if not never and not (ends and wanted.tokens_min):
+            ids = self._spoken(key, tokens_min, itself=eos in ends and eos not in never)
+        if not never and not (ends and tokens_min):
             return ids
-        return self._replaced(ids, never, ends, wanted.tokens_min)
+        return self._replaced(ids, never, ends, tokens_min)
 
     def _spoken(self, key: bytes, tokens_min: int, *, itself: bool) -> Iterator[int]:
         """Yield sentence after sentence; where an answer ends by `itself`, eos tokens follow at its drawn length."""

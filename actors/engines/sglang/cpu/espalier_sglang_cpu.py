@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 _OPERATORS = {
@@ -46,6 +48,42 @@ def activate() -> None:
     torch.Tensor.pin_memory = lambda self, *_, **__: self
     for name in ("tensor", "empty", "zeros", "ones", "full", "arange", "empty_like", "zeros_like", "rand", "randn"):
         setattr(torch, name, _unpinned(getattr(torch, name)))
+    torch.cuda.Event = torch.cpu.Event = _Event
+    _keep_indices_on_the_device()
+
+
+class _Event:
+    """A moment in a stream of work; without a device every piece of work is done when it returns."""
+
+    def __init__(self, *_, **__):
+        self._at_s = 0.0
+
+    def record(self, *_):
+        self._at_s = time.perf_counter()
+
+    def wait(self, *_):
+        pass
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return (other._at_s - self._at_s) * 1000
+
+
+def _keep_indices_on_the_device():
+    """Let a prefill send its cached prefix as it sends the rest: the way by host memory wants a device."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def plain(kind, *_, **__):
+        if getattr(kind, "supports_host_tensor_indices", False):
+            kind.supports_host_tensor_indices = False
+        return kind
+
+    HookRegistry.register("sglang.srt.disaggregation.utils.get_kv_class", plain, HookType.AFTER)
 
 
 def _unpinned(make):

@@ -1,0 +1,164 @@
+"""What nodes tell each other about themselves, and what an operator asks of one."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+from attrs import frozen
+
+from .errors import PeerViolation
+from .messages import EngineInfo
+
+COUNT_MAX = 2**53
+OPERATOR = "operator-"
+"""How the names begin by which operators greet nodes; no node has such a name."""
+
+
+class Leg(StrEnum):
+    """Which part of a request an engine computes."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@frozen
+class Offer:
+    """One worker that a node has: an engine, and how busy it is.
+
+    `engine` is None until the engine has been ready once; `up` says whether it can be asked now. `running` and
+    `waiting` count requests, `tokens` the prompt and answer tokens that those may still hold, `kv_used` is from 0 to 1.
+    """
+
+    name: str
+    model: str
+    leg: Leg
+    slots: int
+    up: bool
+    engine: EngineInfo | None = None
+    running: int = 0
+    waiting: int = 0
+    tokens: int = 0
+    kv_used: float = 0.0
+
+
+@frozen
+class Neighbour:
+    """A node that a node knows, and where it listens, if it does."""
+
+    name: str
+    address: str | None
+
+
+@frozen
+class NodeState:
+    """How a node is at the moment; a node that drains is not to be asked anything new, and `why` says what it is at."""
+
+    offers: tuple[Offer, ...] = ()
+    neighbours: tuple[Neighbour, ...] = ()
+    draining: bool = False
+    why: str | None = None
+
+
+OFFERS_MAX = 1024
+NEIGHBOURS_MAX = 4096
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
+_AT = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
+
+
+def check(state: NodeState) -> NodeState:
+    """Return what a node tells of itself if it can be true, else raise `PeerViolation`."""
+    if len(state.offers) > OFFERS_MAX or len(state.neighbours) > NEIGHBOURS_MAX:
+        raise PeerViolation(f"{len(state.offers)} offers and {len(state.neighbours)} neighbours of one node")
+    names = [offer.name for offer in state.offers]
+    if len(set(names)) < len(names):
+        raise PeerViolation("two offers of one name")
+    for offer in state.offers:
+        numbers = (offer.slots - 1, offer.running, offer.waiting, offer.tokens)
+        if not (_NAME.fullmatch(offer.name) and _NAME.fullmatch(offer.model)):
+            raise PeerViolation("an offer without a proper name")
+        if min(numbers) < 0 or max(numbers) > COUNT_MAX or not 0 <= offer.kv_used <= 1:
+            raise PeerViolation(f"offer {offer.name} has numbers that cannot be")
+    for neighbour in state.neighbours:
+        if not _NAME.fullmatch(neighbour.name) or not (neighbour.address is None or _AT.fullmatch(neighbour.address)):
+            raise PeerViolation("a neighbour without a proper name or address")
+        if neighbour.name.startswith(OPERATOR):
+            raise PeerViolation("a neighbour with the name of an operator")
+    return state
+
+
+@frozen
+class GetStatus:
+    """Ask for the tree of a node, and for what it knows of the cluster; the result is `Status`.
+
+    `node` names it, the one that is asked if empty; of another node, the one that is asked asks over its link.
+    """
+
+    node: str = ""
+
+
+@frozen
+class Limb:
+    """One child of a tree: where it stands, how it is, how often it was started again, and since how many seconds.
+
+    `why` says what went wrong last, if anything ever did.
+    """
+
+    path: str
+    state: str
+    restarts: int
+    since_s: float
+    about: str = ""
+    why: str = ""
+
+
+@frozen
+class LinkState:
+    """One link of a node as it is: to whom, whether it is up, and what has crossed it."""
+
+    node: str
+    up: bool
+    silent_s: float = 0.0
+    streams: int = 0
+    messages_sent: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+@frozen
+class Status:
+    """A node's tree and what it knows of the cluster; no other run of the node has the same `run`."""
+
+    node: str
+    run: str
+    version: str
+    up_s: float
+    state: NodeState
+    tree: tuple[Limb, ...]
+    links: tuple[LinkState, ...] = ()
+
+
+@frozen
+class Drain:
+    """Tell a node to finish what runs, to admit nothing new and to end; the result, `Done`, comes at once.
+
+    `node` names it as in `GetStatus`.
+    """
+
+    node: str = ""
+
+
+@frozen
+class Reload:
+    """Tell a node to read its file anew; the result is `Reloaded`. `node` names it as in `GetStatus`."""
+
+    node: str = ""
+
+
+@frozen
+class Reloaded:
+    """What a node changed without a restart, and what it could not, one sentence each."""
+
+    changed: tuple[str, ...] = ()
+    not_changed: tuple[str, ...] = ()

@@ -1,0 +1,237 @@
+"""How two nodes find out that both may talk to each other, with no I/O in it, before the first frame of their link.
+
+Both ends send a `Greeting` at once. The dialer then proves that it has the cluster's secret, and only after that proof
+was checked does the listener prove the same: a stranger who dials is told nothing that depends on the secret. The
+secret itself never crosses. A stranger who listens can test guesses against the dialer's proof at leisure, so a secret
+must be too long to guess; what guards the frames that follow is TLS.
+
+On the wire a message is a kind byte and a body in msgpack, and one message of the transport.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Literal
+
+import msgspec
+from attrs import define, field, frozen
+
+from .codec import UNREADABLE
+from .errors import PeerRefused, PeerViolation
+from .frames import VERSION
+
+MESSAGE_BYTES_MAX = 4096
+NAME_LENGTH_MAX = 128
+DETAIL_LENGTH_MAX = 1000
+NONCE_BYTES = 32
+MAC_BYTES = 32
+LABEL = "espalier greeting"
+
+Role = Literal["dials", "listens"]
+Code = Literal["version", "cluster", "node", "secret", "reflected", "violation"]
+CODES = ("version", "cluster", "node", "secret", "reflected", "violation")
+
+
+@frozen
+class Greeting:
+    """The first message of either end: what it speaks, its cluster, its name, and bytes never used before.
+
+    Raises `ValueError` for a name that is empty, too long or not printable, and for a nonce of another size.
+    """
+
+    version: int
+    cluster: str
+    node: str
+    nonce: bytes
+
+    def __attrs_post_init__(self) -> None:
+        for what, name in (("cluster", self.cluster), ("node", self.node)):
+            # A name stands in logs before anything is proved: it must not be able to begin a line there.
+            if not (0 < len(name) <= NAME_LENGTH_MAX and name.isprintable()):
+                raise ValueError(f"the name of a {what} is 1 to {NAME_LENGTH_MAX} printable characters")
+        if len(self.nonce) != NONCE_BYTES:
+            raise ValueError(f"a nonce has {NONCE_BYTES} bytes, not {len(self.nonce)}")
+
+
+@frozen
+class Proof:
+    """The sender has the secret: an HMAC-SHA256 of its role and of all that both ends have said.
+
+    The key is the secret's SHA-256. Raises `ValueError` for a MAC of another size.
+    """
+
+    mac: bytes
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.mac) != MAC_BYTES:
+            raise ValueError(f"a proof has {MAC_BYTES} bytes, not {len(self.mac)}")
+
+
+@frozen
+class Refusal:
+    """The last message: why the sender does not talk to the other end, which `detail` calls `it`."""
+
+    code: str  # a `Code`; as a Literal, msgspec's sentence about a wrong one would quote it
+    detail: str
+
+    def __attrs_post_init__(self) -> None:
+        if self.code not in CODES:
+            raise ValueError("a code that is none")
+        if not (len(self.detail) <= DETAIL_LENGTH_MAX and self.detail.isprintable()):
+            raise ValueError(f"a detail is at most {DETAIL_LENGTH_MAX} printable characters")
+
+
+@frozen
+class OtherVersion:
+    """A `Greeting` of another version, which may have any other fields."""
+
+    version: int
+
+
+Message = Greeting | Proof | Refusal
+
+KINDS: dict[int, type[Message]] = {1: Greeting, 2: Proof, 3: Refusal}
+_KIND_OF = {cls: bytes((kind,)) for kind, cls in KINDS.items()}
+_DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}
+_VERSION_DECODER = msgspec.msgpack.Decoder(OtherVersion)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode(message: Message) -> bytes:
+    """Return the message as it goes on the wire."""
+    return _KIND_OF[type(message)] + _encode(message)
+
+
+def decode(data: bytes) -> Message | OtherVersion:
+    """Return the message that `data` holds; raise `PeerViolation` if it holds none, or more than one."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise PeerViolation(f"a message of {len(data)} bytes in a greeting; the limit is {MESSAGE_BYTES_MAX}")
+    if not data or (decoder := _DECODERS.get(data[0])) is None:
+        raise PeerViolation(f"no message of a greeting is of kind {data[:1].hex() or 'nothing'}")
+    kind, body = KINDS[data[0]], data[1:]
+    try:
+        if kind is Greeting and (other := _VERSION_DECODER.decode(body)).version != VERSION:
+            return other
+        message = decoder.decode(body)
+    except UNREADABLE as error:
+        raise PeerViolation(f"a {kind.__name__} that cannot be read: {error}") from error
+    if encode(message) != data:  # a field too many, or twice, would be passed over by one reader and not by another
+        raise PeerViolation(f"a {kind.__name__} that is not written as this node would write it")
+    return message
+
+
+@define(eq=False)
+class Greeter:
+    """One end of a greeting: what it says, and what it makes of what the other end says.
+
+    Args:
+        role: Which end this is; of two ends one dials and one listens.
+        cluster: The cluster that both must be of.
+        node: This node's name.
+        secret: What all nodes of the cluster have; no bytes is no secret, and whoever has none is let in.
+        nonce: 32 bytes that no other greeting has or had, and that nobody could have guessed.
+        expects: The only node that may be at the other end; None: any but this one.
+
+    `peer` is the other end's name once it has proved that it has the secret, and None until then. It shows that the
+    other end is of the cluster; any node of the cluster could take any other's name.
+    """
+
+    role: Role
+    cluster: str
+    node: str
+    secret: bytes = field(repr=False)
+    nonce: bytes
+    expects: str | None = None
+    peer: str | None = field(default=None, init=False)
+    last_words: bytes = field(default=b"", init=False)
+    _own: Greeting = field(init=False)
+    _other: Greeting | None = field(default=None, init=False)
+    _over: bool = field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._own = Greeting(VERSION, self.cluster, self.node, self.nonce)
+
+    def start(self) -> list[bytes]:
+        """Return the messages to send first, before anything is received."""
+        return [encode(self._own)]
+
+    def receive(self, message: bytes) -> list[bytes]:
+        """Return the messages to send next, in answer to one from the other end.
+
+        Raises `PeerRefused` if either end does not talk to the other, and `PeerViolation` for a message that is wrong
+        in itself. Then `last_words`, unless empty, is a message for the other end, to be sent before closing.
+        """
+        try:
+            return self._answer(decode(message))
+        except PeerViolation as error:
+            self._end("violation", str(error))
+            raise
+
+    def _answer(self, message: Message | OtherVersion) -> list[bytes]:
+        kind = "Greeting" if isinstance(message, OtherVersion) else type(message).__name__
+        if self._over:
+            raise PeerViolation(f"{kind} after the greeting was over")
+        match message:
+            case Refusal():
+                self._over = True
+                raise PeerRefused(f"node {self.node} was refused by {self._whom()}: {message.detail}")
+            case Greeting() | OtherVersion() if self._other is not None:
+                raise PeerViolation("a second Greeting")
+            case OtherVersion():
+                reason = f"it speaks version {message.version} of the protocol, and node {self.node} version {VERSION}"
+                raise self._refused("version", reason)
+            case Greeting():
+                return self._greeted(message)
+            case Proof():
+                if self._other is None:
+                    raise PeerViolation("Proof before Greeting")
+                return self._proved(message, self._other)
+
+    def _greeted(self, other: Greeting) -> list[bytes]:
+        self._other = other
+        if other.cluster != self.cluster:
+            raise self._refused("cluster", f"node {self.node} is of another cluster, {self.cluster}")
+        if other.nonce == self.nonce:
+            raise self._refused("reflected", "it sent back the nonce that it was sent")
+        if other.node == self.node:
+            raise self._refused("node", "the node that it talks to has the same name")
+        if self.expects not in {None, other.node}:
+            raise self._refused("node", f"node {self.expects} was expected in its place")
+        return [self._proof(other)] if self.role == "dials" else []
+
+    def _proved(self, proof: Proof, other: Greeting) -> list[bytes]:
+        listens = self.role == "listens"
+        if not hmac.compare_digest(proof.mac, self._mac("dials" if listens else "listens", other)):
+            if hmac.compare_digest(proof.mac, self._mac(self.role, other)):
+                raise self._refused("reflected", "it sent back the proof that it was sent")
+            raise self._refused("secret", "it has another secret, or none")
+        self._over = True
+        self.peer = other.node
+        return [self._proof(other)] if listens else []
+
+    def _proof(self, other: Greeting) -> bytes:
+        return encode(Proof(self._mac(self.role, other)))
+
+    def _mac(self, prover: Role, other: Greeting) -> bytes:
+        # Both ends' words are in it, in one order: a proof fits no other greeting, pair of nodes or direction. msgpack
+        # writes each one's length before it, so no two greetings make the same bytes.
+        dials, listens = (self._own, other) if self.role == "dials" else (other, self._own)
+        names = (dials.node, listens.node, self.cluster)
+        said = _encode((LABEL, VERSION, prover, dials.nonce, listens.nonce, *names))
+        # HMAC takes a short key and the same with zeros behind it for one, and a long key and its hash.
+        key = hashlib.sha256(self.secret).digest()
+        return hmac.digest(key, said, "sha256")
+
+    def _whom(self) -> str:
+        other = self._other
+        return "the other end" if other is None else f"node {other.node} of cluster {other.cluster}"
+
+    def _refused(self, code: Code, reason: str) -> PeerRefused:
+        self._end(code, reason)
+        return PeerRefused(f"{self._whom()} was refused: {reason}")
+
+    def _end(self, code: Code, reason: str) -> None:
+        self._over = True
+        self.peer = None
+        self.last_words = encode(Refusal(code, reason))

@@ -1,0 +1,124 @@
+"""What a node answers to operators, and to other nodes that pass an operator's question on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from attrs import define, evolve, field, frozen
+
+from actors._kit import Answer
+from protocol.cluster import Drain, GetStatus, LinkState, NodeState, Reload, Reloaded, Status
+from protocol.codec import Message
+from protocol.errors import Internal, NotReady, RequestError
+from protocol.messages import Done, EngineLoad
+from supervisor.directory import Directory
+from supervisor.link import Link, Serves
+from supervisor.standing import Standing
+
+log = logging.getLogger(__name__)
+
+Loads = Callable[[], Awaitable[Mapping[str, EngineLoad]]]
+
+
+def _not_yet() -> Reloaded:
+    raise NotReady("the node does not run yet")
+
+
+def _nothing() -> None:
+    _not_yet()
+
+
+@frozen
+class Function:
+    """Whatever can be asked, made from a function that returns the result: there are no replies before it."""
+
+    function: Callable[[Message], Awaitable[Message]]
+
+    @asynccontextmanager
+    async def ask(self, request: Message, credit: int) -> AsyncIterator[Answer[Message, Message]]:
+        """Ask; the answer is there when the context is entered."""
+        answer: Answer[Message, Message] = Answer(credit)
+        try:
+            answer.end(await self.function(request))
+        except RequestError as error:
+            answer.fail(error)
+        except Exception:
+            log.exception("a bug failed a %s", type(request).__name__)
+            answer.fail(Internal("the node made a mistake; its log has the details"))
+        yield answer
+
+
+@define(eq=False)
+class Controls:
+    """What operators ask of one node; `drain` and `reload` are the node's own, once it runs."""
+
+    directory: Directory
+    run: str
+    version: str
+    loads: Loads
+    standing: Standing | None = None
+    drain: Callable[[], None] = field(default=_nothing)
+    reload: Callable[[], Reloaded] = field(default=_not_yet)
+
+    @property
+    def serves(self) -> Serves:
+        """What is asked here, to the node as such."""
+        function = Function(self.answer)
+        return {("", GetStatus): function, ("", Drain): function, ("", Reload): function}
+
+    async def answer(self, request: Message) -> Message:
+        """Answer a question about this node, or pass it on to the one that it is about.
+
+        Raises `NotReady` if there is no link to that one, and whatever that one answers with.
+        """
+        assert isinstance(request, GetStatus | Drain | Reload)  # nothing else is served by this
+        if request.node not in {"", self.directory.name}:
+            return await self._pass_on(request)
+        match request:
+            case GetStatus():
+                return await self._status()
+            case Drain():
+                self.drain()
+                return Done()
+            case Reload():
+                return self.reload()
+
+    async def _pass_on(self, request: GetStatus | Drain | Reload) -> Message:
+        _, link, _ = self.directory.nodes.get(request.node, (None, None, None))
+        if link is None:
+            raise NotReady(f"node {self.directory.name} has no link to node {request.node}")
+        async with link.ask(request, 0) as answer:
+            result = await answer.result()
+        if not isinstance(result, Status | Done | Reloaded):
+            raise Internal(f"node {request.node} answered with something else")
+        return result
+
+    async def _status(self) -> Status:
+        state = _filled(self.directory.state(), await self.loads())
+        links = tuple(_link(name, link) for name, (_, link, _) in sorted(self.directory.nodes.items()))
+        up_s, tree = (0.0, ()) if self.standing is None else (self.standing.up_s, self.standing.limbs())
+        return Status(self.directory.name, self.run, self.version, round(up_s, 3), state, tree, links)
+
+
+def _filled(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeState:
+    """Return the state with what the engines themselves say of their memory."""
+    offers = []
+    for offer in state.offers:
+        load = loads.get(offer.name)
+        if load is not None and offer.engine is not None and offer.engine.kv_tokens_max:
+            used = load.kv_tokens_used / offer.engine.kv_tokens_max
+            offers.append(evolve(offer, kv_used=min(1.0, max(0.0, round(used, 4)))))
+        else:
+            offers.append(offer)
+    return evolve(state, offers=tuple(offers))
+
+
+def _link(name: str, link: Link | None) -> LinkState:
+    if link is None:
+        return LinkState(name, up=False)
+    streams = len(link.peer.asked) + len(link.peer.served)
+    silent_s = round(link.silent_s, 3)
+    traffic = link.traffic
+    return LinkState(name, True, silent_s, streams, traffic.messages_sent, traffic.bytes_sent, traffic.bytes_received)

@@ -1,0 +1,83 @@
+"""What a link lets across: requests and replies that fit a frame, answers that can be true, times as what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, inf
+
+import trio
+from attrs import define
+
+from protocol import codec
+from protocol.cluster import Drain, GetStatus, Reload, Reloaded, Status
+from protocol.codec import Message
+from protocol.errors import PeerViolation, RequestError, TooLarge
+from protocol.frames import FRAME_BYTES_MAX, Fail
+from protocol.messages import Done, Finished, Generate, Started, Tokens
+
+WITHIN_MS_MAX = 2**31 - 1
+BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # what else stands in the frame is short
+FREE_REPLIES_MAX = 4096  # to one request, of those that take no credit
+
+ANSWERS: Mapping[type[Message], tuple[tuple[type[Message], ...], type[Message]]] = {
+    Generate: ((Started, Tokens), Finished),
+    GetStatus: ((), Status),
+    Drain: ((), Done),
+    Reload: ((), Reloaded),
+}
+"""What may answer what other nodes are asked: replies, and a result. The asker relies on it, and they may lie."""
+
+
+@define(eq=False)
+class Rules:
+    """What may still answer one request."""
+
+    replies: tuple[type[object], ...] = (object,)
+    result: type[object] = object
+    free: int = FREE_REPLIES_MAX
+
+    def reply(self, reply: Message, units: int) -> None:
+        """Count a reply; raises `PeerViolation` for one that cannot be."""
+        if not isinstance(reply, self.replies) or units != codec.units_of(reply):
+            raise PeerViolation(f"a {type(reply).__name__} for {units} units answers what was asked")
+        self.free -= not units
+        if self.free < 0:
+            raise PeerViolation(f"more than {FREE_REPLIES_MAX} replies without units")
+
+    def end(self, result: Message | None) -> None:
+        """Raise `PeerViolation` for a result that cannot be."""
+        if not isinstance(result, self.result):
+            raise PeerViolation(f"a {type(result).__name__} ends an answer that ends in a {self.result.__name__}")
+
+
+def rules_of(request: Message) -> Rules:
+    """Return the rules for the answer to a request."""
+    return Rules(*ANSWERS.get(type(request), ()))
+
+
+def encoded(message: Message) -> bytes:
+    """Return a message's body; raises `TooLarge` for one that no frame holds."""
+    body = codec.encode(message)
+    if len(body) > BODY_BYTES_MAX:
+        raise TooLarge(f"a {type(message).__name__} of {len(body)} bytes; the limit of a link is {BODY_BYTES_MAX}")
+    return body
+
+
+def within_ms() -> int | None:
+    """Return how long the task that asks can wait, None if nothing bounds it."""
+    left_s = trio.current_effective_deadline() - trio.current_time()  # -inf for a task that is cancelled already
+    return None if left_s == inf else ceil(1000 * min(max(0.0, left_s), WITHIN_MS_MAX / 1000))
+
+
+def failed(stream: int, error: RequestError) -> Fail:
+    """Return what the other end is told of an error."""
+    return Fail(stream, error.code, error.detail, error.param)
+
+
+def first(group: BaseExceptionGroup[RequestError]) -> RequestError:
+    """Return the first of several errors."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, RequestError)
+    return error

@@ -1,0 +1,325 @@
+"""Who computes in this cluster, and how busy: this node's own workers, and what other nodes tell of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeAlias, cast
+
+import trio
+from attrs import Factory, define, evolve, field
+
+from actors._kit import Address, Answer
+from actors._queue import Queue
+from actors.engines.port import Engine
+from actors.router import Worker
+from actors.routing.least_loaded import Load
+from protocol.cluster import COUNT_MAX, NEIGHBOURS_MAX, Leg, Neighbour, NodeState, Offer
+from protocol.errors import ActorLost, LinkLost, NotReady, PeerViolation
+from protocol.messages import EngineInfo, Finished, Generate, Started, Tokens
+from supervisor.link import Link
+from supervisor.plug import Plug
+
+Replies: TypeAlias = Answer[Started | Tokens, Finished]
+
+NODES_MAX = NEIGHBOURS_MAX - 1  # beside this one
+PORT_MAX = 65535
+
+
+@define(eq=False)
+class Here:
+    """A worker of this node."""
+
+    node: str
+    offered: Offer  # as it is when nothing runs
+    address: Address[Generate, Started | Tokens, Finished]
+    plug: Plug[Engine]
+    changed: trio.lowlevel.ParkingLot
+    inbox: Queue[Generate, Started | Tokens, Finished]
+    directory: Directory
+    busy: int = 0
+    tokens: int = 0
+
+    @property
+    def offer(self) -> Offer:
+        """How the worker is now."""
+        last, slots = self.plug.last, self.offered.slots
+        return evolve(
+            self.offered,
+            up=self.plug.now is not None,
+            engine=None if last is None else last.info,
+            running=min(self.busy, slots),
+            waiting=max(0, self.busy - slots),
+            tokens=min(self.tokens, COUNT_MAX),
+        )
+
+    @property
+    def load(self) -> Load:
+        """How busy it is."""
+        return Load(f"{self.node}/{self.offered.name}", self.busy, self.offered.slots, self.tokens)
+
+    @property
+    def leg(self) -> Leg:
+        """Which part of a request it computes."""
+        return self.offered.leg
+
+    @property
+    def bootstrap(self) -> tuple[str, int] | None:
+        """Host and port of its rendezvous, if it is a prefill."""
+        return None if self.plug.now is None else self.plug.now.info.bootstrap
+
+    @asynccontextmanager
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Replies]:
+        """Ask, waiting while its inbox is full; leaving the context is leaving the answer.
+
+        Raises `NotReady` if its engine is down and another worker of its kind is not: who can be asked elsewhere need
+        not wait for a restart.
+        """
+        if self.plug.now is None and self.directory.others(self):
+            raise NotReady(f"engine {self.offered.name} is starting")
+        tokens = len(request.tokens) + max(0, request.sampling.tokens_max)  # what asks may come from another node
+        self.busy += 1
+        self.tokens += tokens
+        self.changed.unpark_all()  # other nodes are to hear of it
+        try:
+            async with self.address.ask(request, credit) as replies:
+                yield replies
+        finally:
+            self.busy -= 1
+            self.tokens -= tokens
+            self.changed.unpark_all()
+
+    def turn_away(self) -> None:
+        """Fail what nobody has taken out of the inbox, if there is another worker of its kind that can."""
+        if self.directory.others(self):
+            self.inbox.turn_away(ActorLost(f"the engine {self.offered.name} is gone"))
+
+
+@define(eq=False)
+class There:
+    """A worker of another node, by what that node tells of it and by what this node has asked of it."""
+
+    node: str
+    offer: Offer
+    changed: trio.lowlevel.ParkingLot
+    link: Link | None = None
+    busy: int = 0  # with what this node asks
+
+    @property
+    def load(self) -> Load:
+        """How busy it is; what it tells is some moments old, so it is at least as busy as this node makes it."""
+        told = self.offer.running + self.offer.waiting
+        return Load(f"{self.node}/{self.offer.name}", max(self.busy, told), self.offer.slots, self.offer.tokens)
+
+    @property
+    def leg(self) -> Leg:
+        """Which part of a request it computes."""
+        return self.offer.leg
+
+    @property
+    def bootstrap(self) -> tuple[str, int] | None:
+        """Host and port of its rendezvous, if it is a prefill."""
+        return None if self.offer.engine is None else self.offer.engine.bootstrap
+
+    @asynccontextmanager
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Replies]:
+        """Ask over the link, waiting while it carries as many streams as it may; raises `LinkLost` if it is down."""
+        if self.link is None:
+            raise LinkLost(f"there is no link to node {self.node}")
+        self.busy += 1
+        try:
+            async with self.link.ask(request, credit, self.offer.name) as replies:
+                yield cast("Replies", replies)  # a worker answers a Generate with nothing else
+        finally:
+            self.busy -= 1
+            self.changed.unpark_all()
+
+
+@define(eq=False)
+class _Node:
+    """Another node as this one knows it."""
+
+    state: NodeState = NodeState()
+    link: Link | None = None
+    address: str | None = None
+    fixed: bool = False  # the address stands in the cluster's file
+    expected: dict[str, Offer] = Factory(dict)
+    workers: dict[str, There] = Factory(dict)
+
+
+@define(eq=False)
+class Directory:
+    """All that this node knows of the cluster."""
+
+    name: str
+    here: dict[str, Here] = field(factory=dict)
+    draining: bool = False
+    address: str | None = None  # where other nodes find this one
+    changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _nodes: dict[str, _Node] = field(factory=dict)
+
+    def expect(self, node: str, address: str | None, offers: Sequence[Offer] = ()) -> None:
+        """Note a node of the cluster's file, where it listens, and the workers that it will have."""
+        known = self._nodes.setdefault(node, _Node())
+        known.address, known.fixed = address or known.address, address is not None
+        known.expected = {offer.name: offer for offer in offers}
+        if known.link is None:
+            self._down(node, known)
+
+    def takes(self, node: str) -> bool:
+        """Whether one more node can be known; beyond some number, others would not believe what this one tells."""
+        return node in self._nodes or len(self._nodes) < NODES_MAX
+
+    def linked(self, node: str, link: Link) -> None:
+        """Note that a node can be asked over this link, and over no other."""
+        known = self._nodes.setdefault(node, _Node())
+        known.link = link
+        for worker in known.workers.values():
+            worker.link = link
+        self.changed.unpark_all()
+
+    def unlinked(self, node: str, link: Link) -> None:
+        """Note that a link is lost; another may have taken its place already."""
+        known = self._nodes.get(node)
+        if known is not None and known.link is link:
+            known.link = None
+            self._down(node, known)
+            self.changed.unpark_all()
+
+    def told(self, node: str, state: NodeState) -> None:
+        """Note how another node says that it is; raises `PeerViolation`, and notes nothing, if that cannot be true."""
+        for offer in state.offers:
+            if offer.engine is not None:
+                _check(offer.name, offer.engine)
+        for neighbour in state.neighbours:
+            if neighbour.address is not None and int(neighbour.address.rpartition(":")[2]) > PORT_MAX:
+                raise PeerViolation(f"a neighbour at {neighbour.address}, which is no address")
+        known = self._nodes.setdefault(node, _Node())
+        self._told(node, known, state)
+        for neighbour in state.neighbours:
+            self._heard(neighbour, from_itself=neighbour.name == node)
+        self.changed.unpark_all()
+
+    def _heard(self, neighbour: Neighbour, *, from_itself: bool) -> None:
+        """Note where a node listens: the file knows best, then the node itself; a rumour never replaces another.
+
+        So no two nodes with different opinions can keep each other talking.
+        """
+        name, address = neighbour.name, neighbour.address
+        if name == self.name or address is None or not self.takes(name):
+            return
+        known = self._nodes.setdefault(name, _Node())
+        if not known.fixed and (from_itself or known.address is None):
+            known.address = address
+
+    def _told(self, node: str, known: _Node, state: NodeState) -> None:
+        known.state = state
+        for offer in state.offers:
+            if (worker := known.workers.get(offer.name)) is None:
+                known.workers[offer.name] = There(node, offer, self.changed, known.link)
+            else:
+                worker.offer = offer
+        for name in known.workers.keys() - {offer.name for offer in state.offers}:
+            del known.workers[name]
+
+    def _down(self, node: str, known: _Node) -> None:
+        """Keep the workers of the file, as they are when nothing can be asked of them, and forget the others."""
+        offers = []
+        for name, offer in known.expected.items():
+            last = known.workers[name].offer.engine if name in known.workers else None
+            offers.append(evolve(offer, up=False, engine=last or offer.engine))
+        for worker in known.workers.values():
+            worker.link = None
+        self._told(node, known, NodeState(tuple(offers), why=known.state.why))
+
+    # What is known -----------------------------------------------------------------------
+
+    def workers(self, model: str) -> list[Worker]:
+        """Return the workers of a model that can be asked now."""
+        ours = [each for each in self.here.values() if each.plug.now is not None]
+        here: list[Worker] = [each for each in ours if each.offered.model == model]
+        theirs = [each for known in self._reachable() for each in known.workers.values()]
+        return here + [each for each in theirs if each.offer.model == model and each.offer.up]
+
+    def others(self, but: Here) -> bool:
+        """Whether another worker of the same model and leg can be asked now, or one that computes both."""
+        others = (each for each in self.workers(but.offered.model) if each is not but)
+        return any(each.leg in {but.leg, Leg.BOTH} for each in others)
+
+    def offers(self, model: str | None = None) -> list[Offer]:
+        """Return how each worker of a model is, or of all, whether it can be asked or not."""
+        theirs = (each.offer for known in self._nodes.values() for each in known.workers.values())
+        every = [*(each.offer for each in self.here.values()), *theirs]
+        return [offer for offer in every if model in {None, offer.model}]
+
+    def pool(self, model: str) -> Workers:
+        """Return the workers of a model as they come and go."""
+        return Workers(self, model)
+
+    def state(self) -> NodeState:
+        """Return what this node tells the others of itself."""
+        itself = () if self.address is None else (Neighbour(self.name, self.address),)
+        return NodeState(
+            offers=tuple(each.offer for each in self.here.values()),
+            neighbours=(*itself, *(Neighbour(name, known.address) for name, known in sorted(self._nodes.items()))),
+            draining=self.draining,
+        )
+
+    def drain(self) -> None:
+        """Let nobody choose this node's workers any more."""
+        self.draining = True
+        self.changed.unpark_all()
+
+    @property
+    def leaving(self) -> set[str]:
+        """The names of workers on nodes that drain: nobody new is served by those."""
+        here = self.here.keys() if self.draining else ()
+        theirs = (known.workers.keys() for known in self._nodes.values() if known.state.draining)
+        return {*here, *(name for workers in theirs for name in workers)}
+
+    async def wait_idle(self) -> None:
+        """Wait until no request runs on this node's workers."""
+        await trio.lowlevel.checkpoint()
+        while self.running:
+            await self.changed.park()
+
+    @property
+    def running(self) -> int:
+        """How many requests this node's workers have."""
+        return sum(each.busy for each in self.here.values())
+
+    @property
+    def nodes(self) -> Mapping[str, tuple[NodeState, Link | None, str | None]]:
+        """The other nodes: how each says that it is, the link to it if there is one, where it listens."""
+        return {name: (known.state, known.link, known.address) for name, known in self._nodes.items()}
+
+    def _reachable(self) -> Iterator[_Node]:
+        for known in self._nodes.values():
+            if known.link is not None and not known.link.lost and not known.state.draining:
+                yield known
+
+
+def _check(name: str, engine: EngineInfo) -> None:
+    """Raise `PeerViolation` for an engine that cannot be: its limits become those of whoever asks for its model."""
+    sizes = (engine.vocabulary_size, engine.context_max, engine.kv_tokens_max, engine.request_tokens_max)
+    counts = (*sizes, engine.running_max, engine.page_size, engine.ranks)
+    if min(counts) < 1 or max(counts) > COUNT_MAX:
+        raise PeerViolation(f"offer {name} has an engine that cannot be")
+    if engine.bootstrap is not None and not 0 < engine.bootstrap[1] <= PORT_MAX:
+        raise PeerViolation(f"offer {name} has a rendezvous that cannot be")
+
+
+@define(eq=False)
+class Workers:
+    """The workers of one model, here and there."""
+
+    directory: Directory
+    model: str
+
+    def workers(self) -> list[Worker]:
+        """Return those that can be asked now."""
+        return self.directory.workers(self.model)
+
+    async def wait_changed(self) -> None:
+        """Wait until a worker has come, gone, or become less busy."""
+        await self.directory.changed.park()

@@ -1,0 +1,306 @@
+"""The links of a node: one to every other, dialed by the node whose name comes first, and dialed again when lost."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+import trio
+from attrs import define, field, frozen
+
+from protocol.cluster import OPERATOR, Neighbour, NodeState, check
+from protocol.codec import Message
+from protocol.errors import ActorError, PeerLost, PeerRefused, PeerViolation, StartFailed
+from protocol.greeting import Greeter, Role
+from protocol.peer import Peer
+from supervisor import wires
+from supervisor.config import EVERYWHERE, ClusterSection
+from supervisor.directory import Directory
+from supervisor.link import Heart, Link, Serves
+from supervisor.refusals import Refusals
+from supervisor.run import Chance
+from supervisor.traffic import Traffic
+from supervisor.tree import Backoff
+
+log = logging.getLogger(__name__)
+
+STRANGERS_MAX = 32  # connections that have not proved yet who they are
+OPERATORS_MAX = 16  # at a time
+OPERATOR_STREAMS_MAX = 4
+
+
+@frozen
+class Tls:
+    """How this node shows who it is when it listens, and when it dials."""
+
+    listens: ssl.SSLContext
+    dials: ssl.SSLContext
+
+
+@define(eq=False)
+class _Carried:
+    """One link, and which node has dialed it."""
+
+    link: Link
+    dialer: str
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+
+
+@define(eq=False)
+class Links:
+    """What the links of one node share."""
+
+    name: str
+    section: ClusterSection
+    directory: Directory
+    serves: Serves
+    listen: wires.At | None
+    secret: bytes
+    new_nonce: Callable[[], bytes]
+    chance: Chance
+    tls: Tls | None = None
+    join: Sequence[wires.At] = ()
+    dial: Callable[[wires.At, ssl.SSLContext | None, float, wires.Talk], Awaitable[None]] = wires.dial
+    accept: Callable[[trio.SocketStream, ssl.SSLContext | None, float, wires.Talk], Awaitable[None]] = wires.accepted
+    port: int | None = None  # once it listens
+    traffic: defaultdict[str, Traffic] = field(factory=lambda: defaultdict(Traffic))  # with each node, in all
+    _nodes: Refusals = field(factory=Refusals)
+    _others: Refusals = field(factory=Refusals)  # of those who have not proved who they are
+    _dialing: set[str] = field(factory=set)  # who is dialed, by a task of its own
+    _dialed: set[str] = field(factory=set)  # whose link was dialed from here
+    _carried: dict[str, _Carried] = field(factory=dict)
+    _strangers: dict[trio.SocketStream, trio.CancelScope] = field(factory=dict)  # the oldest comes first
+    _operators: int = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the links until cancelled; `started()` means that this node can be reached."""
+        self._dialing.clear()  # what an earlier run did has ended with it
+        async with trio.open_nursery() as nursery:
+            if self.listen is not None:
+                await self._listen(nursery, self.listen)
+            task_status.started()
+            for at in self.join:
+                nursery.start_soon(self._keep, None, at)
+            while True:
+                self._dial_new(nursery)
+                await self.directory.changed.park()
+
+    def bye(self, detail: str) -> None:
+        """End every link, and say why."""
+        for _, link, _ in self.directory.nodes.values():
+            if link is not None:
+                link.bye("draining", detail)
+
+    # Who dials ---------------------------------------------------------------------------
+
+    def _dial_new(self, nursery: trio.Nursery) -> None:
+        """Begin to dial whoever has become known and is ours to dial: of two that can be found the first by name dials.
+
+        A node that joins dials all, since others may have heard of it where it was before.
+        """
+        everybody = self.directory.address is None or bool(self.join)
+        for name, (_, _, address) in self.directory.nodes.items():
+            if name not in self._dialing and _found(address) and (everybody or self.name < name):
+                self._dialing.add(name)
+                nursery.start_soon(self._keep, name, None)
+
+    async def _keep(self, name: str | None, join: wires.At | None) -> None:
+        """Dial a node again and again while there is no link to it; the longer it does not answer, the more seldom."""
+        peer, failures = name, 0
+
+        async def talk(wire: wires.Wire) -> None:
+            nonlocal peer
+            peer = await self._greeted("dials", name, wire)
+            if peer.startswith(OPERATOR):
+                raise PeerRefused(f"{at} greets as an operator, who is no node")
+            if peer not in self._dialed:
+                await self._carry(peer, wire, self.name)
+
+        while True:
+            while peer in self._carried:
+                await self.directory.changed.park()
+            at = join or self._address(name)
+            section = self.section  # as it is by now
+            failures, began = failures + 1, trio.current_time()
+            try:
+                await self.dial(at, self.tls.dials if self.tls else None, section.greet_s, talk)
+            except ActorError as error:
+                self._nodes.say(name or str(at), error)
+            except Exception:
+                log.exception("a bug ended a link")
+            if trio.current_time() - began > section.greet_s + section.retry_max_s:  # it was a link, and a good one
+                failures = 1
+            backoff = Backoff(min_s=section.retry_min_s, max_s=section.retry_max_s, jitter=1.0)
+            await trio.sleep(backoff.wait_s(failures, self.chance.random()))
+
+    def _address(self, name: str | None) -> wires.At:
+        address = self.directory.nodes[name or ""][2]
+        assert address is not None  # once known it is never forgotten
+        return wires.At.read(address)
+
+    async def _listen(self, nursery: trio.Nursery, at: wires.At) -> None:
+        try:
+            listeners = await trio.open_tcp_listeners(at.port, host=at.host)
+        except OSError as error:
+            raise StartFailed(f"node {self.name} cannot listen on {at}: {error.strerror or error}") from error
+        self.port = int(listeners[0].socket.getsockname()[1])
+        found = str(wires.At(at.host, self.port))
+        self.directory.address = found if _found(found) else None
+        nursery.start_soon(partial(trio.serve_listeners, self._accepted, listeners))
+
+    async def _accepted(self, stream: trio.SocketStream) -> None:
+        """Carry the link of a node that has dialed; what is wrong with it is its own affair."""
+        who, host = "", _host(stream)
+
+        async def talk(wire: wires.Wire) -> None:
+            nonlocal who
+            who = await self._greeted("listens", None, wire)
+            self._strangers.pop(stream, None)
+            if who.startswith(OPERATOR):
+                await self._attend(wire)
+            else:
+                await self._carry(who, wire, who)
+
+        if len(self._strangers) >= STRANGERS_MAX:  # the oldest: a node needs a moment only, and must not be kept out
+            oldest = next(iter(self._strangers))
+            self._strangers.pop(oldest).cancel(reason="too many others have come")
+            self._others.say(host, PeerRefused(f"more than {STRANGERS_MAX} that do not say who they are"))
+        try:
+            with trio.CancelScope() as scope:
+                self._strangers[stream] = scope
+                await self.accept(stream, self.tls.listens if self.tls else None, self.section.greet_s, talk)
+        except ActorError as error:
+            known = self._others if not who or who.startswith(OPERATOR) else self._nodes
+            known.say("an operator" if who.startswith(OPERATOR) else who or host, error)
+        except Exception:
+            log.exception("a bug ended a link")
+        finally:
+            self._strangers.pop(stream, None)
+
+    # One link ----------------------------------------------------------------------------
+
+    async def _greeted(self, role: Role, expects: str | None, wire: wires.Wire) -> str:
+        greeter = Greeter(role, self.section.name, self.name, self.secret, self.new_nonce(), expects)
+        return await wires.greet(wire, greeter, self.section.greet_s)
+
+    async def _carry(self, peer: str, wire: wires.Wire, dialer: str) -> None:
+        """Carry a link until it is lost, or another to the same node takes its place.
+
+        Raises `PeerLost`, `PeerViolation` and, for a name that no node has, `PeerRefused`.
+        """
+        check(NodeState(neighbours=(Neighbour(peer, None),)))
+        if not self.directory.takes(peer):
+            raise PeerRefused(f"node {peer} was refused: no more nodes can be known here")
+        section = self.section
+        link = Link(
+            wire,
+            Peer(self.name, serves_max=section.streams_max),
+            self.serves,
+            heart=Heart(section.beat_s, section.silent_s),
+            traffic=self.traffic[peer],
+        )
+        one = _Carried(link, dialer)
+        link.told = partial(self._told, peer, one)
+
+        async def carry(nursery: trio.Nursery) -> None:
+            nursery.start_soon(self._tell, link)
+            nursery.start_soon(self._end_in_time, peer, one)
+            try:
+                with one.scope:
+                    await link.run(task_status=_Up(partial(self._linked, peer, one)))
+            finally:
+                self._unlinked(peer, one)
+
+        if dialer == self.name:
+            self._dialed.add(peer)
+        try:
+            await wires.nursed(carry)
+        finally:
+            if dialer == self.name:
+                self._dialed.discard(peer)
+
+    async def _end_in_time(self, peer: str, one: _Carried) -> None:
+        """Let nobody be asked over a link that is lost, while those who answered over it still let go."""
+        await one.link.wait_lost()
+        self._unlinked(peer, one)
+
+    async def _attend(self, wire: wires.Wire) -> None:
+        """Answer an operator until it leaves: it is no node, so it is told of nothing and nobody is told of it."""
+        if self._operators >= OPERATORS_MAX:
+            raise PeerRefused(f"{self._operators} operators are here already")
+        controls = {of: server for of, server in self.serves.items() if not of[0]}
+        heart = Heart(self.section.beat_s, self.section.silent_s)
+        link = Link(wire, Peer(self.name, serves_max=OPERATOR_STREAMS_MAX), controls, heart=heart)
+        self._operators += 1
+        try:
+            await link.run()
+        except PeerLost:
+            pass  # it has what it asked for
+        finally:
+            self._operators -= 1
+
+    def _linked(self, peer: str, one: _Carried) -> None:
+        """Note a link over which the other end has said Hello; of two to one node the newer stays.
+
+        But of two that were dialed from both ends at once, either end keeps the one that the first by name has dialed.
+        """
+        before = self._carried.get(peer)
+        if before is not None and before.dialer != one.dialer == max(self.name, peer):
+            one.scope.cancel(reason="there is another link to the node")
+            return
+        self._carried[peer] = one
+        if before is not None:  # whoever dials again knows better than this end what is lost
+            before.scope.cancel(reason="the node has come back by another link")
+        self._nodes.linked(peer)
+        self.directory.linked(peer, one.link)
+
+    def _unlinked(self, peer: str, one: _Carried) -> None:
+        if self._carried.get(peer) is one:
+            del self._carried[peer]
+            self.directory.changed.unpark_all()
+        self.directory.unlinked(peer, one.link)
+
+    def _told(self, peer: str, one: _Carried, message: Message) -> None:
+        if not isinstance(message, NodeState):
+            raise PeerViolation(f"a {type(message).__name__} was told, which says nothing of a node")
+        if self._carried.get(peer) is one:
+            self.directory.told(peer, check(message))
+
+    async def _tell(self, link: Link) -> None:
+        """Tell the other end how this node is, at once when it changes and then not again for a moment."""
+        told: NodeState | None = None
+        await link.wait_ready()
+        while True:
+            if (state := self.directory.state()) == told:
+                await self.directory.changed.park()
+                continue
+            link.tell(state)
+            told = state
+            await trio.sleep(self.section.tell_s)
+
+
+def _found(address: str | None) -> bool:
+    """Whether a node can be found at an address; everywhere is nowhere."""
+    return address is not None and wires.At.read(address).host not in EVERYWHERE
+
+
+def _host(stream: trio.SocketStream) -> str:
+    """Return where a connection comes from."""
+    try:
+        return str(stream.socket.getpeername()[0])
+    except OSError:
+        return "somebody"
+
+
+@frozen
+class _Up:
+    """Where a link says that the other end has said Hello."""
+
+    ready: Callable[[], None]
+
+    def started(self, value: object = None) -> None:  # noqa: ARG002  # the shape of Trio's own
+        """Pass it on."""
+        self.ready()

@@ -1,0 +1,252 @@
+"""Read a node's file anew while it runs: what it takes over at once, and what takes a restart."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
+
+import attrs
+from attrs import define, evolve, field, frozen
+
+from actors.router import Limits as RouterLimits
+from protocol.cluster import Reloaded
+from protocol.errors import StartFailed
+from supervisor import check, config
+from supervisor.config import Cluster, NodeSection
+from supervisor.doors.door import Door
+from supervisor.house import House, offer
+from supervisor.links import Tls
+
+log = logging.getLogger(__name__)
+
+ROUTED = ("prefill_tokens_min", "resumes_max", "crashes_max", "resume_tokens_max", "resume_s")
+LINKED = ("streams_max", "beat_s", "silent_s", "greet_s", "tell_s", "retry_min_s", "retry_max_s")
+AT_THE_GATE = ("requests_max", "admit_s", "waiting_max")
+ASKING = ("first_token_s", "total_s")
+RESTART = "until the node is started again"
+
+
+@frozen
+class Change:
+    """One key of the file whose value is another one now; None stands for one that is not there."""
+
+    path: tuple[str, ...]
+    old: object
+    new: object
+
+    def __str__(self) -> str:
+        return ".".join(self.path)
+
+
+def changes(old: object, new: object, path: tuple[str, ...] = ()) -> Iterator[Change]:
+    """Yield what is different between two values of the same kind, key by key."""
+    if attrs.has(type(old)) and type(old) is type(new):
+        for each in attrs.fields(cast("type[attrs.AttrsInstance]", type(old))):
+            if each.init:
+                yield from changes(getattr(old, each.name), getattr(new, each.name), (*path, each.name))
+    elif isinstance(old, dict) and isinstance(new, dict):
+        for key in {**old, **new}:
+            yield from changes(old.get(key), new.get(key), (*path, str(key)))
+    elif old != new:
+        yield Change(path, old, new)
+
+
+@frozen
+class _Read:
+    """A file as it is now, with what it names."""
+
+    cluster: Cluster
+    secret: bytes = field(repr=False)
+    tls: Tls | None
+
+
+@define(eq=False)
+class Reloader:
+    """What one node needs to read its file anew; `cluster` is the file as it was when the node started."""
+
+    name: str
+    cluster: Cluster
+    house: House
+    environment: Mapping[str, str] = field(repr=False)
+    set_drain_s: Callable[[float], None]
+    _applied: dict[tuple[str, ...], object] = field(factory=dict)  # and what has been changed since
+
+    def reload(self) -> Reloaded:
+        """Read file, keys and certificate anew, apply what can be, and return a sentence for each difference.
+
+        A file that cannot be read, or in which something is wrong, changes nothing but the keys.
+        """
+        changed: list[str] = []
+        stays: list[str] = []
+        try:
+            self._apply_all(self._read(), changed, stays)
+        except StartFailed as error:
+            log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
+            stays.append(f"the file changes nothing: {error}")
+        if (door := self.house.door) is not None:
+            stays += door.reload()
+            if door.keys.wanted:
+                changed.append(f"keys: {door.keys.count} are known now")
+        log.info("read the file anew", extra={"changed": changed, "not_changed": stays})
+        return Reloaded(tuple(changed), tuple(stays))
+
+    def _read(self) -> _Read:
+        """Return the file as it is now; raises `StartFailed` if this node could not start with it."""
+        new = config.read(self.cluster.file)
+        if self.name not in new.node:
+            raise StartFailed(f"there is no node {self.name} in {new.file} any more; drain it if it is to go")
+        if self.house.door is not None and new.gateway.node == self.name:
+            check.keys(new, self.environment)
+            if new.certificate is not None:
+                new.certificate.context()
+        return _Read(new, check.secret(new, self.name, self.environment), check.link_tls(new))
+
+    def _apply_all(self, read: _Read, changed: list[str], stays: list[str]) -> None:
+        found = {change.path: change for change in changes(self.cluster, read.cluster)}
+        for path in self._applied:  # what stands in the file as at the start again is a change too
+            found.setdefault(path, Change(path, None, _at(self.cluster, path)))
+        left: dict[str, list[str]] = {}  # of an engine or a model, what takes a restart; its values may be secrets
+        for each in found.values():
+            change = evolve(each, old=self._applied.get(each.path, each.old))
+            if change.old == change.new or (applied := self._apply(change, read)) is None:
+                continue  # the second is another node's
+            if applied:
+                self._applied[change.path] = change.new
+                changed.append(_now(change))
+            elif change.path[0] in {"engine", "model"}:
+                left.setdefault(" ".join(change.path[:2]), []).append(".".join(change.path[2:]))
+            else:
+                stays.append(_stays(change))
+        for which, keys in left.items():
+            said = ", ".join(filter(None, keys))
+            stays.append(f"{which} stays as it is {RESTART}{f', though the file has another {said}' if said else ''}")
+        if (links := self.house.links) is not None:
+            if links.secret != read.secret:
+                stays.append(f"the cluster's secret stays as it was {RESTART}")
+            if links.tls is not None and read.tls is not None:
+                links.tls = read.tls  # its files may have others in them
+
+    # What each key takes -----------------------------------------------------------------
+
+    def _apply(self, change: Change, read: _Read) -> bool | None:
+        """Apply one change: whether that could be done, None if this node has nothing to do with it."""
+        new = read.cluster
+        match change.path:
+            case ("gateway", *keys):
+                return self._gateway(tuple(keys), new)
+            case ("cluster", key):
+                return self._cluster(key, read)
+            case ("node", name, *keys):
+                return self._node(name, tuple(keys), change, new)
+            case ("model", name, *keys):
+                return self._model(name, tuple(keys), new)
+            case ("engine", name, *_):
+                both = (self.cluster.engine.get(name), new.engine.get(name))
+                return False if any(each is not None and each.node == self.name for each in both) else None
+        return False
+
+    def _gateway(self, keys: tuple[str, ...], new: Cluster) -> bool | None:
+        door, section = self.house.door, new.gateway
+        if door is None:
+            return False if keys == ("node",) and section.node == self.name else None
+        match keys:
+            case (key,) if key in AT_THE_GATE:
+                # The processors' own places are as many as there were at the start.
+                most = min(section.requests_max, self.cluster.gateway.requests_max)
+                door.gate.change(most, section.admit_s, section.waiting_max)
+                return key != "requests_max" or most == section.requests_max
+            case (key,) if key in ASKING:
+                setattr(door.asking, key, getattr(section, key))
+            case ("prompt_tokens_max",):
+                self.house.live.prompt_tokens_max = section.prompt_tokens_max
+            case ("names" | "origins" as key,):
+                setattr(door, key, frozenset(getattr(section, key)))
+            case ("keys",):
+                door.keys.sources = check.keys(new, self.environment).sources
+            case ("tls_certificate" | "tls_key",):
+                return _certificate(door, new)
+            case ("limits", key) if key != "send_buffer_bytes":  # that one is the listening socket's
+                door.limits = evolve(door.limits, **{key: getattr(section.limits, key)})
+            case _:
+                return False
+        return True
+
+    def _cluster(self, key: str, read: _Read) -> bool | None:
+        links = self.house.links
+        if links is None:
+            return None
+        if key in LINKED:
+            links.section = evolve(links.section, **{key: getattr(read.cluster.cluster, key)})
+            return True
+        return key.startswith("tls_") and links.tls is not None and read.tls is not None
+
+    def _node(self, name: str, keys: tuple[str, ...], change: Change, new: Cluster) -> bool | None:
+        house = self.house
+        if name == self.name:
+            if keys == ("drain_s",):
+                self.set_drain_s(new.node[name].drain_s)
+            return keys == ("drain_s",)
+        if keys:
+            return False if keys == ("listen",) else None
+        if not isinstance(change.new, NodeSection) or house.links is None:
+            return False
+        if isinstance(change.old, NodeSection):  # known since an earlier reload
+            return False if change.old.listen != change.new.listen else None
+        house.directory.expect(
+            name, change.new.listen, [offer(key, each) for key, each in new.engines_on(name).items()]
+        )
+        house.directory.changed.unpark_all()  # whoever dials looks there
+        return True
+
+    def _model(self, name: str, keys: tuple[str, ...], new: Cluster) -> bool | None:
+        routing, section = self.house.live.routings.get(name), new.model.get(name)
+        if self.house.door is None:
+            ours = (*self.cluster.engines_on(self.name).values(), *new.engines_on(self.name).values())
+            return False if any(each.model == name for each in ours) and keys not in {(k,) for k in ROUTED} else None
+        if routing is None or section is None or len(keys) != 1 or keys[0] not in ROUTED:
+            return False
+        routing.prefill_tokens_min = section.prefill_tokens_min
+        routing.limits = RouterLimits(
+            section.resumes_max, section.crashes_max, section.resume_tokens_max, section.resume_s
+        )
+        return True
+
+
+def _certificate(door: Door, new: Cluster) -> bool:
+    """Show other files to clients that come from now on; to begin or to end to speak TLS takes a restart."""
+    if door.certificate is None or new.certificate is None:
+        return False
+    context = new.certificate.context()
+    door.certificate, door.tls = new.certificate, context
+    return True
+
+
+def _at(cluster: Cluster, path: tuple[str, ...]) -> object:
+    """Return what stands at a path, None if nothing does."""
+    value: object = cluster
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
+    return value
+
+
+def _now(change: Change) -> str:
+    if isinstance(change.new, NodeSection):
+        return f"{change.path[0]} {change.path[1]} is known now"
+    return f"{change} is {_said(change.new)} now, and was {_said(change.old)}"
+
+
+def _stays(change: Change) -> str:
+    if isinstance(change.old, NodeSection):
+        return f"{change.path[0]} {change.path[1]} stays known as it was {RESTART}; drain it if it is to go"
+    if isinstance(change.new, NodeSection):
+        return f"{change.path[0]} {change.path[1]} stays unknown {RESTART}: this node was started without links"
+    if change.path == ("gateway", "requests_max"):
+        return f"{change} can only be lowered and raised again, to what it was at the start, {RESTART}"
+    return f"{change} stays {_said(change.old)} {RESTART}, though the file says {_said(change.new)}"
+
+
+def _said(value: object) -> str:
+    if isinstance(value, tuple | frozenset):
+        return ", ".join(map(str, value)) or "nothing"
+    return "nothing" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,62 @@
+"""Where a node is watched: a small door of its own, for probes and scrapers alone.
+
+It is the gateway's door with three of its paths, so that whoever knocks here meets the same limits and the same keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from attrs import evolve
+
+from supervisor.config import LOOPBACK, Cluster
+from supervisor.directory import Directory
+from supervisor.doors.asking import Asking
+from supervisor.doors.door import ANY, Door, DoorLimits
+from supervisor.doors.gate import Gate
+from supervisor.gateway import gateway
+from supervisor.tree import Child
+from supervisor.wires import At
+from supervisor.world import World
+
+PATHS = frozenset({"/health", "/ready", "/metrics"})
+LIMITS = evolve(DoorLimits(), connections_max=64, key_connections_max=64, body_bytes_max=1024, head_s=5.0, body_s=5.0)
+
+
+def door(at: At, world: World, unready: Callable[[], str | None], text: Callable[[], Awaitable[bytes]]) -> Door:
+    """Return a node's own door; on loopback it answers to loopback's names alone, since keys need not be there."""
+    return Door(
+        asking=Asking({}, world.metrics, LIMITS.head_s, LIMITS.head_s),
+        gate=Gate(1, LIMITS.head_s, 1, lambda: None),
+        limits=LIMITS,
+        names=frozenset({*LOOPBACK, at.host.lower()} if at.host in LOOPBACK else {ANY}),
+        unready=unready,
+        metrics_text=text,
+        new_id=world.new_id,
+        now=world.now,
+        paths=PATHS,
+    )
+
+
+def child(at: At, opened: Door) -> Child:
+    """Return what keeps the door."""
+    return Child(
+        name="metrics",
+        run=gateway,
+        args=(opened, at.host, at.port),
+        stop_within_s=LIMITS.close_s + 1.0,
+        about=f"numbers at http://{at}/metrics; probes at /health and /ready",
+        limits=(("connections", LIMITS.connections_max),),
+    )
+
+
+def unready(cluster: Cluster, directory: Directory) -> str | None:
+    """Say why a node without a gateway cannot do its work at the moment."""
+    if directory.draining:
+        return "the node drains"
+    for name, each in directory.here.items():
+        if each.plug.now is None:
+            return f"engine {name} is starting"
+    front = cluster.gateway.node
+    _, link, _ = directory.nodes.get(front, (None, None, None))
+    return f"there is no link to node {front}" if link is None else None

@@ -1,0 +1,78 @@
+"""How each child of a node's tree stands, from what happens to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import trio
+from attrs import define, field
+
+from protocol.cluster import Limb
+from supervisor.happenings import Happening, Kind, words
+from supervisor.tree import Child, Tree
+
+UP, WAITS = "up", "not started"
+STATES = {
+    Kind.STARTING: "starting",
+    Kind.STARTED: UP,
+    Kind.ENDED: "ended",
+    Kind.FAILED: "failed",
+    Kind.RESTARTING: "starts again",
+    Kind.STOPPING: "stopping",
+    Kind.STOPPED: "stopped",
+    Kind.IGNORES_CANCEL: "does not stop",
+    Kind.GAVE_UP: "gave up",
+}
+WHY_LENGTH_MAX = 500
+
+
+@define(eq=False)
+class _Stand:
+    state: str = WAITS
+    starts: int = 0
+    since: float | None = None
+    why: str = ""
+
+
+@define(eq=False)
+class Standing:
+    """Follows one tree, which never changes its shape; nothing in here is ever more than the tree has members."""
+
+    tree: Tree
+    _begun_at: float | None = None
+    _stands: dict[str, _Stand] = field(factory=dict)
+
+    def watch(self, happening: Happening) -> None:
+        """Note what has happened to a child."""
+        if self._begun_at is None:
+            self._begun_at = happening.at
+        stand = self._stands.setdefault(happening.path, _Stand())
+        if (state := STATES[happening.kind]) != stand.state:
+            stand.state, stand.since = state, happening.at
+        stand.starts += happening.kind is Kind.STARTING
+        if happening.error is not None:
+            stand.why = words(happening.error)[:WHY_LENGTH_MAX]
+
+    @property
+    def up_s(self) -> float:
+        """For how long the tree has run, starting included."""
+        return 0.0 if self._begun_at is None else trio.current_time() - self._begun_at
+
+    def limbs(self) -> tuple[Limb, ...]:
+        """Return how every member of the tree is now, each before its children."""
+        return tuple(self._limbs(self.tree, self.tree.name))
+
+    def _limbs(self, member: Child | Tree, path: str) -> Iterator[Limb]:
+        stand = self._stands.get(path, _Stand())
+        state, since = stand.state, stand.since
+        children = member.children if isinstance(member, Tree) else ()
+        if path == self.tree.name and path not in self._stands:  # nobody starts the root: it is as its children are
+            states = [self._state(f"{path}/{child.name}") for child in children]
+            state, since = next((each for each in states if each != UP), UP), self._begun_at
+        since_s = 0.0 if since is None else max(0.0, trio.current_time() - since)
+        yield Limb(path, state, max(0, stand.starts - 1), round(since_s, 3), member.about, stand.why)
+        for child in children:
+            yield from self._limbs(child, f"{path}/{child.name}")
+
+    def _state(self, path: str) -> str:
+        return self._stands.get(path, _Stand()).state

@@ -1,0 +1,26 @@
+"""What has crossed a link, counted a message at a time, and never a token."""
+
+from __future__ import annotations
+
+from attrs import define
+
+
+@define(eq=False)
+class Traffic:
+    """Messages and bytes in each direction, over one link or over all that there ever were to the same node."""
+
+    messages_sent: int = 0
+    messages_received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    waits: int = 0  # of askers, each for another stream to end
+
+    def sent(self, size: int) -> None:
+        """Count a message of `size` bytes that has left."""
+        self.messages_sent += 1
+        self.bytes_sent += size
+
+    def received(self, size: int) -> None:
+        """Count a message of `size` bytes that has come."""
+        self.messages_received += 1
+        self.bytes_received += size

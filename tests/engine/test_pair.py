@@ -1,0 +1,88 @@
+"""A prefill and a decode apart, on nodes of their own, say what one engine that computes both says."""
+
+from __future__ import annotations
+
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.client import HTTPConnection
+from random import Random
+
+import pytest
+
+from bench._client import Chat, Running, chat_body
+from bench._node import GONE_WITHIN_S, MODEL, ROOT, place, wait_until
+from tests.launched import free_ports, launched, nodes
+
+pytestmark = pytest.mark.engine
+
+READY_WITHIN_S = 120.0
+WITHIN_S = 60.0
+PROMPTS, AT_ONCE, TOKENS = 64, 16, 24
+VOCABULARY = 512
+
+EXAMPLE = (ROOT / "examples" / "disagg.toml").read_text()
+
+
+@pytest.fixture
+def pair():
+    """The example of a pair, at ports of its own."""
+    text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
+    ports = free_ports(4)
+    for old, new in zip((8000, 7401, 7402, 8998), ports, strict=True):
+        assert str(old) in text
+        text = text.replace(str(old), str(new))
+    with place() as folder, launched(folder, text, ports[0]) as of:
+        assert wait_until(lambda: "Ready: " in of.output(), READY_WITHIN_S) is not None, of.output()
+        of.look()
+        yield of
+
+
+def prompts():
+    chance = Random(5)
+    return [[chance.randrange(3, VOCABULARY) for _ in range(chance.randint(5, 300))] for _ in range(PROMPTS)]
+
+
+def completed(port, prompt):
+    """Return the tokens that greedily follow a prompt, why they ended, and how many of the prompt were counted."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=WITHIN_S)
+    try:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "return_token_ids": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        said = json.loads(answer.read())
+        assert answer.status == 200, said
+        choice = said["choices"][0]
+        return choice["token_ids"], choice["finish_reason"], said["usage"]["prompt_tokens"]
+    finally:
+        connection.close()
+
+
+def all_completed(port):
+    with ThreadPoolExecutor(AT_ONCE) as clients:
+        return list(clients.map(partial(completed, port), prompts()))
+
+
+def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_nothing(served, pair):
+    wanted, got = all_completed(served.port), all_completed(pair.port)
+    different = [index for index, pairs in enumerate(zip(wanted, got, strict=True)) if pairs[0] != pairs[1]]
+    assert different == []
+    assert {len(tokens) for tokens, _, _ in got} != {0}
+    assert [count for _, _, count in got] == [len(prompt) for prompt in prompts()]
+    assert list(nodes(pair)) == ["decode", "front", "prefill"]
+    # No answer needed a second try: whoever resumes, restarts or loses a link says so.
+    assert not [line for line in pair.output().splitlines() if '"level": "warning"' in line]
+    pair.signal(signal.SIGINT)
+    assert pair.wait_exit(WITHIN_S) is not None, pair.output()
+    assert (pair.process.returncode, pair.left()) == (0, [])
+
+
+def test_kill_9_of_the_launcher_leaves_no_engine(pair):
+    chat = Chat(pair.port, chat_body("Tell me a long story", 400))
+    answer = Running(chat.read)
+    assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None, pair.output()
+    assert len(pair.alive()) >= 10  # the launcher, three nodes, and of each engine a zygote, a host and a scheduler
+    pair.signal(signal.SIGKILL)
+    assert pair.wait_gone(GONE_WITHIN_S) is not None, pair.left()
+    assert not answer.wait(WITHIN_S).whole

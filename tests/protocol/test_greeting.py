@@ -1,0 +1,492 @@
+"""Two nodes with one secret always greet each other; any other end is refused in one sentence, and learns no secret."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac as standard_hmac
+from collections import deque
+from contextlib import suppress
+from itertools import product
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from attrs import asdict
+from hypothesis import example, given, settings
+
+from protocol import greeting as module
+from protocol.errors import ActorError, PeerRefused, PeerViolation
+from protocol.frames import VERSION, Hello
+from protocol.frames import encode as encode_frame
+from protocol.greeting import (
+    CODES,
+    DETAIL_LENGTH_MAX,
+    KINDS,
+    MESSAGE_BYTES_MAX,
+    NAME_LENGTH_MAX,
+    Greeter,
+    Greeting,
+    Proof,
+    Refusal,
+    decode,
+    encode,
+)
+
+SECRET = b"quetzalcoatl-0123456789"
+
+
+def dialer(node="front", cluster="demo", secret=SECRET, nonce=b"d" * 32, expects="back"):
+    return Greeter("dials", cluster, node, secret, nonce, expects)
+
+
+def listener(node="back", cluster="demo", secret=SECRET, nonce=b"l" * 32, expects=None):
+    return Greeter("listens", cluster, node, secret, nonce, expects)
+
+
+class Meeting:
+    """Two greeters and what is on its way between them; an end that has failed hears nothing more."""
+
+    def __init__(self, *ends: Greeter) -> None:
+        self.ends = ends
+        self.said: list[bytes] = []  # by either
+        self.failed: list[ActorError | None] = [None, None]
+        self.inboxes: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
+        self.unstarted = {0, 1}
+
+    def _send(self, end: int, messages: list[bytes]) -> None:
+        self.inboxes[1 - end].extend(messages)
+        self.said += messages
+
+    def turns(self) -> list[int]:
+        heard = [end for end in (0, 1) if end not in self.unstarted and self.inboxes[end] and not self.failed[end]]
+        return sorted({*self.unstarted, *heard})
+
+    def turn(self, end: int) -> None:
+        greeter = self.ends[end]
+        if end in self.unstarted:
+            self.unstarted.discard(end)
+            self._send(end, greeter.start())
+            return
+        try:
+            self._send(end, greeter.receive(self.inboxes[end].popleft()))
+        except (PeerRefused, PeerViolation) as error:
+            self.failed[end] = error
+            if greeter.last_words:
+                self._send(end, [greeter.last_words])
+
+    def play(self, choices=()) -> Meeting:
+        choices = deque(choices)
+        while turns := self.turns():
+            self.turn(turns[choices.popleft() % len(turns) if choices else 0])
+        return self
+
+    @property
+    def sentences(self) -> list[str | None]:
+        assert all(error is None or type(error) is PeerRefused for error in self.failed)
+        return [error and str(error) for error in self.failed]
+
+    @property
+    def peers(self) -> list[str | None]:
+        return [end.peer for end in self.ends]
+
+
+def refusal(greeter: Greeter, *messages: bytes, kind=PeerRefused) -> str:
+    """Let a greeter hear messages of which the last is refused, and return the sentence."""
+    for message in messages[:-1]:
+        greeter.receive(message)
+    with pytest.raises(ActorError) as caught:
+        greeter.receive(messages[-1])
+    assert type(caught.value) is kind
+    assert greeter.peer is None
+    return str(caught.value)
+
+
+def hello(node="back", cluster="demo", nonce=b"x" * 32) -> bytes:
+    return encode(Greeting(VERSION, cluster, node, nonce))
+
+
+def raw(kind: int, body: object) -> bytes:
+    return bytes((kind,)) + msgspec.msgpack.encode(body)
+
+
+def recorded(nonces=(b"1" * 32, b"2" * 32)) -> tuple[list[bytes], list[bytes]]:
+    """Return all that the dialer and all that the listener of an honest meeting said."""
+    ends = dialer(nonce=nonces[0]), listener(nonce=nonces[1])
+    (first,), (second,) = ends[0].start(), ends[1].start()
+    assert ends[1].receive(first) == []
+    (proof,) = ends[0].receive(second)
+    (answer,) = ends[1].receive(proof)
+    assert ends[0].receive(answer) == []
+    return [first, proof], [second, answer]
+
+
+# Honest ends ------------------------------------------------------------------------------
+
+names = st.text(min_size=1, max_size=NAME_LENGTH_MAX).filter(str.isprintable)
+nonces = st.binary(min_size=32, max_size=32)
+secrets = st.binary(max_size=80)
+choices = st.lists(st.integers(0, 1), max_size=8)
+
+
+pairs = st.lists(nonces, min_size=2, max_size=2, unique=True)
+
+
+@given(names, st.lists(names, min_size=2, max_size=2, unique=True), secrets, pairs, choices)
+@example("demo", ["front", "back"], b"", [b"d" * 32, b"l" * 32], [])
+def test_two_ends_with_one_secret_greet_each_other_in_whatever_order_messages_come(cluster, nodes, secret, pair, order):
+    ends = dialer(nodes[0], cluster, secret, pair[0], nodes[1]), listener(nodes[1], cluster, secret, pair[1])
+    meeting = Meeting(*ends).play(order)
+    assert meeting.sentences == [None, None]
+    assert meeting.peers == [nodes[1], nodes[0]]
+    assert all(len(message) <= MESSAGE_BYTES_MAX for message in meeting.said)
+    assert [end.last_words for end in ends] == [b"", b""]
+
+
+@given(st.lists(secrets, min_size=2, max_size=2, unique=True), choices)
+@example([SECRET, b""], [])
+@example([b"", SECRET], [1, 1, 0, 0])
+@example([b"", b"\0"], [])  # one key to a bare HMAC
+@example([SECRET * 3, hashlib.sha256(SECRET * 3).digest()], [])  # these as well
+def test_two_ends_with_different_secrets_both_fail_and_neither_ever_believes_that_it_is_done(two, order):
+    meeting = Meeting(dialer(secret=two[0]), listener(secret=two[1]))
+    while turns := meeting.turns():
+        meeting.turn(turns[order.pop() % len(turns) if order else 0])
+        assert meeting.peers == [None, None]
+    assert meeting.sentences == [
+        "node front was refused by node back of cluster demo: it has another secret, or none",
+        "node front of cluster demo was refused: it has another secret, or none",
+    ]
+
+
+def test_a_listener_proves_nothing_before_the_dialer_has():
+    here = listener()
+    assert here.receive(hello("front")) == []
+    assert here.peer is None
+    refusal(here, encode(Proof(b"?" * 32)))
+    assert isinstance(decode(here.last_words), Refusal)
+
+
+def test_a_dialer_is_not_done_before_the_listener_has_proved():
+    there = dialer()
+    assert len(there.receive(hello())) == 1
+    assert there.peer is None
+    assert refusal(there, encode(Proof(b"?" * 32))) == (
+        "node back of cluster demo was refused: it has another secret, or none"
+    )
+
+
+# Each refusal has its sentence, at both ends ----------------------------------------------
+
+
+@pytest.mark.parametrize("order", [*product((0, 1), repeat=4)])
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        pytest.param(
+            (dialer, {"cluster": "prod"}, {}),
+            (
+                "node back of cluster demo was refused: node front is of another cluster, prod",
+                "node front of cluster prod was refused: node back is of another cluster, demo",
+            ),
+            id="another cluster",
+        ),
+        pytest.param(
+            (dialer, {}, {"node": "front"}),
+            ("node front of cluster demo was refused: the node that it talks to has the same name",) * 2,
+            id="one name for two nodes",
+        ),
+        pytest.param(
+            (dialer, {"expects": "spare"}, {}),
+            (
+                "node back of cluster demo was refused: node spare was expected in its place",
+                "node back was refused by node front of cluster demo: node spare was expected in its place",
+            ),
+            id="another node than was dialed",
+        ),
+        pytest.param(
+            (dialer, {}, {"expects": "spare"}),
+            (
+                "node front was refused by node back of cluster demo: node spare was expected in its place",
+                "node front of cluster demo was refused: node spare was expected in its place",
+            ),
+            id="another node than was waited for",
+        ),
+    ],
+)
+def test_both_ends_are_told_why_they_do_not_talk(ends, says, order):
+    make, one, other = ends
+    meeting = Meeting(make(**one), listener(**other)).play(order)
+    assert meeting.sentences == list(says)
+    assert meeting.peers == [None, None]
+
+
+def test_another_version_is_refused_at_both_ends_whatever_else_its_greeting_holds():
+    here = dialer()
+    theirs = raw(1, {"version": VERSION + 1, "cluster": ["demo"], "caste": 7})
+    assert refusal(here, theirs) == f"the other end was refused: it speaks version {VERSION + 1} of the protocol, and node front version {VERSION}"  # fmt: skip
+    assert decode(here.last_words) == Refusal("version", f"it speaks version {VERSION + 1} of the protocol, and node front version {VERSION}")  # fmt: skip
+
+
+def test_two_versions_meet_and_each_end_says_both(monkeypatch):
+    here = dialer()
+    (ours,) = here.start()
+    monkeypatch.setattr(module, "VERSION", 3)
+    there = listener()
+    (theirs,) = there.start()
+    assert refusal(there, ours) == "the other end was refused: it speaks version 2 of the protocol, and node back version 3"  # fmt: skip
+    monkeypatch.undo()
+    assert refusal(here, theirs) == "the other end was refused: it speaks version 3 of the protocol, and node front version 2"  # fmt: skip
+
+
+def test_a_refusal_is_believed_before_and_after_a_greeting_and_is_not_answered():
+    last = encode(Refusal("node", "node spare was expected in its place"))
+    for heard, whom in (((), "the other end"), ((hello(),), "node back of cluster demo")):
+        here = dialer()
+        says = refusal(here, *heard, last)
+        assert says == f"node front was refused by {whom}: node spare was expected in its place"
+        assert here.last_words == b""
+
+
+# Enemies ----------------------------------------------------------------------------------
+
+
+def test_a_greeting_that_is_sent_back_is_refused_at_either_end():
+    for here in (dialer(), listener()):
+        (ours,) = here.start()
+        whom = f"node {here.node} of cluster demo"
+        assert refusal(here, ours) == f"{whom} was refused: it sent back the nonce that it was sent"
+
+
+def test_a_nonce_that_is_sent_back_under_another_name_is_refused_before_anything_is_proved():
+    here = dialer()
+    assert refusal(here, hello(nonce=here.nonce)) == (
+        "node back of cluster demo was refused: it sent back the nonce that it was sent"
+    )
+    assert decode(here.last_words) == Refusal("reflected", "it sent back the nonce that it was sent")
+
+
+def test_a_proof_that_is_sent_back_is_refused():
+    here = dialer()
+    (proof,) = here.receive(hello())
+    assert refusal(here, proof) == "node back of cluster demo was refused: it sent back the proof that it was sent"
+
+
+def test_a_proof_of_a_dialer_proves_nothing_at_another_door_of_the_same_dialer():
+    """Two connections to one node, one each way, with the messages of either sent on into the other."""
+    dials, listens = dialer(expects=None), listener(node="front")
+    listens.receive(hello("mallory", nonce=b"d" * 32))
+    (proof,) = dials.receive(hello("mallory", nonce=b"l" * 32))
+    assert "another secret" in refusal(listens, proof)
+
+
+@pytest.mark.parametrize("same", ["dialer", "listener", "neither"])
+def test_what_an_earlier_meeting_said_proves_nothing_in_a_later_one(same):
+    dialed, listened = recorded()
+    fresh = listener(nonce=b"2" * 32 if same == "listener" else b"3" * 32)
+    if same == "listener":  # the same nonce again, which its caller must never give
+        fresh.receive(dialed[0])
+        assert len(fresh.receive(dialed[1])) == 1
+    else:
+        assert "another secret" in refusal(fresh, *dialed)
+    fresh = dialer(nonce=b"1" * 32 if same == "dialer" else b"3" * 32)
+    if same == "dialer":
+        assert [len(fresh.receive(message)) for message in listened] == [1, 0]
+    else:
+        assert "another secret" in refusal(fresh, *listened)
+
+
+@pytest.mark.parametrize("change", [{"node": "mid"}, {"nonce": b"y" * 32}])
+def test_a_greeting_that_was_changed_on_its_way_fails_at_the_proof(change):
+    here, there = dialer(), listener()
+    there.receive(hello(**{"node": "front", "nonce": here.nonce, **change}))
+    (proof,) = here.receive(there.start()[0])
+    assert "another secret" in refusal(there, proof)
+
+
+def test_no_two_greetings_have_one_proof():
+    """Were the parts only joined, a letter could move from one name into the next."""
+    proofs = set()
+    for ours, theirs, cluster in [("ab", "c", "d"), ("a", "bc", "d"), ("a", "b", "cd"), ("c", "ab", "d")]:
+        here = dialer(ours, cluster, expects=None)
+        proofs.update(here.receive(hello(theirs, cluster)))
+        here = listener(ours, cluster)
+        here.receive(hello(theirs, cluster))
+        proofs.add(encode(Proof(here._mac("listens", Greeting(VERSION, cluster, theirs, b"x" * 32)))))
+    assert len(proofs) == 8
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        pytest.param([encode(Proof(b"?" * 32))], "Proof before Greeting", id="a proof first"),
+        pytest.param([hello(), hello()], "a second Greeting", id="two greetings"),
+        pytest.param([hello(), raw(1, {"version": 9})], "a second Greeting", id="a second of another version"),
+        pytest.param([b""], "no message of a greeting is of kind nothing", id="no bytes"),
+        pytest.param([b"\x09"], "no message of a greeting is of kind 09", id="an unknown kind"),
+        pytest.param([b"\x01" * 4097], "a message of 4097 bytes in a greeting; the limit is 4096", id="too long"),
+        pytest.param([encode_frame(Hello(VERSION, "back", 9))], "a Greeting that cannot be read", id="a frame"),
+        pytest.param([raw(2, {"mac": b"?" * 31})], "a proof has 32 bytes, not 31", id="a short proof"),
+        pytest.param([raw(2, {"mac": "?" * 32})], "Expected `bytes`, got `str`", id="a proof in text"),
+        pytest.param([raw(1, {"version": True})], "Expected `int`, got `bool`", id="a version that is a boolean"),
+        pytest.param([raw(1, {})], "missing required field `version`", id="an empty greeting"),
+        pytest.param([raw(3, {"code": "tired\n", "detail": ""})], "a code that is none", id="an unknown code"),
+        pytest.param([raw(3, {"code": "node", "detail": "it\nis"})], "printable", id="a detail of two lines"),
+        pytest.param([raw(3, {"code": "node", "detail": "x" * 1001})], "at most 1000", id="a long detail"),
+        pytest.param([raw(2, {"mac": b"?" * 32, "more": 1})], "not written as this node", id="a field too many"),
+        pytest.param([b"\x02\x82\xa3mac\xc0" + raw(2, {"mac": b"?" * 32})[2:]], "a Proof that", id="a field twice"),
+        pytest.param([b"\x01\x81\xa1x" + b"\x91" * 3000], "a Greeting that cannot be read", id="nested lists"),
+        pytest.param([b"\x01\x81\xa3\xff\xfe\xfd\x01"], "a Greeting that cannot be read", id="not UTF-8"),
+        pytest.param([hello() + b"\xc0"], "a Greeting that cannot be read", id="more behind it"),
+    ],
+)
+def test_a_message_that_is_wrong_in_itself_is_a_violation_of_which_both_ends_are_told(messages, says):
+    here, there = dialer(), listener()
+    sentence = refusal(here, *messages, kind=PeerViolation)
+    assert says in sentence
+    there.receive(here.start()[0])
+    assert refusal(there, here.last_words) == f"node back was refused by node front of cluster demo: {sentence}"
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "two\nlines", "\u202egnp", "\x1b[2J", "nul\0"])
+@pytest.mark.parametrize("what", ["node", "cluster"])
+def test_a_name_that_could_disturb_a_log_is_refused_and_cannot_be_taken(what, name):
+    body = asdict(Greeting(VERSION, "demo", "back", b"x" * 32))
+    sentence = refusal(dialer(), raw(1, {**body, what: name}), kind=PeerViolation)
+    assert sentence == f"a Greeting that cannot be read: the name of a {what} is 1 to 128 printable characters"
+    with pytest.raises(ValueError, match=f"the name of a {what}"):
+        dialer(**{what: name})
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_nonce_of_another_size_is_refused_and_cannot_be_sent(size):
+    body = asdict(Greeting(VERSION, "demo", "back", b"x" * 32))
+    sentence = refusal(dialer(), raw(1, {**body, "nonce": b"x" * size}), kind=PeerViolation)
+    assert sentence == f"a Greeting that cannot be read: a nonce has 32 bytes, not {size}"
+    with pytest.raises(ValueError, match=f"not {size}"):
+        dialer(nonce=b"x" * size)
+
+
+def test_an_end_that_was_sure_is_so_no_longer_when_more_comes():
+    dialed, _ = recorded()
+    for more in (*dialed, encode(Refusal("secret", "it has another secret, or none"))):
+        here = listener(nonce=b"2" * 32)
+        for message in dialed:
+            here.receive(message)
+        assert here.peer == "front"
+        assert " after the greeting was over" in refusal(here, more, kind=PeerViolation)
+
+
+@pytest.mark.parametrize("last", [encode(Refusal("node", "")), encode(Proof(b"?" * 32)), hello(cluster="prod"), b""])
+def test_an_end_that_has_refused_or_was_refused_hears_nothing_more(last):
+    dialed, _ = recorded()
+    here = listener(nonce=b"2" * 32)
+    with pytest.raises(ActorError):
+        here.receive(last)
+    for message in dialed:
+        assert " after the greeting was over" in refusal(here, message, kind=PeerViolation)
+
+
+def test_the_longest_sentence_still_fits_into_a_message():
+    wide = [letter * NAME_LENGTH_MAX for letter in "😀😁😂😃"]
+    for here in (dialer(wide[0], wide[1], expects=wide[2]), dialer(wide[0], wide[3], expects=wide[2])):
+        refusal(here, hello(wide[3], wide[1]))
+        assert len(here.last_words) <= MESSAGE_BYTES_MAX
+        assert isinstance(decode(here.last_words), Refusal)
+
+
+# Any bytes --------------------------------------------------------------------------------
+
+things = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=9) | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+fields = st.sampled_from(sorted({field.name for kind in KINDS.values() for field in kind.__attrs_attrs__}))
+kinds = st.sampled_from(sorted(KINDS))
+honest = st.sampled_from([message for said in recorded() for message in said])
+wellmade = st.one_of(
+    honest,
+    st.builds(hello, names, st.just("demo") | names, nonces),
+    st.builds(encode, st.builds(Proof, nonces)),
+    st.builds(encode, st.builds(Refusal, st.sampled_from(CODES), names)),
+)
+messages = st.one_of(
+    wellmade,
+    st.binary(max_size=100),
+    st.builds(raw, kinds, st.dictionaries(fields, things, max_size=5)),
+    st.builds(raw, kinds, things),
+    st.builds(lambda message, size: message[:size], wellmade, st.integers(0, 120)),
+    st.builds(lambda message, more: message + more, wellmade, st.binary(max_size=4)),
+)
+
+
+@settings(max_examples=600)
+@given(st.lists(messages, max_size=5), st.booleans())
+def test_no_bytes_in_any_order_raise_anything_but_a_refusal_or_a_violation_nor_prove_anything(heard, dials):
+    here = (dialer if dials else listener)(nonce=b"9" * 32, expects=None)
+    for message in heard:
+        with suppress(PeerRefused, PeerViolation):
+            for said in here.receive(message):
+                assert isinstance(decode(said), Proof)
+        assert here.peer is None
+        if here.last_words:
+            refused = decode(here.last_words)
+            assert isinstance(refused, Refusal)
+            assert len(refused.detail) <= DETAIL_LENGTH_MAX
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 3), st.integers(0, 10**6), st.integers(1, 255))
+def test_one_byte_changed_on_its_way_fails_both_ends_or_neither_is_fooled(which, place, flip):
+    """Both have the secret, so an end may be done only if it heard what the other said."""
+    ends = dialer(), listener()
+    meeting = Meeting(*ends)
+    changed = False
+    while turns := meeting.turns():
+        end = turns[0]
+        inbox = meeting.inboxes[end]
+        if inbox and end not in meeting.unstarted and not changed and len(meeting.said) > which:
+            data = bytearray(inbox[0])
+            data[place % len(data)] ^= flip
+            inbox[0] = bytes(data)
+            changed = True
+        meeting.turn(end)
+    assert changed
+    assert ends[0].peer is None or ends[1].peer is None
+    assert None not in meeting.failed or meeting.peers == [None, "front"]  # the listener's proof came last, and broken
+
+
+@given(honest, st.data())
+def test_every_truncation_of_a_message_is_a_violation(message, data):
+    size = data.draw(st.integers(0, len(message) - 1))
+    refusal(dialer(nonce=b"9" * 32), message[:size], kind=PeerViolation)
+
+
+# The secret -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secret", [SECRET, b"another-secret"])
+def test_the_secret_is_in_no_message_and_in_no_representation(secret):
+    meeting = Meeting(dialer(), listener(secret=secret)).play()
+    seen = [*meeting.said, *(str(error).encode() for error in meeting.failed)]
+    seen += [repr(end).encode() + str(end).encode() for end in meeting.ends]
+    assert not any(word in text for text in seen for word in (SECRET, b"another-secret"))
+    assert len(meeting.said) >= 3
+
+
+def test_proofs_are_compared_in_constant_time(monkeypatch):
+    compared = []
+    compare = standard_hmac.compare_digest
+    monkeypatch.setattr(module.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b))
+    recorded()
+    assert len(compared) == 2
+    assert all(a == b and len(a) == 32 for a, b in compared)
+
+
+def test_a_proof_is_the_hmac_of_all_that_was_said():
+    here = dialer()
+    (proof,) = here.receive(hello())
+    said = msgspec.msgpack.encode(
+        ["espalier greeting", VERSION, "dials", b"d" * 32, b"x" * 32, "front", "back", "demo"]
+    )
+    assert decode(proof) == Proof(standard_hmac.new(hashlib.sha256(SECRET).digest(), said, "sha256").digest())

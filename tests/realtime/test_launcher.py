@@ -1,0 +1,251 @@
+"""The nodes of one host, run by one command: they come up in any order, end together, and one that dies is remade."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from http.client import HTTPConnection
+from threading import Thread
+
+import pytest
+
+from bench._client import Chat, Running, chat_body
+from bench._node import GONE_WITHIN_S, MODEL, ROOT, place, wait_until
+from supervisor.doors.keys import line
+from tests.launched import SIMULATED, free_ports, launched, nodes
+
+pytestmark = pytest.mark.realtime
+
+WITHIN_S = 20.0
+TINY = ROOT / "examples" / MODEL
+NAMES = ["front", "one", "two"]
+
+
+@pytest.fixture
+def folder():
+    with place() as made:
+        yield made
+
+
+@pytest.fixture
+def running(folder):
+    """A launcher with a front and two workers, all ready."""
+    ports = free_ports(3)
+    with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
+        assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
+        of.alive()
+        yield of
+
+
+def asked(of):
+    """Ask for four tokens over a connection of its own, and return the answer's status."""
+    connection = HTTPConnection("127.0.0.1", of.port, timeout=WITHIN_S)
+    try:
+        body = json.dumps({"model": MODEL, "prompt": "The oak", "max_tokens": 4, "ignore_eos": True})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        usage = json.loads(answer.read()).get("usage", {})
+        return answer.status, usage.get("completion_tokens")
+    finally:
+        connection.close()
+
+
+def lines(of):
+    """Return every line of the log that is written whole."""
+    return [json.loads(text) for text in of.output().rpartition("\n")[0].splitlines() if text.startswith("{")]
+
+
+def told(of, event, **given):
+    return [each for each in lines(of) if each["event"] == event and given.items() <= each.items()]
+
+
+def stream(of, tokens):
+    """Begin a stream of so many tokens, and return it once its first token has come."""
+    chat = Chat(of.port, chat_body("Tell me a long story", tokens, stream_options={"include_usage": True}))
+    running = Running(chat.read)
+    assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None
+    return running
+
+
+def test_all_nodes_come_up_and_one_line_says_so(running):
+    assert list(nodes(running)) == NAMES
+    assert asked(running) == (200, 4)
+    ready = [text for text in running.output().splitlines() if text.startswith("Ready: ")]
+    assert ready == [f"Ready: http://127.0.0.1:{running.port}  models: tiny  (Ctrl-C drains and stops)"]
+    by = {each.get("node") for each in lines(running)}
+    assert by == {None, *NAMES}  # None: the launcher's own
+    assert (
+        len({seen.session for seen in nodes(running).values()}) == 3
+    )  # a terminal's Ctrl-C reaches the launcher alone
+
+
+def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running):
+    answer = stream(running, 40)
+    running.signal(signal.SIGINT)
+    outcome = answer.wait(WITHIN_S)
+    assert outcome.whole
+    assert outcome.usage["completion_tokens"] == 40
+    assert running.wait_exit(WITHIN_S) is not None, running.output()
+    assert (running.process.returncode, running.left()) == (0, [])
+    stopped = [each["node"] for each in told(running, "stopped", exit_code=0) if "node" in each]
+    assert (stopped[0], sorted(stopped)) == ("front", NAMES)
+
+
+def test_a_second_signal_ends_all_within_two_seconds(running):
+    answer = stream(running, 4000)
+    running.signal(signal.SIGTERM)
+    assert wait_until(lambda: told(running, "draining", node="front"), WITHIN_S) is not None
+    began = time.perf_counter()
+    running.signal(signal.SIGTERM)
+    assert running.wait_exit(GONE_WITHIN_S) is not None, running.output()
+    assert running.wait_gone(GONE_WITHIN_S - (time.perf_counter() - began)) is not None
+    assert (running.process.returncode, running.left()) == (128 + signal.SIGTERM, [])
+    outcome = answer.wait(WITHIN_S)
+    assert not outcome.whole
+    assert outcome.error["code"] == "draining"
+
+
+def test_kill_9_of_the_launcher_leaves_no_process(running):
+    answer = stream(running, 4000)
+    running.signal(signal.SIGKILL)
+    assert running.wait_gone(GONE_WITHIN_S) is not None, running.left()
+    assert not answer.wait(WITHIN_S).whole
+
+
+def test_kill_9_of_a_launcher_whose_nodes_load_leaves_no_process(folder):
+    ports = free_ports(3)
+    with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
+        assert wait_until(lambda: len(nodes(of)) == 3, WITHIN_S) is not None
+        of.signal(signal.SIGKILL)
+        assert of.wait_gone(GONE_WITHIN_S) is not None, of.left()
+
+
+def test_ctrl_c_while_nodes_load_ends_all_of_them(folder):
+    ports = free_ports(3)
+    with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
+        assert wait_until(lambda: len(nodes(of)) == 3, WITHIN_S) is not None
+        of.signal(signal.SIGINT)
+        assert of.wait_exit(WITHIN_S) is not None, of.output()
+        assert (of.process.returncode, of.left()) == (0, [])
+        assert not [each for each in lines(of) if each.get("happening") == "restarting"]
+
+
+def test_a_hang_up_is_for_the_nodes_to_hear_and_ends_none(folder):
+    keys, ports = folder / "keys.toml", free_ports(3)
+    keys.write_text(line("alice", "alices-secret-of-32-characters-01"))
+    text = SIMULATED.format(ports=ports, tiny=TINY).replace("[gateway]", f'[gateway]\nkeys = "{keys}"')
+    with launched(folder, text, ports[0]) as of:
+        assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
+        before = {seen.pid for seen in nodes(of).values()}
+        of.signal(signal.SIGHUP)
+        assert wait_until(lambda: told(of, "read the keys", node="front"), WITHIN_S) is not None, of.output()
+        assert {seen.pid for seen in nodes(of).values()} == before
+        assert not told(of, "draining")
+
+
+@pytest.mark.parametrize("name", ["one", "front"])
+def test_kill_9_of_a_node_remakes_it_and_requests_go_on(name, running):
+    before = nodes(running)
+    os.kill(before[name].pid, signal.SIGKILL)
+    if name != "front":  # there is another worker
+        assert asked(running) == (200, 4)
+
+    def again():
+        with suppress(OSError):
+            return len(nodes(running)) == 3 and running.get("/ready")[0] == 200 and asked(running) == (200, 4)
+        return False
+
+    assert wait_until(again, WITHIN_S, every_s=0.05) is not None, running.output()
+    after = nodes(running)
+    assert {each for each in NAMES if before[each].pid != after[each].pid} == {name}
+    assert wait_until(lambda: told(running, f"{name}/process will be started again"), WITHIN_S) is not None
+    running.signal(signal.SIGTERM)
+    assert running.wait_exit(WITHIN_S) is not None, running.output()
+    assert running.process.returncode == 0
+
+
+def test_a_node_that_is_told_to_end_stays_ended_and_the_launcher_ends_with_the_last(running):
+    for count, name in enumerate(["one", "front", "two"], start=1):
+        os.kill(nodes(running)[name].pid, signal.SIGTERM)
+        assert wait_until(lambda: len(nodes(running)) == 3 - count, WITHIN_S) is not None, running.output()  # noqa: B023
+    assert running.wait_exit(WITHIN_S) is not None
+    assert (running.process.returncode, running.left()) == (0, [])
+    assert not [each for each in lines(running) if each.get("happening") == "restarting"]
+
+
+def test_a_node_that_cannot_start_ends_all_with_its_sentence(folder):
+    ports = free_ports(3)
+    text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.two]", '[node.two]\nlogs = "/dev/null/logs"')
+    with launched(folder, text, ports[0]) as of:
+        assert of.wait_exit(WITHIN_S) is not None
+        assert (of.process.returncode, of.left()) == (1, [])
+        last = of.output().splitlines()[-1]
+        assert last.startswith("espalier: node two did not start: the folder for logs cannot be made: ")
+
+
+def test_a_port_that_is_taken_is_said_before_any_node_starts(folder):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = [*free_ports(2), taken.getsockname()[1]]
+        with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
+            assert of.wait_exit(WITHIN_S) is not None
+            assert of.process.returncode == 1
+            assert of.output().startswith(f"espalier: port {ports[2]} of 127.0.0.1 cannot be had: ")
+            assert of.output().rstrip().endswith("name another as node.two.listen")
+
+
+def test_one_node_of_several_can_be_run_alone(folder):
+    ports = free_ports(3)
+    with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0], "--node", "one") as of:
+        assert wait_until(lambda: "Ready: node one with tiny-1" in of.output(), WITHIN_S) is not None, of.output()
+        assert len(of.alive()) == 1
+        of.signal(signal.SIGTERM)
+        assert of.wait_exit(WITHIN_S) is not None
+        assert of.process.returncode == 0
+
+
+def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(folder):
+    ports = free_ports(3)
+    (folder / "cluster.toml").write_text(SIMULATED.format(ports=ports, tiny=TINY))
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "supervisor", str(folder / "cluster.toml")],
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(folder)},
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    shown = bytearray()
+
+    def read():
+        with suppress(OSError):  # the last writer has closed it
+            while data := os.read(ours, 4096):
+                shown.extend(data)
+
+    reader = Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        assert wait_until(lambda: b"Ready: " in shown, WITHIN_S) is not None, shown.decode()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WITHIN_S) == 0
+    finally:
+        process.kill()
+        reader.join(WITHIN_S)
+        os.close(ours)
+    text = shown.decode()
+    assert text.count("Ready: ") == 1
+    for wanted in ("front: front/gateway is ready", "one: stopped  exit_code=0", "two/process has stopped"):
+        assert wanted in text
+    assert '"event"' not in text

@@ -1,0 +1,355 @@
+"""A node takes over what can change while it runs, and says of the rest that it takes a restart."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from protocol.cluster import Leg, NodeState, Offer, Reloaded
+from protocol.errors import Overloaded
+from supervisor import check, config, house, known
+from supervisor.directory import Directory
+from supervisor.doors.gate import Gate
+from supervisor.doors.keys import line
+from supervisor.folders import Folder
+from supervisor.metrics import Metrics
+from supervisor.process import Hurry
+from supervisor.reload import Reloader
+from supervisor.world import World
+from tests import certificate
+
+TINY = Path(__file__).parent.parent / "examples" / "tiny"
+FILE = f"""
+[node.front]
+listen = "127.0.0.1:7401"
+drain_s = 30
+[node.one]
+listen = "127.0.0.1:7402"
+
+[cluster]
+beat_s = 1.0
+
+[gateway]
+node = "front"
+requests_max = 8
+
+[model.tiny]
+path = "{TINY}"
+
+[engine.tiny-1]
+node = "one"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 4096
+"""
+
+
+def world(tmp_path):
+    return World(
+        folder=Folder(tmp_path, -1),
+        logs=tmp_path,
+        environment={},
+        new_id=str,
+        now=float,
+        strftime=str,
+        aside=trio.to_thread.run_sync,
+        hurry=Hurry(),
+        metrics=Metrics(),
+        chance=random.Random,
+        new_nonce=bytes,
+        new_room=int,
+    )
+
+
+class Node:
+    """A node of the file, as it is after the start; what it reads anew is `text`."""
+
+    def __init__(self, tmp_path, name="front", text=FILE, environment=None):
+        self.file = tmp_path / "cluster.toml"
+        self.file.write_text(text)
+        self.text = text
+        self.cluster = config.read(self.file)
+        self.house = house.build(self.cluster, name, world(tmp_path))
+        self.drain_s = None
+        environment = environment or {}
+        if self.house.door is not None:
+            self.house.door.keys = check.keys(self.cluster, environment)
+            self.house.door.certificate = self.cluster.certificate
+        self.house.links.secret = check.secret(self.cluster, name, environment)
+        self.reloader = Reloader(name, self.cluster, self.house, environment, self.set_drain_s)
+
+    def set_drain_s(self, drain_s):
+        self.drain_s = drain_s
+
+    def reload(self, *replacements, text=None):
+        """Change the file from what it was at the start, and read it anew."""
+        text = text or self.text
+        for old, new in replacements:
+            assert old in text
+            text = text.replace(old, new)
+        self.file.write_text(text)
+        return self.reloader.reload()
+
+
+@pytest.fixture
+def front(tmp_path, autojump_clock):
+    return partial(Node, tmp_path)
+
+
+# What can change ------------------------------------------------------------------------------
+
+
+async def test_a_file_that_says_the_same_changes_nothing(front):
+    told = front().reload()
+    assert (told.changed, told.not_changed) == ((), ())
+
+
+async def test_the_limits_of_gate_door_and_asking_change_at_once(front):
+    node = front()
+    told = node.reload(
+        (
+            "requests_max = 8\n",
+            (
+                "requests_max = 4\nwaiting_max = 7\nadmit_s = 2\nfirst_token_s = 3\ntotal_s = 4\nprompt_tokens_max = 99\n"
+                'names = ["Here"]\norigins = ["https://app.example"]\n[gateway.limits]\nlanes_max = 5\nhead_s = 2.5\n'
+            ),
+        ),
+        ("drain_s = 30", "drain_s = 12.5"),
+    )
+    door, live = node.house.door, node.house.live
+    assert (door.gate.requests_max, door.gate.waiting_max, door.gate.admit_s) == (4, 7, 2)
+    assert (door.asking.first_token_s, door.asking.total_s, live.prompt_tokens_max) == (3, 4, 99)
+    assert (door.names, door.origins) == ({"here"}, {"https://app.example"})
+    assert (door.limits.lanes_max, door.limits.head_s, door.limits.body_s) == (5, 2.5, 30)
+    assert node.drain_s == 12.5
+    assert told.not_changed == ()
+    assert "gateway.requests_max is 4 now, and was 8" in told.changed
+    assert "gateway.limits.head_s is 2.5 now, and was 10" in told.changed
+    assert "node.front.drain_s is 12.5 now, and was 30" in told.changed
+    assert len(told.changed) == 11
+    assert node.reloader.reload() == Reloaded()  # now it is as the file says
+
+
+async def test_what_was_changed_goes_back_with_the_file(front):
+    node = front()
+    node.reload(("requests_max = 8", "requests_max = 8\nadmit_s = 2"))
+    assert node.reload(("requests_max = 8", "requests_max = 8\nadmit_s = 3")) == Reloaded(
+        ("gateway.admit_s is 3 now, and was 2",)
+    )
+    assert node.reload() == Reloaded(("gateway.admit_s is 5 now, and was 3",))
+    assert node.house.door.gate.admit_s == 5
+    assert node.reload() == Reloaded()
+
+
+async def test_more_places_than_at_the_start_take_a_restart(front):
+    node = front()
+    told = node.reload(("requests_max = 8", "requests_max = 9"))
+    assert told.changed == ()
+    assert told.not_changed == (
+        (
+            "gateway.requests_max can only be lowered and raised again, to what it was at the start, "
+            "until the node is started again"
+        ),
+    )
+    assert node.house.door.gate.requests_max == 8
+
+
+async def test_the_limits_of_a_router_change_at_once(front):
+    node = front()
+    more = f'path = "{TINY}"\nprefill_tokens_min = 100\nresumes_max = 1\nresume_s = 2.5'
+    told = node.reload((f'path = "{TINY}"', more))
+    routing = node.house.live.routings["tiny"]
+    assert (routing.prefill_tokens_min, routing.limits.resumes_max, routing.limits.resume_s) == (100, 1, 2.5)
+    assert routing.limits.resume_tokens_max == 65_536
+    assert len(told.changed) == 3
+    assert told.not_changed == ()
+
+
+async def test_the_times_of_links_change_for_those_that_are_made_from_then_on(front):
+    node = front()
+    told = node.reload(("beat_s = 1.0", "beat_s = 0.5\nretry_max_s = 1"))
+    assert (node.house.links.section.beat_s, node.house.links.section.retry_max_s) == (0.5, 1)
+    assert told.changed == ("cluster.beat_s is 0.5 now, and was 1", "cluster.retry_max_s is 1 now, and was 5")
+
+
+NEW = """
+[node.two]
+listen = "127.0.0.1:7403"
+[engine.tiny-2]
+node = "two"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 4096
+"""
+
+
+async def test_a_new_node_is_known_with_its_engines_and_whoever_dials_is_woken(front):
+    node = front()
+    woken = []
+
+    async def wait():
+        await node.house.directory.changed.park()
+        woken.append(sorted(node.house.directory.nodes))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        told = node.reload(text=FILE + NEW)
+        assert told == Reloaded(("node two is known now",))
+        await wait_all_tasks_blocked()
+    assert woken == [["one", "two"]]
+    assert node.house.directory.nodes["two"][2] == "127.0.0.1:7403"
+    assert [offer.name for offer in node.house.directory.offers("tiny")] == ["tiny-1", "tiny-2"]
+    assert node.reload(text=FILE + NEW).changed == ()
+    moved = node.reload(text=FILE + NEW.replace("7403", "7404")).not_changed
+    assert [said.partition(" stays")[0] for said in moved] == ["node two"]
+    assert [said.partition(" stays")[0] for said in node.reload().not_changed] == ["node two"]
+
+
+async def test_keys_from_another_file_let_others_in(front, tmp_path):
+    (tmp_path / "a.toml").write_text(line("alice", "alices-secret-of-32-characters-01"))
+    (tmp_path / "b.toml").write_text(line("bob", "bobs-secret-of-32-characters-0002"))
+    node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'))
+    told = node.reload(("a.toml", "b.toml"))
+    assert node.house.door.keys.names(admin=False) == ["bob"]
+    assert "gateway.keys is b.toml now, and was a.toml" in told.changed
+    assert told.changed[-1] == "keys: 1 are known now"
+
+
+async def test_a_file_that_could_not_be_started_with_changes_nothing_but_the_keys(front, tmp_path):
+    (tmp_path / "a.toml").write_text(line("alice", "alices-secret-of-32-characters-01"))
+    node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'))
+    (tmp_path / "a.toml").write_text(line("carol", "carols-secret-of-32-characters-01"))
+    for broken, why in [
+        (("beat_s = 1.0", "beat_s = "), "is not TOML"),
+        (("beat_s = 1.0", "beat_s = 2.0"), "cluster.silent_s: must be at least two beats of 2 s"),
+        (("[node.front]", "[node.operator-1]\n[node.front]"), "is an operator's name"),
+        (('keys = "a.toml"', 'host = "0.0.0.0"\nnames = ["x"]'), "is not loopback, so clients need keys"),
+        (("127.0.0.1:7401", "0.0.0.0:7401"), "links need a secret"),
+    ]:
+        told = node.reload(broken, ("requests_max = 8", "admit_s = 1"))
+        assert len(told.not_changed) == 1
+        assert told.not_changed[0].startswith("the file changes nothing: ")
+        assert why in told.not_changed[0]
+        assert told.changed == ("keys: 1 are known now",)
+        assert node.house.door.gate.admit_s == 5
+    assert node.house.door.keys.names(admin=False) == ["carol"]
+
+
+# What cannot ----------------------------------------------------------------------------------
+
+
+async def test_each_thing_that_takes_a_restart_is_named_once_and_again_the_next_time(front):
+    node = front()
+    changed = (
+        ("requests_max = 8", "requests_max = 8\nport = 9000\n[gateway.limits]\nsend_buffer_bytes = 1000"),
+        ("[cluster]", '[cluster]\nname = "other"'),
+        (f'path = "{TINY}"', f'path = "{TINY}"\nqueue_max = 3'),
+        ("127.0.0.1:7401", "127.0.0.1:7411"),
+        ("127.0.0.1:7402", "127.0.0.1:7412"),
+    )
+    for _ in range(2):
+        told = node.reload(*changed)
+        assert told.changed == ()
+        assert set(told.not_changed) == {
+            "model tiny stays as it is until the node is started again, though the file has another queue_max",
+            *(
+                f"{key} stays {old} until the node is started again, though the file says {new}"
+                for key, old, new in [
+                    ("gateway.port", 8000, 9000),
+                    ("gateway.limits.send_buffer_bytes", 262144, 1000),
+                    ("cluster.name", "espalier", "other"),
+                    ("node.front.listen", "127.0.0.1:7401", "127.0.0.1:7411"),
+                    ("node.one.listen", "127.0.0.1:7402", "127.0.0.1:7412"),
+                ]
+            ),
+        }
+    assert node.house.door.limits.send_buffer_bytes == 262144
+
+
+async def test_an_engine_is_its_own_nodes_affair_and_its_settings_are_not_told(front, tmp_path):
+    change = ("kv_tokens_max = 4096", "kv_tokens_max = 8192\nslots = 2")
+    assert front().reload(change).not_changed == ()
+    one = Node(tmp_path, "one")
+    assert one.reload(change, ("requests_max = 8", "requests_max = 2")).not_changed == (
+        "engine tiny-1 stays as it is until the node is started again, though the file has another slots, kv_tokens_max",
+    )
+
+
+async def test_a_node_that_has_gone_from_the_file_says_so_itself(front, tmp_path):
+    one = Node(tmp_path, "one")
+    told = one.reload(("[node.one]", "[node.uno]"), ('node = "one"', 'node = "uno"'))
+    assert told.not_changed[0].startswith("the file changes nothing: there is no node one in ")
+
+
+async def test_another_secret_takes_a_restart(front):
+    environment = {check.SECRET: "one-secret-of-the-cluster"}
+    node = front(environment=environment)
+    environment[check.SECRET] = "another-one-of-the-cluster"
+    assert node.reload().not_changed == ("the cluster's secret stays as it was until the node is started again",)
+
+
+async def test_to_begin_to_speak_tls_takes_a_restart_and_another_certificate_does_not(front, tmp_path):
+    for name in ("a", "b"):
+        certificate.make(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
+    lines = 'requests_max = 8\ntls_certificate = "{0}.pem"\ntls_key = "{0}.key"'
+    plain, tls = front(), front(text=FILE.replace("requests_max = 8", lines.format("a")))
+    told = plain.reload(("requests_max = 8", lines.format("a")))
+    assert (told.changed, len(told.not_changed), plain.house.door.tls) == ((), 2, None)
+    before = tls.house.door.tls
+    told = tls.reload(("a.pem", "b.pem"), ("a.key", "b.key"))
+    assert (len(told.changed), told.not_changed) == (2, ())
+    assert tls.house.door.tls is not before
+    assert tls.house.door.certificate.certificate.name == "b.pem"
+    told = tls.reload(("a.pem", "b.pem"))  # its key does not belong to it
+    assert told.not_changed[0].startswith("the file changes nothing: the certificate ")
+    assert tls.house.door.certificate.key.name == "b.key"
+
+
+# The gate, and who is told ----------------------------------------------------------------------
+
+
+async def test_a_gate_that_gets_wider_lets_in_as_many_of_its_line_as_it_has_room_for(autojump_clock):
+    gate = Gate(1, 5.0, 10, lambda: None)
+    inside = []
+
+    async def enter(number):
+        async with gate.admitted():
+            inside.append(number)
+            await trio.sleep(1)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(enter, number)
+            await wait_all_tasks_blocked()
+        assert (gate.inside, gate.waiting) == (1, 4)
+        gate.change(3, 5.0, 10)
+        assert (gate.inside, gate.waiting) == (3, 2)
+        await wait_all_tasks_blocked()
+        assert sorted(inside) == [0, 1, 2]
+        gate.change(1, 0.5, 1)
+        assert (gate.inside, gate.waiting) == (3, 2)  # nobody is turned out
+        with pytest.raises(Overloaded):
+            async with gate.admitted():
+                raise AssertionError
+        await trio.sleep(0.9)
+    assert sorted(inside) == [0, 1, 2, 3, 4]
+    assert (gate.inside, gate.waiting) == (0, 0)
+
+
+def test_ready_says_which_engine_is_on_a_node_that_drains():
+    directory = Directory("front")
+    offer = Offer("tiny-1", "tiny", Leg.BOTH, 4, up=True)
+    directory.expect("one", None, [offer])
+    directory.told("one", NodeState((offer,)))
+    assert known.unready(directory, ["tiny"]) is None
+    directory.told("one", NodeState((offer,), draining=True))
+    assert known.unready(directory, ["tiny"]) == "engine tiny-1 is on a node that drains"
+    directory.expect("two", None)
+    directory.told("two", NodeState((Offer("tiny-2", "tiny", Leg.BOTH, 4, up=True),)))
+    assert known.unready(directory, ["tiny"]) is None

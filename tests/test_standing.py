@@ -1,0 +1,116 @@
+"""How each child of a tree stands is known from what happens to it."""
+
+from __future__ import annotations
+
+import random
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from protocol.errors import EngineDied
+from supervisor.run import supervise
+from supervisor.standing import WHY_LENGTH_MAX, Standing
+from supervisor.tree import Backoff, Child, Strategy, Tree
+
+
+async def serves(*, task_status):
+    task_status.started()
+    await trio.sleep_forever()
+
+
+def child(name, run=serves, **fields):
+    return Child(name=name, run=run, about=f"it is {name}", **fields)
+
+
+def states(standing):
+    return {limb.path: limb.state for limb in standing.limbs()}
+
+
+def test_before_anything_has_happened_every_member_is_named_and_none_is_started():
+    inner = Tree(name="inner", children=(child("b"),))
+    standing = Standing(Tree(name="top", children=(child("a"), inner)))
+    assert states(standing) == dict.fromkeys(["top", "top/a", "top/inner", "top/inner/b"], "not started")
+    assert [limb.since_s for limb in standing.limbs()] == [0, 0, 0, 0]
+    assert standing.up_s == 0
+
+
+async def test_a_tree_that_is_up_says_so_of_each_member_and_since_when(autojump_clock):
+    async def slow(*, task_status):
+        await trio.sleep(2)
+        await serves(task_status=task_status)
+
+    tree = Tree(name="top", children=(child("a"), child("b", slow)))
+    standing = Standing(tree)
+    async with trio.open_nursery() as nursery:
+        task = trio.CancelScope()
+
+        async def run():
+            with task:
+                await supervise(tree, rng=random.Random(0), watch=standing.watch)
+
+        nursery.start_soon(run)
+        await trio.sleep(1)
+        assert states(standing) == {"top": "starting", "top/a": "up", "top/b": "starting"}
+        await trio.sleep(4)
+        limbs = {limb.path: limb for limb in standing.limbs()}
+        assert {path: (limb.state, limb.since_s) for path, limb in limbs.items()} == {
+            "top": ("up", 5),
+            "top/a": ("up", 5),
+            "top/b": ("up", 3),
+        }
+        assert [limb.restarts for limb in limbs.values()] == [0, 0, 0]
+        assert limbs["top/b"].about == "it is b"
+        assert standing.up_s == 5
+        task.cancel()
+    assert states(standing) == {"top": "stopped", "top/a": "stopped", "top/b": "stopped"}
+
+
+async def test_a_child_that_fails_is_counted_with_those_that_are_started_again_with_it_and_says_why(autojump_clock):
+    lives = iter([1, 1000])
+    why = "x" * (2 * WHY_LENGTH_MAX)
+
+    async def dies(*, task_status):
+        task_status.started()
+        await trio.sleep(next(lives))
+        raise EngineDied(why)
+
+    pair = Tree(
+        name="pair", strategy=Strategy.ONE_FOR_ALL, children=(child("a", dies), child("b")), backoff=Backoff(min_s=0.1)
+    )
+    tree = Tree(name="top", children=(pair, child("c")))
+    standing = Standing(tree)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), watch=standing.watch))
+        await trio.sleep(10)
+        limbs = {limb.path: limb for limb in standing.limbs()}
+        assert {path: (limb.state, limb.restarts) for path, limb in limbs.items()} == {
+            "top": ("up", 0),
+            "top/pair": ("up", 0),
+            "top/pair/a": ("up", 1),
+            "top/pair/b": ("up", 1),
+            "top/c": ("up", 0),
+        }
+        assert limbs["top/pair/a"].why == why[:WHY_LENGTH_MAX]
+        assert limbs["top/pair/b"].why == ""
+        assert limbs["top/pair/a"].since_s == 9
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_child_that_waits_to_be_tried_again_is_what_its_tree_says_of_itself(autojump_clock):
+    lives = iter([True, False, True])
+
+    async def lame(*, task_status):
+        if not next(lives):
+            raise EngineDied("no")
+        task_status.started()
+        await trio.sleep(1)
+
+    tree = Tree(name="top", children=(child("a"), child("b", lame)), backoff=Backoff(min_s=8, jitter=0))
+    standing = Standing(tree)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), watch=standing.watch))
+        await trio.sleep(3)
+        await wait_all_tasks_blocked()
+        assert states(standing) == {"top": "starts again", "top/a": "up", "top/b": "starts again"}
+        assert [limb.why for limb in standing.limbs()] == ["", "", "no"]
+        nursery.cancel_scope.cancel()

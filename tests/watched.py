@@ -1,0 +1,37 @@
+"""A node's house as it is built, beside the metrics that it tells; nothing of it runs."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import trio
+
+from supervisor.config import Cluster
+from supervisor.folders import Folder
+from supervisor.house import House, build
+from supervisor.metrics import Metrics
+from supervisor.process import Hurry
+from supervisor.world import World
+
+
+def built(cluster: Cluster, node: str) -> tuple[House, Metrics]:
+    """Return a node's house and its metrics."""
+    numbers = count(1)
+    world = World(
+        folder=Folder(Path(), -1),
+        logs=Path(),
+        environment={},
+        new_id=lambda: f"id {next(numbers)}",
+        now=lambda: 1_700_000_000.0,
+        strftime=lambda _: "",
+        aside=trio.to_thread.run_sync,
+        hurry=Hurry(),
+        metrics=Metrics(),
+        chance=Random,
+        new_nonce=lambda: bytes(32),
+        new_room=partial(next, numbers),
+    )
+    return build(cluster, node, world), world.metrics
