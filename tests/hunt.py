@@ -1,4 +1,7 @@
-"""Run many seeds of the whole system, on all cores: `python -m tests.hunt [--seeds 2000] [--first 0] [--only SEED]`."""
+"""Run many seeds, on all cores: `python -m tests.hunt [--cluster] [--seeds 2000] [--first 0] [--only SEED]`.
+
+A seed is one run of a node with everything in it or, with `--cluster`, of several nodes and the links between them.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,28 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from multiprocessing import Pool
 
+from tests.sim.cluster_seed import run_cluster_seed
 from tests.sim.seed import run_seed
 
 ON_ALL_CORES_AT_ONCE = 10  # seeds that a process takes at a time
 
 
-def one(seed: int) -> tuple[int, str | None]:
+def one(seed: int, *, cluster: bool = False) -> tuple[int, str | None]:
     """Run one seed; return it with what it raised, if anything."""
     try:
-        run_seed.__wrapped__(seed)
+        runner(cluster=cluster).__wrapped__(seed)
     except BaseException as error:  # noqa: BLE001  # whatever it is, it is what we hunt
         return seed, _first(error)
     return seed, None
+
+
+def runner(*, cluster: bool) -> Callable[[int], str]:
+    """Return what runs a seed."""
+    return run_cluster_seed if cluster else run_seed
 
 
 def _first(error: BaseException) -> str:
@@ -30,23 +41,24 @@ def _first(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def hunt(seeds: range, processes: int | None) -> int:
+def hunt(seeds: range, processes: int | None, *, cluster: bool = False) -> int:
     """Run the seeds, tell of each that fails in one line, and return how many did."""
     begun, failed = time.perf_counter(), 0
+    again = "python -m tests.hunt --cluster" if cluster else "python -m tests.hunt"
     with Pool(processes) as pool:
-        for seed, error in pool.imap_unordered(one, seeds, ON_ALL_CORES_AT_ONCE):
+        for seed, error in pool.imap_unordered(partial(one, cluster=cluster), seeds, ON_ALL_CORES_AT_ONCE):
             if error is not None:
                 failed += 1
-                print(f"seed {seed}: python -m tests.hunt --only {seed}  # {error}", flush=True)  # noqa: T201
+                print(f"seed {seed}: {again} --only {seed}  # {error}", flush=True)  # noqa: T201
     took_s = time.perf_counter() - begun
     print(f"{len(seeds)} seeds in {took_s:.0f} s, {len(seeds) / took_s:.0f} a second, {failed} failed")  # noqa: T201
     return failed
 
 
-def only(seed: int) -> int:
+def only(seed: int, *, cluster: bool = False) -> int:
     """Run one seed and print what happened in it, up to its end or its failure."""
     try:
-        print(run_seed(seed))  # noqa: T201
+        print(runner(cluster=cluster)(seed))  # noqa: T201
     except BaseException as error:  # noqa: BLE001
         traceback.print_exception(error)
         return 1
@@ -59,15 +71,16 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--only", type=int)
+    parser.add_argument("--cluster", action="store_true", help="run several nodes and the links between them")
     parser.add_argument("--traces", action="store_true", help="print what happened in each, in order, on one core")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
     if options.only is not None:
-        return only(options.only)
+        return only(options.only, cluster=options.cluster)
     if options.traces:
-        return max(only(seed) for seed in seeds)
-    return min(hunt(seeds, options.processes), 1)
+        return max(only(seed, cluster=options.cluster) for seed in seeds)
+    return min(hunt(seeds, options.processes, cluster=options.cluster), 1)
 
 
 if __name__ == "__main__":

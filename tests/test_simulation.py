@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.sim.cluster_seed import KINDS, run_cluster_seed
 from tests.sim.faults import FAULTS
 from tests.sim.freeing import DELAYS, KEEPS
 from tests.sim.seed import run_seed
 
 ROOT = Path(__file__).parent.parent
 SEEDS = 200
+CLUSTER_SEEDS = 12
 GONE = re.compile(r"'gone', ([^)]+)\)")  # and what made it late
 
 
@@ -64,3 +66,27 @@ def test_the_seeds_see_every_fault_and_every_outcome():
     assert late == DELAYS | KEEPS, "who leaves meets everything that keeps slots"
     for code in ("link_lost", "engine_lost", "actor_lost", "deadline_exceeded", "overloaded", "draining"):
         assert repr(code) in traces, code
+
+
+# Clusters ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(CLUSTER_SEEDS))
+def test_nothing_false_is_said_by_a_cluster_and_everything_comes_home_at_every_node(seed):
+    try:
+        run_cluster_seed(seed)
+    except BaseException:
+        print(f"seed {seed}: python -m tests.hunt --cluster --only {seed}")  # noqa: T201  # pytest shows it
+        raise
+
+
+def test_the_seeds_of_clusters_see_most_faults_and_resumed_answers():
+    traces = "".join(run_cluster_seed(seed) for seed in range(CLUSTER_SEEDS))
+    seen = {kind for kind in KINDS if repr(kind) in traces}
+    assert len(seen) >= len(KINDS) - 1, set(KINDS) - seen
+    for what in ("whole", "left", "back", "prefill", "decode", "both"):
+        assert what in traces, what
+
+
+def test_a_seed_decides_everything_about_a_cluster_too():
+    assert run_cluster_seed.__wrapped__(3) == run_cluster_seed(3)

@@ -12,9 +12,12 @@ from protocol.errors import ActorError, EngineStuck, StartFailed, TooManyBugs
 from tests.sim.freeing import Freeing
 from tests.sim.network import SimTransport
 from tests.sim.system import System
+from tests.world import World
 
-LOST = frozenset({"engine_lost", "actor_lost"})
+LOST = frozenset({"engine_lost", "actor_lost", "not_ready"})
 LATE = frozenset({"deadline_exceeded"})
+AWAY_ERRORS = frozenset({"link_lost", "not_ready", "draining"})
+OF_NODES = ("cut a link", "half-open link", "stopped node", "node crash", "node drain")
 TRUTHS: dict[str, frozenset[str]] = {
     "crash": LOST,
     "cut the line": LOST,
@@ -26,12 +29,38 @@ TRUTHS: dict[str, frozenset[str]] = {
     "half-open front": frozenset({"link_lost"}) | LATE,
     "jump": frozenset({"overloaded", "slow_client", "unanswered", "cut"}) | LOST | LATE,
     "bugs": frozenset({"internal"}),
+    "too many bugs": frozenset({"actor_lost"}),  # the processor falls
     "drain": frozenset({"draining", "unanswered"}),
+    # Of a cluster's nodes and of the links between them.
+    "a leg dies": LOST,
+    "cut a link": AWAY_ERRORS,
+    "half-open link": AWAY_ERRORS | LATE,
+    "stopped node": AWAY_ERRORS | LATE,
+    "node crash": AWAY_ERRORS,
+    "node drain": AWAY_ERRORS,
+    "stays away": AWAY_ERRORS | LOST | LATE,  # a node that has gone, until all is healed
     # No faults of anybody, but what small limits come to.
     "impatient": LATE,
     "trickles": LOST | LATE,  # a Cancel that waits behind much else looks like an engine that keeps its slot
 }
-FAULTS = tuple(kind for kind in TRUTHS if kind not in {"drain", "impatient", "trickles"})
+FAULTS = tuple(
+    kind
+    for kind in TRUTHS
+    if kind not in {*OF_NODES, "a leg dies", "stays away", "drain", "impatient", "trickles", "too many bugs"}
+)
+GOES_ON = frozenset({"engine_lost", "actor_lost", "link_lost"})  # what is not said where somebody else goes on
+DEATHS = frozenset(kind for kind, codes in TRUTHS.items() if "engine_lost" in codes)  # of engines
+LOSSES = frozenset(kind for kind, codes in TRUTHS.items() if codes & {"engine_lost", "link_lost"})
+AWAY = frozenset({"half-open line", "stuck", "start fails", "jump", "slow", "trickles", *OF_NODES[1:]})
+"""What may keep every worker, or every slot, away for longer than a request that has lost its worker waits."""
+AT_ONCE = {
+    "crash": 1,
+    "a leg dies": 1,
+    "cut the line": 1,
+}  # how many engines die of it; of other things one may die again and again
+MANY = 100
+ALWAYS_BACK_S = 100.0  # after which every fault is over, and every slot was free again
+BACK_WITHIN_S = 3.0  # a worker that has just fallen, or the link to it
 FALLS: dict[str, tuple[type[ActorError], ...]] = {  # by what an actor may fall, beside a lost engine or a lost link
     "half-open line": (EngineStuck, StartFailed),
     "stuck": (EngineStuck,),
@@ -50,6 +79,9 @@ class Faults:
     rng: random.Random
     note: Callable[..., None]
     happened: set[str] = Factory(set)
+    losses: int = 0  # how often a worker, or the link to it, may have been lost
+    away: int = 0  # how many workers may have been out of reach, each as often as it was
+    deaths: int = 0  # how often it may have been an engine that died
     freeing: Freeing = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -58,24 +90,48 @@ class Faults:
     def may(self, code: str) -> bool:
         """Whether an error with this code is true by now."""
         crowded = code == "overloaded" and self.system.door.gate.was_full
-        return crowded or any(code in TRUTHS[kind] for kind in self.happened)
+        why = {kind for kind in self.happened if code in TRUTHS[kind]}
+        lost = code in GOES_ON and not self.nobody_goes_on
+        return crowded or bool(why - LOSSES if lost else why)
+
+    @property
+    def nobody_goes_on(self) -> bool:
+        """Whether a request that has lost its worker may have found no other, or lost more than it may."""
+        route = self.system.route
+        away = "stays away" in self.happened or route.resume_s < BACK_WITHIN_S
+        away = away or (route.resume_s < ALWAYS_BACK_S and bool(self.happened & AWAY))
+        dead = self.deaths > route.crashes_max or (self.deaths > 0 and self.away >= self.routes)
+        return away or dead or self.losses > route.resumes_max
+
+    @property
+    def routes(self) -> int:
+        """How many workers, or pairs of them, there are to go to."""
+        return self.system.workers
 
     async def one(self, kind: str) -> None:
         """Let one thing go wrong at some moment."""
+        await trio.sleep(self.rng.random() * 3)
+        await self.now(kind)
+
+    async def now(self, kind: str) -> None:
+        """Let one thing go wrong, and be well again."""
         rng, system = self.rng, self.system
-        await trio.sleep(rng.random() * 3)
-        number = rng.randrange(system.workers)
+        world = self.place()
+        number = rng.randrange(world.workers)
         if "front" in kind and not system.far:
             return
         self.happened.add(kind)
+        self.losses += kind in LOSSES
+        self.away += world.workers if "front" in kind else kind in LOSSES
+        self.deaths += AT_ONCE.get(kind, MANY) if kind in DEATHS else 0
         self.note(kind, number)
         match kind:
             case "crash":
-                system.hosts[number].crash()
+                world.hosts[number].crash()
             case "cut the line" | "cut the front":
-                self._wire(kind, number).cut()
+                self._wire(kind, world, number).cut()
             case "half-open line" | "half-open front":
-                wire, lasts_s = self._wire(kind, number), rng.random() * 6
+                wire, lasts_s = self._wire(kind, world, number), rng.random() * 6
                 self.freeing.wrong(kind, lasts_s)
                 wire.swallow()
                 await trio.sleep(lasts_s)
@@ -89,27 +145,31 @@ class Faults:
             case "bugs":
                 system.decode.bugs = rng.choice((1, 1, 8))
                 if system.decode.bugs > 1:
-                    self.happened.add("crash")  # too many: the processor falls
+                    self.happened.add("too many bugs")
             case _:
-                await self._for_a_while(kind, number)
+                await self._for_a_while(kind, world, number)
 
-    async def _for_a_while(self, kind: str, number: int) -> None:
-        system, lasts_s = self.system, self.rng.random() * 4
+    def place(self) -> World:
+        """Return the node at which the next thing goes wrong."""
+        return self.system
+
+    async def _for_a_while(self, kind: str, world: World, number: int) -> None:
+        lasts_s = self.rng.random() * 4
         self.freeing.wrong(kind, lasts_s)
         match kind:
             case "start fails":
-                system.starts_fail = True
-                system.hosts[number].crash()
+                world.starts_fail = True
+                world.hosts[number].crash()
                 await trio.sleep(lasts_s)
-                system.starts_fail = False
+                world.starts_fail = False
             case "stuck":
-                system.costs.stuck = True
+                world.costs.stuck = True
                 await trio.sleep(lasts_s)
-                system.costs.stuck = False
+                world.costs.stuck = False
             case "slow":
-                system.costs.slow = 50.0
+                world.costs.slow = 50.0
                 await trio.sleep(lasts_s)
-                system.costs.slow = 1.0
+                world.costs.slow = 1.0
 
-    def _wire(self, kind: str, number: int) -> SimTransport:
-        return self.system.wires["front" if "front" in kind else f"line {number}"]
+    def _wire(self, kind: str, world: World, number: int) -> SimTransport:
+        return world.wires["front" if "front" in kind else f"line {number}"]

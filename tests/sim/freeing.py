@@ -32,6 +32,9 @@ class Freeing:
     """
 
     release_s: float
+    delays: frozenset[str] = DELAYS
+    keeps: frozenset[str] = KEEPS
+    swallows: frozenset[str] = SWALLOWS
     periods: list[Period] = Factory(list)  # in the order in which they begin
     jumped_s: float = 0.0  # how far the clock has jumped in all
 
@@ -53,7 +56,7 @@ class Freeing:
     @property
     def swallowed(self) -> bool:
         """Whether an abort may have been late or lost, so that an engine computed for nobody."""
-        return any(period.kind in SWALLOWS for period in self.periods)
+        return any(period.kind in self.swallows for period in self.periods)
 
     def due(self, left_at: float, way_s: float) -> tuple[float, list[str]]:
         """Return by when what was left at `left_at` must be free, as far as is known now, and what makes it late.
@@ -62,11 +65,13 @@ class Freeing:
         """
         told_at, late = left_at + way_s, set()
         for period in self.periods:
-            if period.kind in DELAYS and self._meets(period, told_at):
+            if period.kind in self.delays and self._meets(period, told_at):
                 told_at = max(told_at, period.ends_at)
                 late.add(period.kind)
         keeps = {
-            period.kind for period in self.periods if period.kind in KEEPS and self._meets(period, left_at, told_at)
+            period.kind
+            for period in self.periods
+            if period.kind in self.keeps and self._meets(period, left_at, told_at)
         }
         within_s = GONE_WITHIN_S + (self.release_s if keeps else 0.0)
         return told_at + within_s, sorted(late | keeps)

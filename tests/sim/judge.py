@@ -89,7 +89,8 @@ def usage(wanted: Wanted, said: dict) -> None:
     """Judge what an answer that is whole says that it cost."""
     cost = whole(wanted)
     told = (said["prompt_tokens"], said["completion_tokens"], said["total_tokens"])
-    assert told == (cost.prompt_tokens, cost.completion_tokens, cost.prompt_tokens + cost.completion_tokens)
+    should = (cost.prompt_tokens, cost.completion_tokens, cost.prompt_tokens + cost.completion_tokens)
+    assert told == should, f"usage is {told}, not {should}"
 
 
 def scores(wanted: Wanted, should: Choice, said: list[dict | None], *, ended: bool) -> None:

@@ -21,6 +21,7 @@ class _Pipe:
     cut: bool = False  # both ends are broken, and what was on its way is lost
     closed: bool = False  # the writing end said that nothing follows
     swallows: bool = False  # what is written is taken and never comes
+    stalled_until: float = -inf  # nothing comes before
     held: int = 0
     _pieces: deque[tuple[float, bytes]] = Factory(deque)
     _last_at: float = -inf
@@ -48,6 +49,10 @@ class _Pipe:
     async def read(self) -> bytes:
         await trio.lowlevel.checkpoint()
         while not self.cut:
+            if trio.current_time() < self.stalled_until:
+                with trio.move_on_at(self.stalled_until):
+                    await self._changed.park()
+                continue
             due = self._take(trio.current_time())
             if due:
                 self._changed.unpark_all()
@@ -66,6 +71,10 @@ class _Pipe:
         if cut:
             self.cut = True
             self._pieces.clear()
+        self._changed.unpark_all()
+
+    def stall(self, until: float) -> None:
+        self.stalled_until = max(until, self.stalled_until)
         self._changed.unpark_all()
 
     def _due(self) -> float:
@@ -112,6 +121,16 @@ class SimTransport:
     def swallow(self) -> None:
         """Be half-open from now on: take what is written at either end, and deliver nothing more."""
         self._out.swallows = self._into.swallows = True
+
+    def stall(self, until: float) -> None:
+        """Deliver nothing at either end before some time: what is written meanwhile comes then."""
+        self._out.stall(until)
+        self._into.stall(until)
+
+    @property
+    def swallows(self) -> bool:
+        """Whether it is half-open."""
+        return self._out.swallows
 
     @property
     def in_flight(self) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Awaitable, Callable
 from functools import cache
 
 import trio
 from attrs import define, evolve, field
 
 from actors.decode import Deadlines
+from actors.router import Limits
 from supervisor.node import FAREWELL_S
 from tests.fakes import Costs
 from tests.sim.clients import DeafClient, HttpClient
@@ -49,6 +51,9 @@ class Run:
         self.system = self._system()
         self.faults = Faults(self.system, rng, self.note)
         self._small_limits()
+        self._expect_falls()
+
+    def _expect_falls(self) -> None:
         for kind in (*self.faults.happened, *(kind for kind, times in self.times.items() if times)):
             self.system.faults += FALLS.get(kind, ())
 
@@ -64,7 +69,7 @@ class Run:
         )
         return System(
             rng=rng,
-            workers=rng.choice((1, 1, 2)),
+            workers=rng.choice((1, 2, 2)),
             costs=costs,
             inbox_size=rng.randint(0, 3),
             streams=rng.choice((2, 6, 12)),
@@ -88,6 +93,11 @@ class Run:
             first_token_s=rng.choice((200.0, 200.0, 3.0)),
             total_s=rng.choice((300.0, 300.0, 1.5)),
             drain_s=rng.choice((1.0, 10.0, 60.0)),
+            route=Limits(
+                resumes_max=rng.choice((0, 1, 3)),
+                crashes_max=rng.choice((0, 1, 1)),
+                resume_s=rng.choice((0.3, 10.0, 10.0)),
+            ),
             tls=tls,
         )
 
@@ -129,6 +139,7 @@ class Run:
         if self.rng.random() < 0.3:
             self.system.node.world.hurry.now()  # the second signal
         begun_at = trio.current_time()
+        self.system.directory.drain()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.system.node._shut_down)
             await trio.sleep(0.1)
@@ -159,24 +170,32 @@ class Run:
             self.note("at rest", [list(host.scheduler.log) for host in system.hosts.values()])
         self.trace.extend((each.at, each.path, each.kind.name) for each in system.happenings)
 
+    async def traced(self) -> str:
+        """Run; what has happened is returned, or stands with what was raised."""
+        try:
+            await self.all()
+        except BaseException as error:
+            error.add_note("\n".join(map(repr, self.trace)))
+            raise
+        return "\n".join(map(repr, self.trace))
+
 
 async def whole_system(rng: random.Random) -> str:
-    run = Run(rng)
-    try:
-        await run.all()
-    except BaseException as error:
-        error.add_note("\n".join(map(repr, run.trace)))
-        raise
-    return "\n".join(map(repr, run.trace))
+    return await Run(rng).traced()
 
 
-@cache
-def run_seed(seed: int) -> str:
+def traced(scenario: Callable[[random.Random], Awaitable[str]], seed: int) -> str:
     """Run one seed, quietly: actors that fall are what it is about. Return its trace."""
     logging.disable(logging.CRITICAL)
     try:
-        trace = simulate(whole_system, seed)
+        trace = simulate(scenario, seed)
     finally:
         logging.disable(logging.NOTSET)
     assert isinstance(trace, str)
     return trace
+
+
+@cache
+def run_seed(seed: int) -> str:
+    """Run one seed; return its trace."""
+    return traced(whole_system, seed)

@@ -13,14 +13,21 @@ import trio
 from attrs import Factory, define, evolve, field
 
 from actors._kit import Address, Answer, mailbox
+from actors._queue import Queue, queue
+from actors.decode import decode
 from actors.processor import processor
+from actors.router import Limits, Routing, router
+from actors.routing.least_loaded import least_loaded
+from protocol.cluster import Leg, NodeState, Offer, check
+from protocol.errors import PeerLost
 from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.peer import Peer
 from supervisor import known
+from supervisor.directory import Directory, Here
 from supervisor.doors.asking import Asking, Served
 from supervisor.doors.door import Door, DoorLimits
 from supervisor.doors.gate import Gate
 from supervisor.gateway import _accepted
-from supervisor.house import House
 from supervisor.link import Link
 from supervisor.metrics import Metrics
 from supervisor.node import _Node
@@ -36,20 +43,22 @@ from tests.world import World
 LIMITS = DoorLimits(head_s=5.0, body_s=5.0, idle_s=60.0, stall_s=3.0, close_s=1.0, send_buffer_bytes=4096)
 Asked = tuple[tuple[int, ...], int | None]  # a prompt and a seed
 EVENT_BYTES_MAX = 4096  # about what the longest of these answers ends with
+ROUTED_MAX = 64  # requests that wait for a worker
+NEVER_ENDS: frozenset[int] = frozenset()  # the fake engine says what ends an answer like any other token, and goes on
 NOON = 1_700_000_000.5
 
 
 @define(eq=False)
-class _Seeded(Scheduler):
+class Seeded(Scheduler):
     """Answers each seed otherwise, so that choices can be told apart, and remembers how many tokens it gave each."""
 
     given: dict[Asked, int] = Factory(dict)
 
     def submit(self, request: Generate) -> None:
         Scheduler.submit(self, request)
-        if request.sampling.seed is not None:
-            held = self.waiting[-1]
-            seeded = evolve(request, tokens=[*request.tokens, request.sampling.seed])
+        if (seed := request.sampling.seed) is not None:
+            held, said = self.waiting[-1], len(request.tokens) - request.said
+            seeded = evolve(request, tokens=[*request.tokens[:said], seed, *request.tokens[said:]])
             held.ids, finished = whole(seeded, self.costs.vocabulary_size)
             usage = evolve(finished.usage, prompt_tokens=len(request.tokens))
             held.finished = evolve(finished, usage=usage)
@@ -64,23 +73,27 @@ class _Seeded(Scheduler):
 
     def _remember(self, request_id: str) -> None:
         if (held := self._find(request_id)) is not None:
-            self.given[tuple(held.request.tokens), held.request.sampling.seed] = held.given
+            asked = prompt_of(held.request), held.request.sampling.seed
+            self.given[asked] = held.request.said + held.given
+
+
+def prompt_of(request: Generate) -> tuple[int, ...]:
+    """Return what was asked first, without what a worker that was lost has said to it."""
+    return tuple(request.tokens[: len(request.tokens) - request.said])
 
 
 @define(eq=False)
-class _Host(FakeHost):
+class SeededHost(FakeHost):
     def __attrs_post_init__(self) -> None:
         FakeHost.__attrs_post_init__(self)
-        self.scheduler = _Seeded(self.costs, self._told)
+        self.scheduler = Seeded(self.costs, self._told)
 
 
 @define(eq=False)
 class _Decode:
-    """Whoever decodes for the processor: the workers of this node or, over whatever link is up, of another."""
+    """Whoever decodes for the processor: the router, and sometimes a bug on the way to it."""
 
-    near: Address
-    front: Plug[Link]
-    far: bool
+    router: Address
     bugs: int = 0  # that are still to come
 
     @asynccontextmanager
@@ -88,8 +101,7 @@ class _Decode:
         if self.bugs:
             self.bugs -= 1
             raise ZeroDivisionError("a planted bug")
-        asked = await self.front.wait() if self.far else self.near
-        async with asked.ask(request, credit) as answer:
+        async with self.router.ask(request, credit) as answer:
             yield answer
 
 
@@ -112,7 +124,8 @@ class _Gate(Gate):
 class System(World):
     """Everything from a client's socket to an engine's host, in the shape that `supervisor.house` gives it."""
 
-    host_of: Callable = _Host
+    host_of: Callable = SeededHost
+    route: Limits = Limits()
     far: bool = False  # the workers are another node's, at the other end of a link
     tls: bool = False  # between clients and the gateway
     limits: DoorLimits = LIMITS
@@ -126,6 +139,11 @@ class System(World):
     decode: _Decode = field(init=False)
     asked: Address = field(init=False)
     asked_inbox: trio.MemoryReceiveChannel = field(init=False)
+    directory: Directory = field(init=False)  # of the node with the gateway
+    offered: Directory = field(init=False)  # of the node with the workers
+    inboxes: list[Queue] = Factory(list)  # of the workers
+    routing: Routing = field(init=False)
+    routed: Queue = field(init=False)
     node: _Node = field(init=False)
     refused: set[tuple[int, ...]] = Factory(set)  # prompts that the engines will not like
     sockets: list[trio.SocketStream] = Factory(list)  # the gateway's ends
@@ -134,27 +152,45 @@ class System(World):
 
     def __attrs_post_init__(self) -> None:
         World.__attrs_post_init__(self)
-        self.decode = _Decode(self.address, self.front, self.far)
+        self._plug_workers()
+        numbers, rooms = count(1), count(1)
+        new_id = lambda: f"{next(numbers) << 16:032x}"  # noqa: E731  # the last digits tell choices apart
+        address, self.routed = queue(ROUTED_MAX, _urgency)
+        self.routing = Routing(
+            self.directory.pool("tiny"), least_loaded, self.route, partial(next, rooms), new_id, 0, NEVER_ENDS
+        )
+        self.decode = _Decode(address)
         self.costs.refused = self._refuses
         self.asked, self.asked_inbox = mailbox(self.requests_max)
-        numbers = count(1)
+        model, longest = (
+            partial(known.model, "tiny", self.directory, 7),
+            partial(known.longest, self.directory, "tiny"),
+        )
         engines = {str(number): plug for number, plug in enumerate(self.engines)}
-        model, longest = partial(known.model, "tiny", self.engines, 7), partial(known.longest, self.engines)
         metrics = Metrics()
+        never_ready = partial(known.never_ready, self.directory, ("tiny",))
         self.door = Door(
             asking=Asking({"tiny": Served(model, self.asked, longest)}, metrics, self.first_token_s, self.total_s),
-            gate=_Gate(self.requests_max, self.admit_s, self.waiting_max, partial(known.never_ready, engines)),
+            gate=_Gate(self.requests_max, self.admit_s, self.waiting_max, never_ready),
             limits=self.limits,
             names=frozenset({"127.0.0.1"}),
-            unready=partial(known.unready, engines),
+            unready=partial(known.unready, self.directory, ("tiny",)),
             metrics_text=partial(known.metrics_text, engines, metrics),
-            new_id=lambda: f"{next(numbers) << 16:032x}",  # the last digits tell choices apart
+            new_id=new_id,
             now=lambda: NOON + trio.current_time(),
             tls=secure.server() if self.tls else None,
         )
-        house = House(self.tree, self.door)
+        house = SimpleNamespace(directory=self.directory, door=self.door, links=None)
         world = SimpleNamespace(hurry=Hurry())
         self.node = _Node(house, world, terminal=None, drain_s=self.drain_s, tree=self.scope)
+
+    def _plug_workers(self) -> None:
+        """Put the workers into the directory of their node, which is the gateway's own or, over a link, another."""
+        self.directory = Directory("main")
+        self.offered = Directory("far") if self.far else self.directory
+        self.inboxes = plug(self, self.offered)
+        if self.far:
+            self.directory.expect("far", None, self.offered.state().offers)
 
     def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
         front = (Child(name="front", run=self._front),) if self.far else ()
@@ -162,6 +198,7 @@ class System(World):
             Child(name="gateway", run=self._gateway, stop_within_s=self.limits.close_s + 1),
             *workers,
             *front,
+            Child(name="router", run=router, args=(self.routed, self.routing)),
             Child(name="processor", run=self._processor),
         )
 
@@ -179,9 +216,49 @@ class System(World):
                 self._gateway_nursery = None
 
     async def _processor(self, *, task_status: trio.TaskStatus[None]) -> None:
-        limits = partial(known.limits, self.engines, 2048)
+        limits = partial(known.limits, self.directory, "tiny", 2048)
         serve = partial(processor, self.asked_inbox, TINY, self.decode, limits, _at_once, self.requests_max)
         await serve(task_status=task_status)
+
+    async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
+        await work(self, self.offered, self.inboxes, number, task_status=task_status)
+
+    async def _front(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Carry the link to the workers' node, as `supervisor.links` does, but for the greeting and the heart."""
+        near, far = self.pair("front")
+        asker = Link(near, Peer("main", serves_max=0), told=partial(self._told, "far"))
+        serves = {(name, Generate): here for name, here in self.offered.here.items()}
+        self.server = Link(far, Peer("far", serves_max=self.streams), serves)
+
+        async def carry() -> None:
+            try:
+                await asker.run()
+            finally:  # at once, whatever the other end still waits for
+                self.directory.unlinked("far", asker)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.server.run, name="front.server")
+                nursery.start_soon(carry, name="front.asker")
+                await asker.wait_ready()
+                self.directory.linked("far", asker)
+                nursery.start_soon(self._tell, self.server, name="front.teller")
+                while known.never_ready(self.directory, ("tiny",)):
+                    await self.directory.changed.park()
+                with self.front.offering(asker):
+                    task_status.started()
+                    await trio.sleep_forever()
+        except* PeerLost:
+            raise PeerLost("the front was cut") from None
+
+    async def _tell(self, link: Link) -> None:
+        while True:
+            link.tell(self.offered.state())
+            await self.offered.changed.park()
+
+    def _told(self, node: str, message: object) -> None:
+        assert isinstance(message, NodeState)
+        self.directory.told(node, check(message))
 
     # Clients -----------------------------------------------------------------------------
 
@@ -224,7 +301,7 @@ class System(World):
     def _refuses(self, request_id: str) -> bool:
         """Whether the engines find the prompt of this request wrong, which they say only when it runs."""
         running = (host.scheduler.running.get(request_id) for host in self.hosts.values())
-        return any(held is not None and tuple(held.request.tokens) in self.refused for held in running)
+        return any(held is not None and prompt_of(held.request) in self.refused for held in running)
 
     @property
     def way_s(self) -> float:
@@ -240,7 +317,7 @@ class System(World):
         """Whether any engine that is up holds a request with this prompt."""
         up = (host.scheduler for number, host in self.hosts.items() if self.engines[number].now is not None)
         held = (each for scheduler in up for each in (*scheduler.running.values(), *scheduler.waiting))
-        return any(each.request.tokens == prompt for each in held)
+        return any(list(prompt_of(each.request)) == prompt for each in held)
 
     def check_backlogs(self) -> None:
         """Check that no client's backlog is longer than it may be, or only by the last thing that was said to it."""
@@ -262,15 +339,51 @@ class System(World):
     async def check_at_rest(self) -> None:
         """Check that nothing is left of any client, at the doors or behind them."""
         self._check_doors()
+        self.check_routes()
         inbox = self.asked.inbox.statistics()
         assert (inbox.current_buffer_used, inbox.tasks_waiting_send) == (0, 0)
         await World.check_at_rest(self)
+
+    def check_routes(self) -> None:
+        """Check that no request is on its way through the router, and that no worker counts one."""
+        assert not self.routing._places, "a place is kept for nobody"
+        for each in (self.routed, *self.inboxes):
+            assert each.waiting == (0, 0), "a call waits for ever"
+        for worker in (*self.offered.here.values(), *self.directory.workers("tiny")):
+            assert (worker.load.busy, worker.load.tokens) == (0, 0), "a worker counts what is over"
 
     def _check_doors(self) -> None:
         assert not self.door.connections, "a connection was left behind"
         assert (self.door.gate.inside, self.door.gate.waiting) == (0, 0), "a place at the gate is taken"
         assert not self.door.asking._running, "a request is still counted"
         assert all(stream.socket.fileno() == -1 for stream in self.sockets), "a file descriptor is open"
+
+
+def _urgency(request: Generate) -> int:
+    return request.priority
+
+
+def plug(world: World, directory: Directory, leg: Leg = Leg.BOTH) -> list[Queue]:
+    """Offer the workers of a node in its directory, as `supervisor.house` does, and return their inboxes."""
+    inboxes = []
+    world.engines = [Plug(directory.changed) for _ in range(world.workers)]
+    for number, each in enumerate(world.engines):
+        offer = Offer(f"{directory.name}-{number}", "tiny", leg, world.costs.slots, up=False)
+        address, inbox = queue(max(1, world.inbox_size), _urgency)
+        inboxes.append(inbox)
+        directory.here[offer.name] = Here(directory.name, offer, address, each, directory.changed, inbox, directory)
+    return inboxes
+
+
+async def work(
+    world: World, directory: Directory, inboxes: list[Queue], number: int, *, task_status: trio.TaskStatus[None]
+) -> None:
+    """Do what `supervisor.workers` does for one worker, until its engine is lost."""
+    engine = await world.engines[number].wait()
+    try:
+        await decode(inboxes[number], engine, world.costs.slots, world.deadlines, task_status=task_status)
+    finally:
+        list(directory.here.values())[number].turn_away()
 
 
 async def _at_once(function):

@@ -1,0 +1,255 @@
+"""One seed of a cluster: which nodes there are, what goes wrong with them and between them, and how all ends well."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import trio
+from attrs import define, evolve, field
+
+from actors.router import Limits
+from protocol.cluster import Leg
+from tests.sim.cluster import SECTION, SETTLED_S, Cluster, linked, together
+from tests.sim.faults import OF_NODES, Faults
+from tests.sim.freeing import DELAYS, SWALLOWS, Freeing
+from tests.sim.legs import BOTH_WITHIN_S, LegCosts, Rooms
+from tests.sim.model import VOCABULARY
+from tests.sim.net import Net
+from tests.sim.nodes import Plan, Spot
+from tests.sim.probes import health
+from tests.sim.seed import CHAOS_S, DEADLINES, Run, traced
+from tests.sim.system import LIMITS
+from tests.world import World
+
+SHAPES = (  # the legs of the nodes beside the gateway's
+    (Leg.BOTH,),
+    (Leg.BOTH, Leg.BOTH),
+    (Leg.PREFILL, Leg.DECODE),
+    (Leg.PREFILL, Leg.DECODE, Leg.BOTH),
+    (Leg.PREFILL, Leg.PREFILL, Leg.DECODE),
+    (Leg.PREFILL, Leg.DECODE, Leg.DECODE),
+    (Leg.PREFILL, Leg.PREFILL, Leg.DECODE, Leg.DECODE),
+)
+KINDS = ("crash", "cut the line", "half-open line", "stuck", "start fails", "slow", "bugs", "a leg dies", *OF_NODES)
+CLUSTER_DELAYS = frozenset({"half-open link", "stopped node"})
+NOTICED_S = 0.5  # by when every node has heard that another one drains
+
+
+@define(eq=False)
+class ClusterFaults(Faults):
+    """Makes things go wrong at any node."""
+
+    def __attrs_post_init__(self) -> None:
+        delays, swallows = DELAYS | CLUSTER_DELAYS, SWALLOWS | CLUSTER_DELAYS
+        self.freeing = Freeing(self.system.deadlines.release_s, delays, swallows=swallows)
+
+    def place(self) -> World:
+        return self.rng.choice(self.system.worlds)
+
+    @property
+    def nobody_goes_on(self) -> bool:
+        return Faults.nobody_goes_on.fget(self) or any(spot.fell for spot in self.system.spots)
+
+    @property
+    def routes(self) -> int:
+        many = dict.fromkeys(Leg, 0)
+        many[Leg.BOTH] += self.system.workers
+        for spot in self.system.spots:
+            many[spot.costs.leg] += spot.kwargs["workers"]
+        return many[Leg.BOTH] + min(many[Leg.PREFILL], many[Leg.DECODE])
+
+    async def one(self, kind: str) -> None:
+        system, rng = self.system, self.rng
+        if kind == "a leg dies":
+            await trio.sleep(rng.random() * 3)
+            await self._kill_leg()
+            return
+        if kind not in OF_NODES:
+            await trio.sleep(rng.random() * 3)
+            if system.worlds and all(world.hosts for world in system.worlds):
+                await self.now(kind)
+            return
+        await trio.sleep(rng.random() * 5)
+        busy = [spot for spot in system.spots if spot.life is not None and spot.life.directory.running]
+        spot = rng.choice(busy or system.spots)
+        if spot.life is None or not spot.life.hosts or spot.life.over.is_set() or spot.life.directory.draining:
+            return
+        self.happened.add(kind)
+        self.losses += 1
+        self.away += spot.kwargs["workers"]
+        self.note(kind, spot.name)
+        await self._wrong(kind, spot)
+
+    async def _kill_leg(self) -> None:
+        """Let the engine of one leg die as soon as there is a request of two legs whose time has come."""
+        rng, stage = self.rng, self.rng.choice((0.0, 0.05, 0.2, 1.0))
+        with trio.move_on_after(5.0):
+            while not self.system.plan.rooms.held():  # noqa: ASYNC110  # of many engines
+                await trio.sleep(0.05)
+            await trio.sleep(stage)
+            legs = self.system.plan.rooms.held()
+            if legs:
+                leg, engine = rng.choice(legs)
+                self.happened.add("a leg dies")
+                self.losses += 1
+                self.away += 1
+                self.deaths += 1
+                self.note("a leg dies", leg.value, stage)
+                for host in list(self.system.all_hosts()):
+                    if host.scheduler is engine:
+                        host.crash()
+
+    async def _wrong(self, kind: str, spot: Spot) -> None:
+        rng, net, nodes = self.rng, self.system.plan.net, (spot.name, "main")
+        match kind:
+            case "cut a link":
+                net.cut(*nodes)
+            case "half-open link":
+                self.freeing.wrong(kind, SECTION.silent_s)
+                for transport in net.of(*nodes):
+                    transport.swallow()
+            case "stopped node":
+                lasts_s = rng.random() * 6
+                self.freeing.wrong(kind, min(lasts_s, SECTION.silent_s))
+                for transport in net.of(spot.name):
+                    transport.stall(trio.current_time() + lasts_s)
+            case "node crash":
+                await spot.crash()
+                await self._back(spot)
+            case "node drain":
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(spot.drain)
+                    await trio.sleep(NOTICED_S)
+                    self._check_avoided(spot)
+                await self._back(spot)
+
+    async def _back(self, spot: Spot) -> None:
+        if self.rng.random() < 0.7:
+            await trio.sleep(self.rng.random() * 3)
+            self.note("back", spot.name)
+            spot.start()
+        else:
+            self.happened.add("stays away")
+
+    def _check_avoided(self, spot: Spot) -> None:
+        deaf = any(period.kind in CLUSTER_DELAYS for period in self.freeing.periods)
+        chosen = [worker.load.name for worker in self.system.directory.workers("tiny")]
+        assert deaf or not any(name.startswith(f"{spot.name}/") for name in chosen), "a node that drains is chosen"
+
+
+@define(eq=False)
+class ClusterRun(Run):
+    """One run of a cluster."""
+
+    nursery: trio.Nursery = field(kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        rng = self.rng
+        self.clients = rng.randint(2, 9)
+        self.drains = False
+        self.times = {kind: rng.choice((0, 0, 0, 1, 2)) for kind in KINDS} if rng.random() < 0.9 else {}
+        self.system = self._system()
+        self.faults = ClusterFaults(self.system, rng, self.note)
+        self._small_limits()
+        self._expect_falls()
+
+    def _costs(self, leg: Leg = Leg.BOTH, node: str = "main") -> LegCosts:
+        rng = self.rng
+        return LegCosts(
+            slots=rng.randint(1, 3),
+            step_s=rng.choice((0.02, 0.05, 0.1)),
+            prefill_s=rng.choice((0.0, 0.002, 0.02)),
+            release_s=rng.choice((0.0, 0.01, 0.3)),
+            vocabulary_size=VOCABULARY,
+            leg=leg,
+            node=node,
+        )
+
+    def _system(self) -> Cluster:
+        rng = self.rng
+        network = {
+            "delay_s": rng.choice((0.0, 0.002, 0.05)),
+            "piece_max": rng.choice((40, 1000, 65536)),
+            "room": rng.choice((4096, 65536)),
+        }
+        section = evolve(SECTION, streams_max=rng.choice((8, 64)))
+        plan = Plan(Net(rng, network), section, Rooms(rng.choice((0.0, 0.3, 1.0))), rng)
+        shape = rng.choice(SHAPES)
+        kwargs = {"inbox_size": rng.randint(1, 3), "deadlines": DEADLINES, "network": network}
+        deaf = rng.choice((None, None, *range(len(shape))))
+        for number, leg in enumerate(shape):
+            name = f"{rng.choice('az')}{number}"  # it dials the gateway's node, or is dialed by it
+            plan.spots[name] = Spot(
+                name,
+                plan,
+                self._costs(leg, name),
+                kwargs | {"workers": rng.choice((1, 1, 2))},
+                self.nursery,
+                listens=number != deaf,
+                joins=number != deaf and rng.random() < 0.2,
+                drain_s=rng.choice((0.2, 5.0)),
+            )
+        return Cluster(
+            rng=rng,
+            plan=plan,
+            costs=self._costs(),
+            workers=rng.choice((0, 0, 0, 1)),
+            prefill_tokens_min=rng.choice((0, 0, 45)),
+            limits=evolve(LIMITS, backlog_bytes_max=100_000),
+            requests_max=rng.choice((3, 8, 16)),
+            waiting_max=16,
+            admit_s=100.0,
+            first_token_s=200.0,
+            total_s=300.0,
+            route=Limits(
+                resumes_max=rng.choice((1, 3, 20)),
+                crashes_max=rng.choice((1, 1, 3)),
+                resume_s=rng.choice((10.0, 100.0)),
+            ),
+            **kwargs,
+        )
+
+    async def watch_legs(self) -> None:
+        """See that no leg goes on for long without the other."""
+        rooms, freeing = self.system.plan.rooms, self.faults.freeing
+        while True:
+            for number, room, gone in rooms.lonely():
+                within_s = BOTH_WITHIN_S + max(engine.costs.release_s for engine in room.legs.values())
+                due_at = room.alone_since + within_s
+                if freeing.periods:
+                    due_at = max(due_at, freeing.due(room.alone_since, 0.0)[0])
+                assert trio.current_time() <= due_at, (
+                    f"in room {number} ({room.request.id}) the {gone.value} has gone, and the other goes on"
+                )
+            await trio.sleep(0.1)
+
+    async def all(self) -> None:
+        """Safety while things go wrong; then heal, and demand liveness."""
+        self.note(*(f"{spot.costs.leg.value} {spot.name}" for spot in self.system.spots))
+        async with together(self.system) as system:
+            with trio.fail_after(CHAOS_S):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.watch_legs)
+                    await self.chaos()
+                    nursery.cancel_scope.cancel()
+            await trio.sleep(SETTLED_S)
+            system.heal()
+            await trio.sleep(SETTLED_S)
+            assert linked(system), "nodes that are up have not found each other"
+            await health(system)
+            await trio.sleep(SETTLED_S)
+            await system.check_at_rest()
+            await system.check_serves()
+            self.note("at rest", system.plan.rooms.met, [list(host.scheduler.log) for host in system.all_hosts()])
+
+
+async def whole_cluster(rng: random.Random) -> str:
+    async with trio.open_nursery() as nursery:
+        return await ClusterRun(rng, nursery=nursery).traced()
+
+
+@cache
+def run_cluster_seed(seed: int) -> str:
+    """Run one seed of a cluster, quietly; return its trace."""
+    return traced(whole_cluster, seed)

@@ -1,0 +1,119 @@
+"""The network between nodes: who listens where, and the wires of links, which may be cut, half-open or slow to deliver."""
+
+from __future__ import annotations
+
+import random
+import ssl
+from collections.abc import Callable
+
+import trio
+from attrs import Factory, define, field, frozen
+
+from protocol.errors import PeerLost
+from supervisor.wires import At, Talk
+from tests.sim.network import SimTransport, sim_pair
+
+SIZE_BYTES = 4
+
+
+@define(eq=False)
+class _Line:
+    """What stands below a wire; here it is the wire's own transport that knows how it ended."""
+
+    end: str = ""
+
+    def trust(self) -> None:
+        """Take more than a greeting, which is no matter here."""
+
+
+@define(eq=False)
+class SimWire:
+    """One end of a connection that carries whole messages; a `supervisor.wires.Wire`."""
+
+    transport: SimTransport
+    line: _Line = Factory(_Line)
+    _heard: bytearray = Factory(bytearray)
+
+    async def send_all(self, data: bytes) -> None:
+        await self.transport.send_all(len(data).to_bytes(SIZE_BYTES) + data)
+
+    async def receive_some(self) -> bytes:
+        while (end := self._end()) is None:
+            if not (more := await self.transport.receive_some()):
+                return b""
+            self._heard += more
+        message = bytes(self._heard[SIZE_BYTES:end])
+        del self._heard[:end]
+        return message
+
+    def close(self) -> None:
+        if not self.transport.swallows:  # else the news of it does not come either
+            self.transport.close()
+
+    def _end(self) -> int | None:
+        end = SIZE_BYTES + int.from_bytes(self._heard[:SIZE_BYTES])
+        return end if SIZE_BYTES <= len(self._heard) >= end else None
+
+
+@define(eq=False)
+class Accepted:
+    """The listener's end before anything was said, as `supervisor.links` gets it from the kernel."""
+
+    transport: SimTransport
+    socket: Accepted = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.socket = self
+
+    def getpeername(self) -> tuple[str, int]:
+        raise OSError
+
+
+@frozen
+class Connection:
+    """A connection that was made, and between which nodes."""
+
+    nodes: frozenset[str]
+    transport: SimTransport
+
+
+@define(eq=False)
+class Net:
+    """All that lies between the nodes."""
+
+    rng: random.Random
+    network: dict
+    listening: dict[str, tuple[str, Callable[[Accepted], None]]] = Factory(dict)  # by address: who, and what accepts
+    connections: list[Connection] = Factory(list)
+
+    async def dial(self, dialer: str, at: At, _: ssl.SSLContext | None, within_s: float, talk: Talk) -> None:
+        """Do what `supervisor.wires.dial` does."""
+        await trio.sleep(self.rng.random() * self.network["delay_s"])
+        if str(at) not in self.listening:
+            raise PeerLost(f"{at} cannot be reached: nobody listens")
+        listener, accept = self.listening[str(at)]
+        near, far = sim_pair(self.rng, **self.network)
+        self.connections.append(Connection(frozenset((dialer, listener)), near))
+        accept(Accepted(far))
+        await self._talked(near, talk)
+
+    async def accepted(self, stream: Accepted, _: ssl.SSLContext | None, within_s: float, talk: Talk) -> None:
+        """Do what `supervisor.wires.accepted` does."""
+        await self._talked(stream.transport, talk)
+
+    async def _talked(self, transport: SimTransport, talk: Talk) -> None:
+        wire = SimWire(transport)
+        try:
+            await talk(wire)
+        finally:
+            wire.close()
+
+    def of(self, *nodes: str) -> list[SimTransport]:
+        """Return the connections of a node, or between two."""
+        return [each.transport for each in self.connections if set(nodes) <= each.nodes]
+
+    def cut(self, *nodes: str) -> None:
+        """Break the connections of a node, or between two; they may be made again at once."""
+        for transport in self.of(*nodes):
+            transport.cut()
+        self.connections = [each for each in self.connections if not set(nodes) <= each.nodes]

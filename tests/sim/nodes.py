@@ -1,0 +1,197 @@
+"""Nodes that only compute: each has a tree, a directory and links, and may crash, drain, leave and come back."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from types import SimpleNamespace
+
+import trio
+from attrs import Factory, define, field
+
+from actors._queue import Queue
+from protocol.cluster import Offer
+from protocol.errors import StartFailed
+from protocol.messages import Generate
+from supervisor.config import ClusterSection
+from supervisor.directory import Directory
+from supervisor.links import Links
+from supervisor.node import BYE_S, _Node
+from supervisor.process import Hurry
+from supervisor.run import supervise
+from supervisor.tree import Child, Tree
+from supervisor.wires import At
+from tests.sim.legs import LegCosts, LegHost, Rooms
+from tests.sim.net import Accepted, Net
+from tests.sim.system import plug, work
+from tests.world import World
+
+SECRET = b"only nodes know it"
+AGAIN_S = 1.0
+STOP_S = 15.0  # for every child that does not end by itself
+
+
+@define(eq=False)
+class SimLinks(Links):
+    """Links over a simulated network."""
+
+    net: Net = field(kw_only=True)
+
+    async def _listen(self, nursery: trio.Nursery, at: At) -> None:
+        def accept(stream: Accepted) -> None:
+            nursery.start_soon(self._accepted, stream)
+
+        self.directory.address = str(at)
+        self.net.listening[str(at)] = self.name, accept
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        try:
+            await Links.run(self, task_status=task_status)
+        finally:
+            if self.listen is not None:
+                self.net.listening.pop(str(self.listen), None)
+
+
+@define(eq=False)
+class Plan:
+    """What the file says of a cluster."""
+
+    net: Net
+    section: ClusterSection
+    rooms: Rooms
+    rng: random.Random
+    spots: dict[str, Spot] = Factory(dict)
+    front: str = "main"
+
+    def links(self, name: str, directory: Directory, *, listens: bool, joins: bool) -> SimLinks:
+        """Return the links of one node, and note in its directory whom it knows from the file."""
+        for other in [self.front, *self.spots] if not joins else ():
+            spot = self.spots.get(other)
+            if other != name and not (spot is not None and spot.joins):
+                listening = spot is None or spot.listens
+                directory.expect(other, f"{other}:7400" if listening else None, [] if spot is None else spot.offers)
+        return SimLinks(
+            name=name,
+            section=self.section,
+            directory=directory,
+            serves={(each, Generate): here for each, here in directory.here.items()},
+            listen=At(name, 7400) if listens else None,
+            secret=SECRET,
+            new_nonce=partial(self.rng.randbytes, 32),
+            chance=self.rng,
+            join=(At(self.front, 7400),) if joins else (),
+            dial=partial(self.net.dial, name),
+            accept=self.net.accepted,
+            net=self.net,
+        )
+
+
+@define(eq=False)
+class Back(World):
+    """One life of a node that only computes."""
+
+    spot: Spot = field(kw_only=True)
+    directory: Directory = field(init=False)
+    inboxes: list[Queue] = field(init=False)
+    links: SimLinks = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        World.__attrs_post_init__(self)
+        spot = self.spot
+        self.directory = Directory(spot.name)
+        self.inboxes = plug(self, self.directory, spot.costs.leg)
+        self.links = spot.plan.links(spot.name, self.directory, listens=spot.listens, joins=spot.joins)
+
+    def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
+        return (Child(name="links", run=self.links.run, stop_within_s=2.0), *workers)
+
+    async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
+        await work(self, self.directory, self.inboxes, number, task_status=task_status)
+
+    def check_idle(self) -> None:
+        """Check that nothing of any request is left at this node."""
+        self.check_engines()
+        check_links(self.directory)
+        for inbox in self.inboxes:
+            assert inbox.waiting == (0, 0), "a call waits for ever"
+        for here in self.directory.here.values():
+            assert (here.load.busy, here.load.tokens) == (0, 0), "a worker counts what is over"
+
+
+@define(eq=False)
+class Spot:
+    """Where a node runs, one life after the other."""
+
+    name: str
+    plan: Plan
+    costs: LegCosts
+    kwargs: dict  # of its worlds
+    nursery: trio.Nursery
+    listens: bool = True
+    joins: bool = False
+    drain_s: float = 5.0
+    fell: bool = False  # in one of its lives, as it began
+    life: Back | None = None
+    lives: list[Back] = Factory(list)
+
+    @property
+    def offers(self) -> list[Offer]:
+        """The workers that there will be."""
+        many, costs = self.kwargs["workers"], self.costs
+        return [Offer(f"{self.name}-{each}", "tiny", costs.leg, costs.slots, up=False) for each in range(many)]
+
+    def start(self) -> None:
+        """Begin a life."""
+        host_of = partial(LegHost, rooms=self.plan.rooms)
+        self.life = Back(rng=self.plan.rng, costs=self.costs, host_of=host_of, spot=self, **self.kwargs)
+        self.lives.append(self.life)
+        self.nursery.start_soon(self._live, self.life, name=f"node {self.name}")
+
+    async def _live(self, life: Back) -> None:
+        try:
+            with life.scope:
+                await supervise(life.tree, rng=self.plan.rng, watch=life.happenings.append)
+        except StartFailed:  # its engine died before all was up; whoever runs the node runs it again
+            self.fell = True
+            self.plan.net.cut(self.name)
+            await trio.sleep(AGAIN_S)
+            if self.life is life:
+                self.start()
+        finally:
+            life.over.set()
+
+    async def crash(self) -> None:
+        """End as a process does that is killed: all that is open is cut, and nobody says why."""
+        life, self.life = self.life, None
+        self.plan.net.listening.pop(str(life.links.listen), None)
+        self.plan.net.cut(self.name)
+        for host in life.hosts.values():
+            host.crash()
+        life.scope.cancel(reason="the node is killed")
+        await life.over.wait()
+        self.plan.net.cut(self.name)
+
+    async def drain(self) -> None:
+        """Leave as a node does that is told to."""
+        life, began_at = self.life, trio.current_time()
+        house = SimpleNamespace(directory=life.directory, door=None, links=life.links)
+        node = _Node(house, SimpleNamespace(hurry=Hurry()), terminal=None, drain_s=self.drain_s, tree=life.scope)
+        life.directory.drain()
+        await node._shut_down()
+        assert trio.current_time() <= began_at + self.drain_s + BYE_S + 0.01
+        with trio.fail_after(STOP_S):
+            await life.over.wait()
+        self.life = None
+        for host in life.hosts.values():
+            host.scheduler.crash()  # its process has ended with the node's
+        self.plan.net.cut(self.name)
+
+
+def check_links(directory: Directory) -> None:
+    """Check that a node is linked to all others, and that nothing is open on its links."""
+    for name, (_, link, _) in directory.nodes.items():
+        assert link is not None, f"{directory.name} has no link to {name}"
+        assert not link.lost
+        assert not link._asked, "an asked stream is open"
+        assert not link._serving, "a served stream is open"
+        assert len(link.peer.asked) == len(link.peer.served) == 0, "a stream is open"
