@@ -14,7 +14,7 @@ from attrs import define
 
 from bench.load.faults import Failed
 from bench.load.messages import Api
-from protocol.messages import UNREADABLE
+from protocol.codec import UNREADABLE
 
 FINISHES = {"stop", "length", "tool_calls", "function_call", "content_filter"}
 CANCELLED = "cancelled"

@@ -15,7 +15,7 @@ from attrs import define, field
 
 from bench.load.faults import Failed
 from bench.load.sse import Event, EventStream
-from protocol.messages import UNREADABLE
+from protocol.codec import UNREADABLE
 
 LINE_BYTES_MAX = 8192
 ERROR_BYTES_MAX = 64 * 1024
