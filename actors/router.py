@@ -241,10 +241,11 @@ class _Journey:
             self._cached = None
         try:
             request = self._continued() if self._lost else self.request
+            if route.prefill is None:
+                return await self._decode(route, request)
             async with trio.open_nursery() as legs:
-                if route.prefill is not None:
-                    request = evolve(request, rendezvous=self._rendezvous(route.prefill))
-                    legs.start_soon(self._prefill, route, route.prefill, request)
+                request = evolve(request, rendezvous=self._rendezvous(route.prefill))
+                legs.start_soon(self._prefill, route, route.prefill, request)
                 finished = await self._decode(route, request)
                 legs.cancel_scope.cancel(reason="the decode has ended")
         except BaseExceptionGroup as group:

@@ -64,7 +64,7 @@ class NodeState:
 OFFERS_MAX = 1024
 NEIGHBOURS_MAX = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
-_AT = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
+_AT = re.compile(r"(\[[0-9a-fA-F:]{2,45}\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}")
 
 
 def check(state: NodeState) -> NodeState:

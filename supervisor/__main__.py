@@ -76,7 +76,8 @@ def _running(
     """Return what runs one node here, or several in processes of their own."""
     environment = dict(os.environ)
     if len(names) > 1:
-        terminal, command = say.set_up(), (*COMMAND, str(file))
+        joins = [word for at in cluster.joined for word in ("--join", at)]
+        terminal, command = say.set_up(), (*COMMAND, str(file), *joins)
         return launcher.Launcher(cluster, names, command, environment, terminal, SystemRandom()).run
     (name,) = names
     terminal = say.set_up(node=name if len(cluster.node) > 1 else None)

@@ -99,7 +99,7 @@ def text(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
     )
     tree = render(build(cluster, name, world).tree)
     watchers(cluster, name, environment)
-    secret(cluster, name, environment)
+    secret(cluster, environment)
     link_tls(cluster)
     return f"{tree}\n{_admission(cluster, keys(cluster, environment))}" if cluster.gateway.node == name else tree
 
@@ -139,9 +139,9 @@ def _known(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
     return known
 
 
-def secret(cluster: Cluster, name: str, environment: Mapping[str, str]) -> bytes:
+def secret(cluster: Cluster, environment: Mapping[str, str]) -> bytes:
     """Return what this cluster's nodes know; raises `StartFailed` where anybody could link without it."""
-    section, listen = cluster.cluster, cluster.node[name].listen
+    section = cluster.cluster
     try:
         text = environment.get(SECRET) or (
             "" if section.secret is None else (cluster.folder / section.secret).read_text()
@@ -151,10 +151,12 @@ def secret(cluster: Cluster, name: str, environment: Mapping[str, str]) -> bytes
     found = text.strip().encode()
     if (found or section.secret is not None) and len(found) < SECRET_BYTES_MIN:
         raise StartFailed(f"the cluster's secret has {len(found)} bytes; take {SECRET_BYTES_MIN} or more")
-    if not found and section.tls_authority is None and listen is not None and At.read(listen).host not in LOOPBACK:
+    addresses = [*(node.listen for node in cluster.node.values() if node.listen), *section.join]
+    outside = [at for at in addresses if At.read(at).host not in LOOPBACK]
+    if not found and section.tls_authority is None and outside:
         raise StartFailed(
-            f"node {name} listens on {listen}, which is not loopback, so links need a secret: name a file of it as"
-            f" cluster.secret, or set {SECRET}"
+            f"{outside[0]} is not loopback, so links need a secret: name a file of it as cluster.secret,"
+            f" or set {SECRET}"
         )
     return found
 

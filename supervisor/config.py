@@ -31,7 +31,7 @@ ListenAt = Annotated[str, Matches(AT, "like 127.0.0.1:7401 or [::1]:7401")]
 RESERVED = ("gateway", "links", "metrics", "zygote")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here, not bound
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\\s?#@]+")
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@\\]+")
 
 
 @frozen(kw_only=True)
@@ -151,6 +151,7 @@ class Cluster:
     cluster: ClusterSection = ClusterSection()
     folder: Path = field(default=Path(), init=False)  # where the file stands
     file: Path = field(default=Path(), init=False)
+    joined: tuple[str, ...] = field(default=(), init=False)  # what the command line has added to `cluster.join`
 
     @property
     def keys(self) -> Path | None:
@@ -188,6 +189,7 @@ def read(path: Path, join: Sequence[str] = ()) -> Cluster:
         cluster = structure(data, Cluster)
         object.__setattr__(cluster, "folder", path.parent)
         object.__setattr__(cluster, "file", path)
+        object.__setattr__(cluster, "joined", tuple(join))
         mistakes = (*_disagreements(cluster), *_gateway_disagrees(cluster))
         cluster = _with_names(cluster)
     except Mistakes as error:
@@ -247,6 +249,7 @@ def _with_names(cluster: Cluster) -> Cluster:
     changed = evolve(cluster, gateway=evolve(gateway, names=names, origins=origins))
     object.__setattr__(changed, "folder", cluster.folder)
     object.__setattr__(changed, "file", cluster.file)
+    object.__setattr__(changed, "joined", cluster.joined)
     return changed
 
 

@@ -9,7 +9,7 @@ import trio
 from attrs import define
 
 from protocol import codec
-from protocol.cluster import Drain, GetStatus, Reload, Reloaded, Status
+from protocol.cluster import COUNT_MAX, Drain, GetStatus, Reload, Reloaded, Status
 from protocol.codec import Message
 from protocol.errors import PeerViolation, RequestError, TooLarge
 from protocol.frames import FRAME_BYTES_MAX, Fail
@@ -17,6 +17,7 @@ from protocol.messages import Done, Finished, Generate, Started, Tokens
 
 WITHIN_MS_MAX = 2**31 - 1
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # what else stands in the frame is short
+TOKEN_IDS = 2**31
 FREE_REPLIES_MAX = 4096  # to one request, of those that take no credit
 
 ANSWERS: Mapping[type[Message], tuple[tuple[type[Message], ...], type[Message]]] = {
@@ -40,6 +41,8 @@ class Rules:
         """Count a reply; raises `PeerViolation` for one that cannot be."""
         if not isinstance(reply, self.replies) or units != codec.units_of(reply):
             raise PeerViolation(f"a {type(reply).__name__} for {units} units answers what was asked")
+        if isinstance(reply, Tokens) and not _possible(reply):
+            raise PeerViolation("token ids or log probabilities that cannot be")
         self.free -= not units
         if self.free < 0:
             raise PeerViolation(f"more than {FREE_REPLIES_MAX} replies without units")
@@ -48,6 +51,16 @@ class Rules:
         """Raise `PeerViolation` for a result that cannot be."""
         if not isinstance(result, self.result):
             raise PeerViolation(f"a {type(result).__name__} ends an answer that ends in a {self.result.__name__}")
+        if isinstance(result, Finished):
+            usage = result.usage
+            counts = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+            if min(counts) < 0 or max(counts) > COUNT_MAX:
+                raise PeerViolation("a usage that cannot be")
+
+
+def _possible(tokens: Tokens) -> bool:
+    ids = [*tokens.ids, *(token for logprob in tokens.logprobs for token, _ in logprob.top)]
+    return not ids or (min(ids) >= 0 and max(ids) < TOKEN_IDS and len(tokens.logprobs) in (0, len(tokens.ids)))
 
 
 def rules_of(request: Message) -> Rules:

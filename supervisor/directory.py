@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeAlias, cast
@@ -15,7 +16,7 @@ from actors.engines.port import Engine
 from actors.router import Worker
 from actors.routing.least_loaded import Load
 from protocol.cluster import COUNT_MAX, NEIGHBOURS_MAX, Leg, Neighbour, NodeState, Offer
-from protocol.errors import ActorLost, LinkLost, NotReady, PeerViolation
+from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady, PeerViolation
 from protocol.messages import EngineInfo, Finished, Generate, Started, Tokens
 from supervisor.link import Link
 from supervisor.plug import Plug
@@ -23,7 +24,9 @@ from supervisor.plug import Plug
 Replies: TypeAlias = Answer[Started | Tokens, Finished]
 
 NODES_MAX = NEIGHBOURS_MAX - 1  # beside this one
+RUMOURS_MAX = 256  # nodes that others have told of and that no link has been to
 PORT_MAX = 65535
+REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @define(eq=False)
@@ -93,6 +96,30 @@ class Here:
         """Fail what nobody has taken out of the inbox, if there is another worker of its kind that can."""
         if self.directory.others(self):
             self.inbox.turn_away(ActorLost(f"the engine {self.offered.name} is gone"))
+
+
+@define(eq=False)
+class ForOthers:
+    """A worker of this node as other nodes ask it, who may lie: no engine hears of a request that could harm others."""
+
+    here: Here
+    _ids: set[str] = field(factory=set)
+
+    @asynccontextmanager
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Replies]:
+        """Ask as `Here.ask` does; raises `BadRequest` for an id that is none or in use, and for too little credit."""
+        if REQUEST_ID.fullmatch(request.id) is None:
+            raise BadRequest("a request's id is 32 hexadecimal digits")
+        if request.id in self._ids:
+            raise BadRequest(f"the request {request.id} is being answered already")
+        if credit < request.sampling.tokens_max:
+            raise BadRequest(f"credit for {credit} tokens, where {request.sampling.tokens_max} are asked for")
+        self._ids.add(request.id)
+        try:
+            async with self.here.ask(request, credit) as replies:
+                yield replies
+        finally:
+            self._ids.discard(request.id)
 
 
 @define(eq=False)
@@ -207,6 +234,9 @@ class Directory:
         """
         name, address = neighbour.name, neighbour.address
         if name == self.name or address is None or not self.takes(name):
+            return
+        rumours = (each for each in self._nodes.values() if each.link is None and not each.fixed and not each.expected)
+        if name not in self._nodes and sum(1 for _ in rumours) >= RUMOURS_MAX:
             return
         known = self._nodes.setdefault(name, _Node())
         if not known.fixed and (from_itself or known.address is None):

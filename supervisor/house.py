@@ -25,7 +25,7 @@ from protocol.messages import Finished, Generate, Started, Tokens
 from supervisor import gauges, known, scrape
 from supervisor.config import Cluster, EngineSection
 from supervisor.controls import Controls
-from supervisor.directory import Directory, Here
+from supervisor.directory import Directory, ForOthers, Here
 from supervisor.doors.asking import Asking, Served
 from supervisor.doors.door import Door
 from supervisor.doors.gate import Gate
@@ -180,7 +180,8 @@ def _links(cluster: Cluster, node: str, directory: Directory, world: World, cont
     if section.listen is None and len(cluster.node) == 1 and not join:
         return None
     serves: dict[tuple[str, type[Message]], Asks[Message, Message, Message]] = {
-        (name, Generate): cast("Asks[Message, Message, Message]", here) for name, here in directory.here.items()
+        (name, Generate): cast("Asks[Message, Message, Message]", ForOthers(here))
+        for name, here in directory.here.items()
     }
     serves.update(controls.serves)
     return Links(

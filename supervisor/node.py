@@ -54,7 +54,7 @@ async def run(
     """
     keys = check.keys(cluster, environment) if cluster.gateway.node == name else None
     watchers = check.watchers(cluster, name, environment)
-    secret, tls = check.secret(cluster, name, environment), check.link_tls(cluster)
+    secret, tls = check.secret(cluster, environment), check.link_tls(cluster)
     base = Path(tempfile.gettempdir())
     for swept in folders.sweep(base):
         log.info("removed what a killed node had left", extra={"folder": str(swept)})
@@ -103,6 +103,7 @@ class _Node:
     exit_code: int = 0
     _tree: trio.CancelScope = field(factory=trio.CancelScope)
     _nursery: trio.Nursery | None = None  # while it runs
+    _signalled: bool = False
 
     def obey(self, reloader: Reloader) -> None:
         """Let operators drain this node and reload its file."""
@@ -172,7 +173,8 @@ class _Node:
                 name = signal.Signals(number).name
                 if number == signal.SIGHUP and not self.terminal.gone:
                     self._reload()
-                elif not self.house.directory.draining:
+                elif not self._signalled:
+                    self._signalled = True
                     self.drain(name)
                 else:
                     log.warning("hurrying", extra={"signal": name})
@@ -192,6 +194,9 @@ class _Node:
         with hurry.patience(self.drain_s):
             if house.door is not None:
                 house.door.drain()
+            if house.links is not None:  # whoever has not heard it yet may still choose a worker of this node
+                await trio.sleep(house.links.section.tell_s)
+            if house.door is not None:
                 await house.door.gate.wait_empty()
             await house.directory.wait_idle()
         if house.door is not None:

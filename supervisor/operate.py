@@ -138,6 +138,13 @@ async def _answer(link: Link, request: Message) -> Message | None:
     return result
 
 
+def _refused(error: BaseException | None) -> bool:
+    """Whether nobody listens there, which is more than that nobody could be reached."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_refused, error.exceptions))
+    return error is not None and (isinstance(error, ConnectionRefusedError) or _refused(error.__cause__))
+
+
 def _linked(seen: Seen, name: str) -> bool:
     return isinstance(seen, Status) and any(link.node == name and link.up for link in seen.links)
 
@@ -166,7 +173,7 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
             'no node of this cluster listens, so none can be asked: give one listen = "127.0.0.1:7401" in its table.'
             " Until then, SIGHUP makes a node read its file anew, and SIGTERM drains it"
         )
-    secret = check.secret(cluster, listening[0], environment)
+    secret = check.secret(cluster, environment)
     operator = Operator(cluster, secret, check.link_tls(cluster), new_nonce)
     console = Console(highlight=False, soft_wrap=False)
     run: Callable[[], Awaitable[int]]
@@ -261,7 +268,7 @@ async def _look_at(operator: Operator, name: str) -> Status | None:
             return status if isinstance(status, Status) else None
         except EspalierError as error:
             why = error
-        if direct and isinstance(why.__cause__, OSError):  # the host is there, and the node is not
+        if direct and _refused(why):  # the host is there, and the node is not
             return None
         if not direct:
             seen = await operator.look()

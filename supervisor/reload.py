@@ -84,7 +84,7 @@ class Reloader:
         except StartFailed as error:
             log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
             stays.append(f"the file changes nothing: {error}")
-        if (door := self.house.door) is not None:
+        if (door := self.house.door or self.house.scraped) is not None:
             stays += door.reload()
             if door.keys.wanted:
                 changed.append(f"keys: {door.keys.count} are known now")
@@ -93,14 +93,14 @@ class Reloader:
 
     def _read(self) -> _Read:
         """Return the file as it is now; raises `StartFailed` if this node could not start with it."""
-        new = config.read(self.cluster.file)
+        new = config.read(self.cluster.file, self.cluster.joined)
         if self.name not in new.node:
             raise StartFailed(f"there is no node {self.name} in {new.file} any more; drain it if it is to go")
         if self.house.door is not None and new.gateway.node == self.name:
             check.keys(new, self.environment)
             if new.certificate is not None:
                 new.certificate.context()
-        return _Read(new, check.secret(new, self.name, self.environment), check.link_tls(new))
+        return _Read(new, check.secret(new, self.environment), check.link_tls(new))
 
     def _apply_all(self, read: _Read, changed: list[str], stays: list[str]) -> None:
         found = {change.path: change for change in changes(self.cluster, read.cluster)}

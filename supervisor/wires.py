@@ -194,6 +194,9 @@ async def accepted(stream: trio.SocketStream, tls: ssl.SSLContext | None, within
         if request.path != PATH:
             await request.reject(404)
             raise PeerViolation(f"it asked for {request.path[:64]!r}, where links are")
+        if any(name.lower() == b"origin" for name, _ in request.headers):  # a browser's, who may reach loopback too
+            await request.reject(403)
+            raise PeerViolation("a web page asked for a link")
         return await request.accept()
 
     try:

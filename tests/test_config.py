@@ -463,3 +463,16 @@ def test_a_node_that_joins_needs_no_word_of_the_rest_of_the_cluster(written):
     assert config.read(path, ["10.0.0.1:7411"]).cluster.join == ("b:1", "10.0.0.1:7411")
     with pytest.raises(StartFailed, match=r"cluster\.join\[1\]: must be like"):
         config.read(path, ["nowhere"])
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "https://status.example", "tauri://localhost"])
+def test_an_origin_may_be_any_hosts(written, origin):
+    cluster = config.read(written(GOOD + f'[gateway]\norigins = ["{origin}"]\n'))
+    assert cluster.gateway.origins == (origin,)
+
+
+@pytest.mark.parametrize("origin", ["http://a.example/path", "a.example", "http://a b", "http://u@a.example"])
+def test_what_is_no_origin_is_a_mistake(written, origin):
+    assert mistakes(written(GOOD + f'[gateway]\norigins = ["{origin}"]\n'))[0][1].startswith(
+        "gateway.origins[0]: must be like"
+    )

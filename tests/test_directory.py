@@ -14,10 +14,10 @@ from trio.testing import wait_all_tasks_blocked
 from actors._kit import Bugs, mailbox
 from actors._queue import queue
 from protocol.cluster import COUNT_MAX, Leg, Neighbour, NodeState, Offer, check
-from protocol.errors import ActorLost, LinkLost, NotReady, PeerViolation, RequestError
+from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady, PeerViolation, RequestError
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.peer import Peer
-from supervisor.directory import NODES_MAX, Directory, Here
+from supervisor.directory import NODES_MAX, RUMOURS_MAX, Directory, ForOthers, Here
 from supervisor.link import Link
 from supervisor.plug import Plug
 from tests.fakes import generate
@@ -221,14 +221,13 @@ async def test_two_nodes_that_heard_different_things_do_not_keep_each_other_talk
     assert (one.state(), two.state()) == before
 
 
-async def test_what_a_node_tells_is_believed_however_many_rumours_it_has_heard():
+async def test_rumours_beyond_some_number_are_not_believed_and_keep_no_real_node_out():
     directory, _ = await linked()
     directory.address = "h:1"
     for more in range(3):
         directory.told("far", NodeState(neighbours=tuple(Neighbour(f"n{more}-{n}", "h:2") for n in range(4000))))
-    assert len(directory.nodes) == NODES_MAX
-    assert not directory.takes("one more")
-    assert directory.takes("far")
+    assert len(directory.nodes) == 1 + RUMOURS_MAX < NODES_MAX
+    assert directory.takes("one more")
     assert Neighbour("here", "h:1") in check(directory.state()).neighbours
 
 
@@ -319,7 +318,7 @@ async def test_absurd_requests_leave_what_is_told_believable(autojump_clock):
             async with there.ask(generate(tokens_max=tokens_max), 1) as replies:
                 await replies.result()
 
-        for tokens_max in (2**62, -(2**62)):
+        for tokens_max in (2**62, 2**62):
             nursery.start_soon(ask, tokens_max)
         await trio.sleep(0.5)
         assert check(far.state()).offers[0].tokens == COUNT_MAX
@@ -378,3 +377,31 @@ async def test_a_worker_whose_engine_is_down_takes_nothing_that_another_could(au
     directory.told("far", NodeState((ONE,)))
     async with waiting(worker, 1) as heard:
         assert heard == [NotReady]
+
+
+@pytest.mark.parametrize(
+    ("change", "credit", "says"),
+    [
+        ({"id": "a"}, 9, "32 hexadecimal digits"),
+        ({"id": "A" * 32}, 9, "32 hexadecimal digits"),
+        ({}, 8, "credit for 8 tokens, where 9 are asked for"),
+    ],
+)
+async def test_what_another_node_asks_harms_no_other_request(change, credit, says, autojump_clock):
+    async with two_nodes() as (_, far):
+        request = evolve(generate("ab" * 16, tokens_max=9), **change)
+        with pytest.raises(BadRequest, match=says):
+            async with ForOthers(far.here["one"]).ask(request, credit):
+                pytest.fail("it may not ask")
+        assert far.running == 0
+
+
+async def test_an_id_is_in_use_until_its_answer_is_left(autojump_clock):
+    async with two_nodes() as (_, far):
+        worker, request = ForOthers(far.here["one"]), generate("ab" * 16, tokens_max=9)
+        async with worker.ask(request, 9):
+            with pytest.raises(BadRequest, match="is being answered already"):
+                async with worker.ask(request, 9):
+                    pytest.fail("it may not ask")
+        async with worker.ask(request, 9):
+            assert far.running == 1

@@ -83,7 +83,7 @@ def test_the_secrets_that_a_node_needs_are_in_its_pod_alone(cluster, name):
     assert ("ESPALIER_API_KEYS" in given) == (cluster.gateway.node == name)
     environment = {key: SECRETS[key] for key in given}
     assert check.text(cluster, name, environment)
-    assert check.secret(cluster, name, environment)
+    assert check.secret(cluster, environment)
     assert check.watchers(cluster, name, environment).names(admin=True)
 
 

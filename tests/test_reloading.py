@@ -80,7 +80,7 @@ class Node:
         if self.house.door is not None:
             self.house.door.keys = check.keys(self.cluster, environment)
             self.house.door.certificate = self.cluster.certificate
-        self.house.links.secret = check.secret(self.cluster, name, environment)
+        self.house.links.secret = check.secret(self.cluster, environment)
         self.reloader = Reloader(name, self.cluster, self.house, environment, self.set_drain_s)
 
     def set_drain_s(self, drain_s):
