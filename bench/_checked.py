@@ -19,8 +19,7 @@ from typing import Any
 
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from bench._client import Chat, Outcome, Running, Socket, chat_body, response_body
-from bench._node import wait_until
+from bench._client import Chat, Outcome, Socket, chat_body, read_or_leave, response_body
 
 PROMPTS = (
     "Tell me about the oak",
@@ -123,7 +122,7 @@ def ask(port: int, wanted: Ask, leave_after_s: float | None = None) -> Heard:
             return _response(port, wanted, leave_after_s)
         chat = Chat(port, wanted.body)
         if wanted.kind == "stream":
-            return heard_of(_read(chat.read, chat.outcome, chat.leave, leave_after_s))
+            return heard_of(read_or_leave(chat.read, chat.outcome, chat.leave, leave_after_s, NEVER_S + 20.0))
         return _body(chat, leave_after_s)
     except InvalidStatus as refused:  # of a WebSocket
         return Heard(error=str(json.loads(refused.response.body)["error"]["code"]), status=refused.response.status_code)
@@ -141,7 +140,7 @@ def _response(port: int, wanted: Ask, leave_after_s: float | None) -> Heard:
             pass
 
     try:
-        return heard_of(_read(read, outcome, socket.leave, leave_after_s))
+        return heard_of(read_or_leave(read, outcome, socket.leave, leave_after_s, NEVER_S + 20.0))
     finally:
         socket.leave()
         socket.close()
@@ -160,21 +159,8 @@ def _body(chat: Chat, leave_after_s: float | None) -> Heard:
             heard.whole = [] if heard.error else whole_of(body)
         heard.status = chat.outcome.status
 
-    _read(read, chat.outcome, chat.leave, leave_after_s)
+    read_or_leave(read, chat.outcome, chat.leave, leave_after_s, NEVER_S + 20.0)
     return heard
-
-
-def _read(
-    read: Callable[[], object], outcome: Outcome, leave: Callable[[], None], leave_after_s: float | None
-) -> Outcome:
-    if leave_after_s is None:
-        read()
-        return outcome
-    running = Running(lambda: read() or outcome)
-    wait_until(lambda: running.outcome is not None, leave_after_s, every_s=0.02)
-    leave()
-    running.wait(NEVER_S + 20.0)
-    return outcome
 
 
 def references(port: int) -> dict[tuple[str, int | None], Said]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse
@@ -15,7 +15,7 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from bench._node import MODEL
+from bench._node import MODEL, wait_until
 
 TIMEOUT_S = 60.0
 
@@ -226,3 +226,25 @@ class Running:
         self._thread.join(within_s)
         assert self.outcome is not None, f"no end within {within_s} s"
         return self.outcome
+
+
+def read_or_leave(
+    read: Callable[[], object],
+    outcome: Outcome,
+    leave: Callable[[], None],
+    leave_after_s: float | None,
+    within_s: float,
+) -> Outcome:
+    """Read an answer to its end, or leave it after a while and wait up to `within_s` until its reader has noticed."""
+
+    def whole() -> Outcome:
+        read()
+        return outcome
+
+    if leave_after_s is None:
+        return whole()
+    running = Running(whole)
+    wait_until(lambda: running.outcome is not None, leave_after_s, every_s=0.01)
+    leave()
+    running.wait(within_s)
+    return outcome

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from threading import Lock
 
-from bench._client import Chat, Outcome, Running, Socket, chat_body, response_body
+from bench._client import Chat, Outcome, Socket, chat_body, read_or_leave, response_body
 from bench._node import Node, memory_bytes, metric, node, open_files, place, threads, wait_until
 
 PROMPTS = (
@@ -32,6 +32,7 @@ PROMPTS = (
 )
 CANCELLED = 0.39  # drawn to leave; about a fifth of them have their answer before they do: 30 % really leave
 LEAVES_WITHIN_S = 1.2  # about as long as an answer takes among fifteen others
+LEAVING_S = 30.0  # in which the reader of a left answer must notice
 EVERY = 100
 WARM_UP = 0.25  # of all requests: allocators and caches fill
 ROLES = ("node", "host", "scheduler")
@@ -71,7 +72,7 @@ def _left(kind: str, outcome: Outcome) -> bool:
 def stream(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
     """Ask over HTTP for a stream."""
     chat = Chat(port, chat_body(prompt))
-    return _read(chat.read, chat.outcome, chat.leave, leave_after_s)
+    return read_or_leave(chat.read, chat.outcome, chat.leave, leave_after_s, LEAVING_S)
 
 
 def whole(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
@@ -91,14 +92,14 @@ def whole(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
             chat.outcome.text, chat.outcome.finish = choice["message"]["content"], choice["finish_reason"]
         return chat.outcome
 
-    return _read(read, chat.outcome, chat.leave, leave_after_s)
+    return read_or_leave(read, chat.outcome, chat.leave, leave_after_s, LEAVING_S)
 
 
 def response(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
     """Ask over a WebSocket."""
     socket, outcome = Socket(port), Outcome()
     socket.send(response_body(prompt))
-    _read(lambda: [None for _ in socket.events(outcome)] and outcome, outcome, socket.leave, leave_after_s)
+    read_or_leave(lambda: list(socket.events(outcome)), outcome, socket.leave, leave_after_s, LEAVING_S)
     if leave_after_s is None:
         socket.close()
     return outcome
@@ -112,21 +113,8 @@ def cancelled_response(port: int, prompt: str, leave_after_s: float | None) -> O
     def cancel() -> None:
         socket.send({"type": "response.cancel"})
 
-    _read(lambda: [None for _ in socket.events(outcome)] and outcome, outcome, cancel, leave_after_s)
+    read_or_leave(lambda: list(socket.events(outcome)), outcome, cancel, leave_after_s, LEAVING_S)
     socket.close()
-    return outcome
-
-
-def _read(
-    read: Callable[[], object], outcome: Outcome, leave: Callable[[], None], leave_after_s: float | None
-) -> Outcome:
-    if leave_after_s is None:
-        read()
-        return outcome
-    running = Running(lambda: read() and outcome)
-    wait_until(lambda: running.outcome is not None, leave_after_s, every_s=0.01)
-    leave()
-    running.wait(30.0)
     return outcome
 
 
