@@ -7,10 +7,11 @@ import ssl
 import subprocess
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import pytest
 
+FOLDER = TemporaryDirectory(prefix="espalier-test-tls-")  # gone when the process ends
 NAMES = "subjectAltName=DNS:localhost,IP:127.0.0.1"
 
 
@@ -19,7 +20,7 @@ def files() -> tuple[Path, Path]:
     """Return a certificate and its key; skips the test where there is no `openssl`."""
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl command to make a certificate with")
-    folder = Path(mkdtemp(prefix="espalier-test-tls-"))
+    folder = Path(FOLDER.name)
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     make(certificate, key)
     return certificate, key
