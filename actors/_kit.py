@@ -17,6 +17,7 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from protocol.errors import ActorError, ActorLost, Internal, RequestError, TooManyBugs
+from protocol.trace import fields
 
 Req = TypeVar("Req")
 Rep = TypeVar("Rep")
@@ -188,8 +189,8 @@ class Call(Generic[Req, Rep, Res]):
             if _first(error, ActorError) is not None:
                 raise  # even beside the other: the actor is broken, whatever else went wrong
             if failure is None:
-                request_id = getattr(self.request, "id", None)
-                log.exception("a bug failed a request", extra={"request_id": request_id})
+                request_id, trace = getattr(self.request, "id", None), getattr(self.request, "trace", None)
+                log.exception("a bug failed a request", extra={"request_id": request_id, **fields(trace)})
                 self.answer.fail(Internal("the server made a mistake; its log has the details"))
                 bugs.count(error)
         finally:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import trio
 from attrs import define, field, frozen
 
 from actors._kit import Bugs, Call, Inbox
 from actors.engines.port import Engine, Generation
-from protocol.errors import DeadlineExceeded, EngineDied, EngineStuck
+from protocol.errors import ActorLost, DeadlineExceeded, EngineDied, EngineStuck, Internal, Left, RequestError
 from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.trace import fields
+
+log = logging.getLogger(__name__)
 
 
 @frozen
@@ -70,7 +74,7 @@ async def _generate(
         call.answer.put(reply, len(reply.ids) if isinstance(reply, Tokens) else 0)
 
     try:
-        with call.answering(bugs) as answer:
+        with call.answering(bugs) as answer, _told(call):
             async with _slot(engine, call, deadlines.release_s, aborted) as generation:
                 finished = await generation.relay(pass_on, pace.until)
                 if finished is None:
@@ -102,6 +106,26 @@ async def _slot(
             raise EngineStuck(f"{request.id} kept its slot for {release_s} s after its end")
         if left_at is not None:
             aborted(trio.current_time() - left_at)
+
+
+@contextmanager
+def _told(call: Call[Generate, Started | Tokens, Finished]) -> Iterator[None]:
+    """Log how the body answers a call whose trace is followed: the asker's node cannot say what went on here."""
+    outcome, began_at, trace = "", trio.current_time(), call.request.trace
+    try:
+        yield
+        outcome = "ended"
+    except RequestError as error:
+        outcome = error.code
+        raise
+    except Exception:
+        outcome = Internal.code
+        raise
+    finally:
+        if trace is not None and trace.followed:
+            cancelled = Left.code if call.scope.cancel_called else ActorLost.code
+            line = {"request_id": call.request.id, **fields(trace), "outcome": outcome or cancelled}
+            log.info("generation ended", extra={**line, "took_s": round(trio.current_time() - began_at, 4)})
 
 
 @define(eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Protocol, TypeAlias
 
@@ -25,6 +25,7 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.messages import Finished, FinishReason, Generate, Rendezvous, Sampling, Started, Tokens, Usage
+from protocol.trace import span_after
 
 Replies: TypeAlias = Answer[Started | Tokens, Finished]
 Policy: TypeAlias = Callable[[Sequence[Load]], int | None]
@@ -55,6 +56,9 @@ class Pool(Protocol):
     def workers(self) -> Sequence[Worker]:
         """Return those that can be asked now."""
 
+    def expected(self) -> Mapping[str, Leg]:
+        """Return the legs of these and of those that should soon be among them, by the names of their loads."""
+
     async def wait_changed(self) -> None:
         """Wait until a worker has come, gone, or become less busy."""
 
@@ -78,6 +82,7 @@ class Limits:
     resume_tokens_max: int = 65_536
     resume_s: float = 10.0  # to find another worker
     pause_s: float = 0.1  # before one that was lost is asked again, where there is no other
+    pause_max_s: float = 2.0  # the same, of one that is never ready: each time twice as long, up to this
 
 
 @define(eq=False)
@@ -153,9 +158,11 @@ class Routing:
                 await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
             return route
 
-    async def wait_for_other(self, prompt_tokens: int, lost: Collection[str], dead: Collection[str]) -> Route:
-        """Wait for a route, ahead of those who wait for their first; the `lost` may be asked again, the `dead` not."""
-        with trio.move_on_after(self.limits.pause_s):
+    async def wait_for_other(
+        self, prompt_tokens: int, lost: Collection[str], dead: Collection[str], pause_s: float
+    ) -> Route:
+        """Wait for a route, ahead of those who wait for a first; `lost` may be asked after a pause, `dead` not."""
+        with trio.move_on_after(pause_s):
             await trio.lowlevel.checkpoint()
             while (route := self.choose(prompt_tokens, {*lost, *dead})) is None:
                 await self.pool.wait_changed()
@@ -165,8 +172,8 @@ class Routing:
         return route
 
     def others(self, dead: Collection[str]) -> bool:
-        """Whether there is a worker for each leg that is none of the `dead`, however busy."""
-        legs = {worker.leg for worker in self.pool.workers() if worker.load.name not in dead}
+        """Whether for each leg there is a worker, or one to come, that is none of the `dead`, however busy."""
+        legs = {leg for name, leg in self.pool.expected().items() if name not in dead}
         return Leg.BOTH in legs or {Leg.PREFILL, Leg.DECODE} <= legs
 
     def _free(self, workers: Sequence[Worker], leg: Leg) -> Worker | None:
@@ -214,6 +221,7 @@ class _Journey:
     _dead: set[str] = field(factory=set)  # whose engine died under this request: it is not given to them again
     _losses: int = 0
     _crashes: int = 0
+    _pause_s: float = 0.0  # before one that was lost is asked again
 
     async def run(self, route: Route | None) -> Finished:
         """Return the result; raises the `RequestError` of the last worker if nobody can go on."""
@@ -268,7 +276,7 @@ class _Journey:
                 self.answer.put(Started(self._cached), 0)
 
         with self._watched(route, route.decode):
-            async with route.ask(route.decode, request) as replies:
+            async with route.ask(route.decode, self._of_leg(request)) as replies:
                 finished = await replies.relay(pass_on)
         assert finished is not None  # nobody here has had enough
         return finished
@@ -279,8 +287,14 @@ class _Journey:
                 self._cached = reply.cached_tokens
 
         with self._watched(route, prefill):
-            async with route.ask(prefill, request) as replies:
+            async with route.ask(prefill, self._of_leg(request)) as replies:
                 await replies.relay(note)
+
+    def _of_leg(self, request: Generate) -> Generate:
+        """Return what one leg is asked; where the trace is followed, it has a span of its own."""
+        if request.trace is None or not request.trace.followed:
+            return request
+        return evolve(request, trace=span_after(request.trace, self.routing.new_id()))
 
     def _rendezvous(self, prefill: Worker) -> Rendezvous:
         if prefill.bootstrap is None:  # it was there when the prefill was chosen
@@ -339,7 +353,9 @@ class _Journey:
     async def _elsewhere(self, lost: RequestError) -> Route:
         """Wait for another route; raises what the worker was lost with if the rest could differ, or nobody comes."""
         limits, sent = self.routing.limits, len(self._sent)
-        self._losses += not isinstance(lost, NotReady)  # nothing was begun there, and it will be back
+        unready = isinstance(lost, NotReady)
+        self._losses += not unready  # nothing was begun there, and it will be back
+        self._pause_s = min(2 * self._pause_s, limits.pause_max_s) if unready and self._pause_s else limits.pause_s
         if self._losses > limits.resumes_max or sent > limits.resume_tokens_max:
             raise lost
         if sent and not resumes_exactly(self.request.sampling):
@@ -348,8 +364,9 @@ class _Journey:
             self._crashes += 1
             if self._crashes > limits.crashes_max or not self.routing.others(self._dead):
                 raise lost
+        tokens = len(self.request.tokens) + sent
         with trio.move_on_after(limits.resume_s):
-            return await self.routing.wait_for_other(len(self.request.tokens) + sent, self._lost, self._dead)
+            return await self.routing.wait_for_other(tokens, self._lost, self._dead, self._pause_s)
         raise lost
 
     def _whole(self, finished: Finished) -> Finished:

@@ -99,7 +99,7 @@ class GetStatus:
 
 
 @frozen
-class Limb:
+class ChildState:
     """One child of a tree: where it stands, how it is, how often it was started again, and since how many seconds.
 
     `why` says what went wrong last, if anything ever did.
@@ -127,16 +127,30 @@ class LinkState:
 
 
 @frozen
+class GateState:
+    """How many requests of clients a gateway answers and lets wait, and how many it may."""
+
+    running: int
+    running_max: int
+    waiting: int
+    waiting_max: int
+
+
+@frozen
 class Status:
-    """A node's tree and what it knows of the cluster; no other run of the node has the same `run`."""
+    """A node's tree and what it knows of the cluster; no other run of the node has the same `run`.
+
+    `gate` is None where no clients knock.
+    """
 
     node: str
     run: str
     version: str
     up_s: float
     state: NodeState
-    tree: tuple[Limb, ...]
+    tree: tuple[ChildState, ...]
     links: tuple[LinkState, ...] = ()
+    gate: GateState | None = None
 
 
 @frozen
@@ -158,7 +172,11 @@ class Reload:
 
 @frozen
 class Reloaded:
-    """What a node changed without a restart, and what it could not, one sentence each."""
+    """What a node changed without a restart, and what it could not, one sentence each.
+
+    `starts` names nodes that are new in the file and that the launcher of this node starts.
+    """
 
     changed: tuple[str, ...] = ()
     not_changed: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()

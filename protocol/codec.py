@@ -26,7 +26,9 @@ from .messages import (
     Generate,
     GetInfo,
     GetLoad,
+    RankStarted,
     Respond,
+    RunRank,
     Started,
     Text,
     Tokenize,
@@ -67,6 +69,8 @@ Message = (
     | Drain
     | Reload
     | Reloaded
+    | RunRank
+    | RankStarted
 )
 
 KINDS: dict[int, type[Message]] = {
@@ -96,6 +100,8 @@ KINDS: dict[int, type[Message]] = {
     24: Drain,
     25: Reload,
     26: Reloaded,
+    27: RunRank,
+    28: RankStarted,
 }
 _KIND_OF = {cls: bytes((kind,)) for kind, cls in KINDS.items()}
 _DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}

@@ -169,7 +169,7 @@ class Fail:
 
 @frozen
 class Bye:
-    """The sender ends the link, and says why; whoever receives it closes."""
+    """The sender ends the link, and says why; an engine's host that is told so closes it, else the sender does."""
 
     code: str
     detail: str

@@ -10,6 +10,7 @@ from enum import StrEnum
 from attrs import Factory, frozen
 
 from .tensors import Tensor
+from .trace import Trace
 
 REQUEST_ID_LENGTH = 32
 """Every request id has this many hexadecimal digits: SGLang aborts by prefix, so no id may be another's prefix."""
@@ -97,6 +98,7 @@ class Generate:
     priority: int = 0
     rendezvous: Rendezvous | None = None
     said: int = 0  # so many of the last tokens are the answer's own, from a worker that was lost
+    trace: Trace | None = None
 
 
 @frozen
@@ -188,6 +190,21 @@ class Done:
 
 
 @frozen
+class RunRank:
+    """Run one rank of an engine that spans nodes, for as long as the asker stays; answered by one `RankStarted`.
+
+    `agreed` is what all of its nodes must have in their files, as JSON by key: each runs what its own file says.
+    """
+
+    agreed: dict[str, str]
+
+
+@frozen
+class RankStarted:
+    """The rank is being started, and nothing is left here of an earlier one."""
+
+
+@frozen
 class Embedded:
     """Tensors, such as the embeddings of an image; their bytes travel in pieces, beside everything else."""
 
@@ -253,6 +270,7 @@ class Respond:
     priority: int | None = None  # of those who wait, the higher goes first; None leaves it to whoever admits
     cache_salt: str | None = None
     params: dict[str, str] = Factory(dict)
+    trace: Trace | None = None
 
     @property
     def choices(self) -> int:

@@ -84,17 +84,18 @@ def _running(
     if upward is None:
         return partial(node.run, cluster, name, terminal, environment)
     terminal.upward = partial(upward.say, "tell")
-    return partial(node.run, cluster, name, terminal, environment, partial(upward.say, "up"))
+    up, reload = (partial(upward.say, kind) for kind in ("up", "reload"))
+    return partial(node.run, cluster, name, terminal, environment, up, reload)
 
 
 def operated(arguments: list[str]) -> int:
     """Ask a running cluster what the command line says, and return the exit code."""
-    from supervisor import operate  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
+    from supervisor import board, operate  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
 
     try:
         return operate.main(arguments, os.environ, node.new_nonce)
     except ActorError as error:
-        print(f"espalier: {error}", file=sys.stderr)
+        print("\n".join(map(board.plain, f"espalier: {error}".split("\n"))), file=sys.stderr)
         return 1
 
 

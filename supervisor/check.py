@@ -207,6 +207,9 @@ def ahead(cluster: Cluster, *names: str) -> None:
         if (metrics := cluster.node[name].metrics) is not None:
             at = At.read(metrics)
             _port_is_free(at.host, at.port, f"node.{name}.metrics")
+        for key, engine in cluster.engines_on(name).items():
+            if engine.dist_port is not None:
+                _port_is_free("0.0.0.0", engine.dist_port, f"engine.{key}.dist_port")  # noqa: S104  # as SGLang has it
     _memory_is_there(cluster, names)
 
 
@@ -223,9 +226,9 @@ def _port_is_free(host: str, port: int, key: str) -> None:
 
 def _memory_is_there(cluster: Cluster, names: Sequence[str]) -> None:
     """Compare what the engines on the CPU will need with what the machine has left."""
-    engines = [engine for name in names for engine in cluster.engines_on(name).values()]
+    engines = [engine for name in names for engine in cluster.engine.values() if name in engine.nodes]
     on_cpu = [engine for engine in engines if engine.device == "cpu"]
-    needed = sum(ENGINE_BYTES + _weights(cluster.model_path(engine.model)) for engine in on_cpu)
+    needed = sum(ENGINE_BYTES + _weights(cluster.model_path(each.model)) // len(each.nodes) for each in on_cpu)
     available = _available()
     if available is not None and needed > available:
         raise StartFailed(

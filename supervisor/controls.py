@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 from attrs import define, evolve, field, frozen
 
 from actors._kit import Answer
-from protocol.cluster import Drain, GetStatus, LinkState, NodeState, Reload, Reloaded, Status
+from protocol.cluster import Drain, GateState, GetStatus, LinkState, NodeState, Reload, Reloaded, Status
 from protocol.codec import Message
 from protocol.errors import Internal, NotReady, RequestError
 from protocol.messages import Done, EngineLoad
 from supervisor.directory import Directory
+from supervisor.doors.gate import Gate
 from supervisor.link import Link, Serves
 from supervisor.standing import Standing
 
@@ -59,6 +60,7 @@ class Controls:
     version: str
     loads: Loads
     standing: Standing | None = None
+    gate: Gate | None = None
     drain: Callable[[], None] = field(default=_nothing)
     reload: Callable[[], Reloaded] = field(default=_not_yet)
 
@@ -98,8 +100,9 @@ class Controls:
     async def _status(self) -> Status:
         state = _filled(self.directory.state(), await self.loads())
         links = tuple(_link(name, link) for name, (_, link, _) in sorted(self.directory.nodes.items()))
-        up_s, tree = (0.0, ()) if self.standing is None else (self.standing.up_s, self.standing.limbs())
-        return Status(self.directory.name, self.run, self.version, round(up_s, 3), state, tree, links)
+        up_s, tree = (0.0, ()) if self.standing is None else (self.standing.up_s, self.standing.children())
+        gate = None if self.gate is None else _gate(self.gate)
+        return Status(self.directory.name, self.run, self.version, round(up_s, 3), state, tree, links, gate)
 
 
 def _filled(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeState:
@@ -113,6 +116,10 @@ def _filled(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeState:
         else:
             offers.append(offer)
     return evolve(state, offers=tuple(offers))
+
+
+def _gate(gate: Gate) -> GateState:
+    return GateState(gate.inside, gate.requests_max, gate.waiting, gate.waiting_max)
 
 
 def _link(name: str, link: Link | None) -> LinkState:

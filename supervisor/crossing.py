@@ -13,7 +13,7 @@ from protocol.cluster import COUNT_MAX, Drain, GetStatus, Reload, Reloaded, Stat
 from protocol.codec import Message
 from protocol.errors import PeerViolation, RequestError, TooLarge
 from protocol.frames import FRAME_BYTES_MAX, Fail
-from protocol.messages import Done, Finished, Generate, Started, Tokens
+from protocol.messages import Done, EngineLoad, Finished, Generate, GetLoad, RankStarted, RunRank, Started, Tokens
 
 WITHIN_MS_MAX = 2**31 - 1
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # what else stands in the frame is short
@@ -22,9 +22,11 @@ FREE_REPLIES_MAX = 4096  # to one request, of those that take no credit
 
 ANSWERS: Mapping[type[Message], tuple[tuple[type[Message], ...], type[Message]]] = {
     Generate: ((Started, Tokens), Finished),
+    GetLoad: ((), EngineLoad),
     GetStatus: ((), Status),
     Drain: ((), Done),
     Reload: ((), Reloaded),
+    RunRank: ((RankStarted,), Done),
 }
 """What may answer what other nodes are asked: replies, and a result. The asker relies on it, and they may lie."""
 

@@ -25,6 +25,7 @@ Replies: TypeAlias = Answer[Started | Tokens, Finished]
 
 NODES_MAX = NEIGHBOURS_MAX - 1  # beside this one
 RUMOURS_MAX = 256  # nodes that others have told of and that no link has been to
+FORGET_S = 600.0  # after which a node is forgotten that neither the file nor any node that can be heard names
 PORT_MAX = 65535
 REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -169,7 +170,9 @@ class _Node:
     state: NodeState = NodeState()
     link: Link | None = None
     address: str | None = None
-    fixed: bool = False  # the address stands in the cluster's file
+    filed: bool = False  # it stands in the cluster's file
+    fixed: bool = False  # its address does, too
+    unnamed_since: float | None = None  # as `forget` has seen it
     expected: dict[str, Offer] = Factory(dict)
     workers: dict[str, There] = Factory(dict)
 
@@ -181,6 +184,7 @@ class Directory:
     name: str
     here: dict[str, Here] = field(factory=dict)
     draining: bool = False
+    ranks: int = 0  # that run here, of engines on other nodes
     address: str | None = None  # where other nodes find this one
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _nodes: dict[str, _Node] = field(factory=dict)
@@ -188,7 +192,7 @@ class Directory:
     def expect(self, node: str, address: str | None, offers: Sequence[Offer] = ()) -> None:
         """Note a node of the cluster's file, where it listens, and the workers that it will have."""
         known = self._nodes.setdefault(node, _Node())
-        known.address, known.fixed = address or known.address, address is not None
+        known.filed, known.fixed, known.address = True, address is not None, address or known.address
         known.expected = {offer.name: offer for offer in offers}
         if known.link is None:
             self._down(node, known)
@@ -225,6 +229,9 @@ class Directory:
         self._told(node, known, state)
         for neighbour in state.neighbours:
             self._heard(neighbour, from_itself=neighbour.name == node)
+        for here in self.here.values():
+            if here.plug.now is None:
+                here.turn_away()  # what waits for its engine may have somewhere else to go since this moment
         self.changed.unpark_all()
 
     def _heard(self, neighbour: Neighbour, *, from_itself: bool) -> None:
@@ -235,7 +242,7 @@ class Directory:
         name, address = neighbour.name, neighbour.address
         if name == self.name or address is None or not self.takes(name):
             return
-        rumours = (each for each in self._nodes.values() if each.link is None and not each.fixed and not each.expected)
+        rumours = (each for each in self._nodes.values() if each.link is None and not each.filed)
         if name not in self._nodes and sum(1 for _ in rumours) >= RUMOURS_MAX:
             return
         known = self._nodes.setdefault(name, _Node())
@@ -262,6 +269,26 @@ class Directory:
             worker.link = None
         self._told(node, known, NodeState(tuple(offers), why=known.state.why))
 
+    def forget(self) -> list[str]:
+        """Forget each node that nobody has named for `FORGET_S`, and return their names; to be called now and then.
+
+        The file names a node, and so does a link to it, or to another node that has one. Who was forgotten can be
+        heard of again.
+        """
+        now = trio.current_time()
+        linked = [known for known in self._nodes.values() if known.link is not None]
+        told = {neighbour.name for known in linked for neighbour in known.state.neighbours}
+        for name, known in self._nodes.items():
+            if known.filed or known.link is not None or name in told:
+                known.unnamed_since = None
+            elif known.unnamed_since is None:
+                known.unnamed_since = now
+        since = {name: known.unnamed_since for name, known in self._nodes.items() if known.unnamed_since is not None}
+        gone = [name for name, at in since.items() if now >= at + FORGET_S]
+        for name in gone:
+            del self._nodes[name]
+        return gone
+
     # What is known -----------------------------------------------------------------------
 
     def workers(self, model: str) -> list[Worker]:
@@ -278,20 +305,26 @@ class Directory:
 
     def offers(self, model: str | None = None) -> list[Offer]:
         """Return how each worker of a model is, or of all, whether it can be asked or not."""
-        theirs = (each.offer for known in self._nodes.values() for each in known.workers.values())
-        every = [*(each.offer for each in self.here.values()), *theirs]
-        return [offer for offer in every if model in {None, offer.model}]
+        return [offer for each in self.every() if model in {None, (offer := each.offer).model}]
+
+    def named(self, model: str | None = None) -> dict[str, Offer]:
+        """Return the same by the names that workers have in the cluster: two nodes may have workers of one name."""
+        return {each.load.name: offer for each in self.every() if model in {None, (offer := each.offer).model}}
 
     def pool(self, model: str) -> Workers:
         """Return the workers of a model as they come and go."""
         return Workers(self, model)
 
     def state(self) -> NodeState:
-        """Return what this node tells the others of itself."""
+        """Return what this node tells the others of itself.
+
+        It tells of those alone that it has a link to: what all have heard of and nobody reaches is to be forgotten.
+        """
         itself = () if self.address is None else (Neighbour(self.name, self.address),)
+        linked = ((name, known.address) for name, known in sorted(self._nodes.items()) if known.link is not None)
         return NodeState(
             offers=tuple(each.offer for each in self.here.values()),
-            neighbours=(*itself, *(Neighbour(name, known.address) for name, known in sorted(self._nodes.items()))),
+            neighbours=(*itself, *(Neighbour(name, address) for name, address in linked)),
             draining=self.draining,
         )
 
@@ -302,15 +335,15 @@ class Directory:
 
     @property
     def leaving(self) -> set[str]:
-        """The names of workers on nodes that drain: nobody new is served by those."""
-        here = self.here.keys() if self.draining else ()
-        theirs = (known.workers.keys() for known in self._nodes.values() if known.state.draining)
-        return {*here, *(name for workers in theirs for name in workers)}
+        """The names, as in `named`, of workers on nodes that drain: nobody new is served by those."""
+        here = self.here.values() if self.draining else ()
+        theirs = (known.workers.values() for known in self._nodes.values() if known.state.draining)
+        return {each.load.name for workers in (here, *theirs) for each in workers}
 
     async def wait_idle(self) -> None:
-        """Wait until no request runs on this node's workers."""
+        """Wait until no request runs on this node's workers, and no rank of another node's engine."""
         await trio.lowlevel.checkpoint()
-        while self.running:
+        while self.running or self.ranks:
             await self.changed.park()
 
     @property
@@ -322,6 +355,12 @@ class Directory:
     def nodes(self) -> Mapping[str, tuple[NodeState, Link | None, str | None]]:
         """The other nodes: how each says that it is, the link to it if there is one, where it listens."""
         return {name: (known.state, known.link, known.address) for name, known in self._nodes.items()}
+
+    def every(self) -> Iterator[Here | There]:
+        """Yield every worker that is known, whether it can be asked or not."""
+        yield from self.here.values()
+        for known in self._nodes.values():
+            yield from known.workers.values()
 
     def _reachable(self) -> Iterator[_Node]:
         for known in self._nodes.values():
@@ -349,6 +388,10 @@ class Workers:
     def workers(self) -> list[Worker]:
         """Return those that can be asked now."""
         return self.directory.workers(self.model)
+
+    def expected(self) -> dict[str, Leg]:
+        """Return the legs of all that are known, by their names: also of those that cannot be asked at the moment."""
+        return {name: offer.leg for name, offer in self.directory.named(self.model).items()}
 
     async def wait_changed(self) -> None:
         """Wait until a worker has come, gone, or become less busy."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import trio
 from attrs import define, frozen
@@ -23,7 +24,7 @@ from supervisor.folders import Folder
 from supervisor.hosts import Starts, descriptors
 from supervisor.link import Link
 from supervisor.plug import Plug
-from supervisor.process import Hurry, Ladder
+from supervisor.process import Hurry, Ladder, Process
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,10 @@ class EngineHouse:
     ladder: Ladder
 
 
+Use: TypeAlias = Callable[[Link, Process], Awaitable[None]]
+"""What is done with a host that is ready, until it has ended."""
+
+
 async def engine(
     spec: settings.EngineSpec,
     starts: Starts,
@@ -68,6 +73,21 @@ async def engine(
 
     Raises `StartFailed` if it cannot become ready, `EngineDied` when its process or its link ends later.
     """
+
+    async def offer(link: Link, process: Process) -> None:
+        with suppress(EngineLost), plug.offering(SglangEngine(link, await _info(link))):
+            task_status.started()
+            await process.wait()
+
+    await _host(spec, starts, house, offer)
+
+
+async def silent(spec: settings.EngineSpec, starts: Starts, house: EngineHouse) -> None:
+    """Keep the host of a rank that nobody asks; raises as `engine` does."""
+    await _host(spec, starts, house, lambda _, process: process.wait())
+
+
+async def _host(spec: settings.EngineSpec, starts: Starts, house: EngineHouse, use: Use) -> None:
     place = Path(tempfile.mkdtemp(prefix="e", dir=house.folder.path))  # short: SGLang puts Unix sockets into it
     chatter = house.chatter(spec.name)
     output, write = chatter.pipe()
@@ -85,9 +105,7 @@ async def engine(
             nursery.start_soon(_carry, link, chatter, output, aside, nursery.cancel_scope)
             try:
                 await link.wait_ready()
-                with suppress(EngineLost), plug.offering(SglangEngine(link, await _info(link))):
-                    task_status.started()
-                    await process.wait()
+                await use(link, process)
             finally:
                 goodbye = partial(link.bye, "shutdown", "the node stops it")
                 # A host that still loads does not listen yet.
@@ -127,7 +145,7 @@ async def _info(link: Link) -> EngineInfo:
 def _why(link: Link, chatter: Chatter, name: str) -> ActorError:
     """Return the truth about an engine that ended by itself, in one sentence."""
     farewell = link.farewell
-    said = farewell.detail if farewell else chatter.last_words
+    said = farewell.detail if farewell else f"without a word; its log ends: {chatter.last_words}"
     if link.ready and (farewell is None or farewell.code != settings.START_FAILED):
         return EngineDied(f"engine {name} ended: {said}")
     if not chatter.kept:

@@ -22,15 +22,15 @@ def of_node(metrics: Metrics, directory: Directory) -> None:
         "espalier_draining": ("Whether the node drains", lambda: {"node": float(directory.draining)}),
         "espalier_engine_up": (
             "Whether the engine can be asked",
-            lambda: {name: float(each.offer.up) for name, each in directory.here.items()},
+            lambda: {each.load.name: float(each.offer.up) for each in directory.here.values()},
         ),
         "espalier_engine_slots": (
             "Requests that the engine computes at once",
-            lambda: {name: float(each.offered.slots) for name, each in directory.here.items()},
+            lambda: {each.load.name: float(each.offered.slots) for each in directory.here.values()},
         ),
         "espalier_engine_asked": (
             "Requests that the engine was given, those that wait for a slot included",
-            lambda: {name: float(each.busy) for name, each in directory.here.items()},
+            lambda: {each.load.name: float(each.busy) for each in directory.here.values()},
         ),
     }
 

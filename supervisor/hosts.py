@@ -93,9 +93,11 @@ async def zygote(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     output, write = chatter.pipe()
     arguments = [*command, str(theirs.fileno()), str(os.getpid())]
-    process = start("zygote", arguments, host_environment(environment, "cpu"), [theirs.fileno()], write)
-    theirs.close()
-    os.close(write)
+    try:
+        process = start("zygote", arguments, host_environment(environment, "cpu"), [theirs.fileno()], write)
+    finally:
+        theirs.close()
+        os.close(write)
     control = trio.socket.from_stdlib_socket(ours)
     ready = False
     try:

@@ -21,7 +21,7 @@ from actors.routing.least_loaded import least_loaded
 from protocol.cluster import Leg, Offer
 from protocol.codec import Message
 from protocol.errors import StartFailed
-from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
 from supervisor import gauges, known, scrape
 from supervisor.config import Cluster, EngineSection
 from supervisor.controls import Controls
@@ -30,13 +30,16 @@ from supervisor.doors.asking import Asking, Served
 from supervisor.doors.door import Door
 from supervisor.doors.gate import Gate
 from supervisor.gateway import gateway
+from supervisor.hosts import Starts
+from supervisor.link import Serves
 from supervisor.links import Links
 from supervisor.plug import Plug
+from supervisor.ranks import Asked, Others, agreed
 from supervisor.standing import Standing
 from supervisor.tree import Child, Tree
 from supervisor.version import version
 from supervisor.wires import At
-from supervisor.workers import Work, Worker, starts, worker
+from supervisor.workers import Work, Worker, rank_of, starts, worker
 from supervisor.world import World
 
 AskedInbox: TypeAlias = trio.MemoryReceiveChannel[Call[TextRequest, TextReply, TextResult]]
@@ -72,15 +75,17 @@ def build(cluster: Cluster, node: str, world: World) -> House:
     texts = _texts(cluster, node, world.strftime, every=with_door)
     children: list[Child | Tree] = []
     hosts_of = starts(cluster, node, world, children)
+    other_ranks = _other_ranks(cluster, directory, hosts_of, world, children)
     for name, section in cluster.engines_on(node).items():
         work, inbox = _work(cluster.model[section.model].queue_max)
         here = Here(node, offer(name, section), work, engines[name], directory.changed, inbox, directory)
         directory.here[name] = here
-        one = Worker(name, section, texts.get(section.model), engines[name], inbox, here.turn_away)
+        others = None if not section.ranks_on else _others(cluster, name, directory, engines[name])
+        one = Worker(name, section, texts.get(section.model), engines[name], inbox, here.turn_away, others)
         children.append(worker(cluster, one, hosts_of, world))
     controls = Controls(directory, world.new_id(), version(), partial(known.loads, engines))
     live = Live(cluster.gateway.prompt_tokens_max)
-    links = _links(cluster, node, directory, world, controls)
+    links = _links(cluster, node, directory, world, {**other_ranks, **known.serves(engines), **controls.serves})
     if links is not None:
         children.insert(0, _linking(links))
         world.metrics.sources.append(partial(gauges.of_links, directory, links.traffic))
@@ -90,11 +95,11 @@ def build(cluster: Cluster, node: str, world: World) -> House:
         served: dict[str, Served] = {}
         for name in cluster.model:
             children += _asked_of(cluster, name, texts[name], directory, world, served, live)
-        door = _door(cluster, served, engines, directory, world)
+        door = _door(cluster, served, directory, world)
         # The gateway comes first and goes last: it says why nobody is served yet, and how the last ones ended.
         children.insert(0, _gateway(cluster, door))
     about = f"node on {cluster.node[node].host}, drains for {cluster.node[node].drain_s:g} s"
-    scraped = _scraped(cluster, node, directory, door, world, engines, children)
+    scraped = _scraped(cluster, node, directory, door, world, children)
     tree = Tree(name=node, children=tuple(children), restarts_max=5, restarts_window_s=300.0, about=about)
     standing = controls.standing = Standing(tree)
     return House(tree, directory, controls, standing, live, door, links, scraped)
@@ -166,10 +171,37 @@ def _limits(directory: Directory, model: str, live: Live) -> Limits | None:
     return known.limits(directory, model, live.prompt_tokens_max)
 
 
+# Engines that span nodes ---------------------------------------------------------------
+
+
+def _others(cluster: Cluster, name: str, directory: Directory, plug: Plug[Engine]) -> Others:
+    section = cluster.engine[name]
+    return Others(name, section.ranks_on, agreed(cluster, name), directory, section.start_within_s, plug)
+
+
+def _other_ranks(
+    cluster: Cluster, directory: Directory, hosts_of: Mapping[str, Starts], world: World, children: list[Child | Tree]
+) -> Serves:
+    """Return where a node is asked for its ranks of engines on others, adding what runs them.
+
+    They come before this node's own engines, which may have to wait for a node that waits for these.
+    """
+    serves: dict[tuple[str, type[Message]], Asks[Message, Message, Message]] = {}
+    for name in cluster.other_ranks_on(directory.name):
+        address, inbox = _rank_asked()
+        serves[name, RunRank] = cast("Asks[Message, Message, Message]", address)
+        children.append(rank_of(cluster, name, directory, inbox, hosts_of, world))
+    return serves
+
+
+def _rank_asked() -> tuple[Address[RunRank, RankStarted, Done], trio.MemoryReceiveChannel[Asked]]:
+    return mailbox(1)
+
+
 # Links ---------------------------------------------------------------------------------
 
 
-def _links(cluster: Cluster, node: str, directory: Directory, world: World, controls: Controls) -> Links | None:
+def _links(cluster: Cluster, node: str, directory: Directory, world: World, more: Serves) -> Links | None:
     """Return what keeps this node in touch with the others, None if it is and stays alone."""
     section = cluster.node[node]
     for name, other in cluster.node.items():
@@ -183,7 +215,7 @@ def _links(cluster: Cluster, node: str, directory: Directory, world: World, cont
         (name, Generate): cast("Asks[Message, Message, Message]", ForOthers(here))
         for name, here in directory.here.items()
     }
-    serves.update(controls.serves)
+    serves.update(more)
     return Links(
         name=node,
         section=cluster.cluster,
@@ -239,7 +271,6 @@ def _gateway(cluster: Cluster, door: Door) -> Child:
 def _door(
     cluster: Cluster,
     served: Mapping[str, Served],
-    engines: Mapping[str, Plug[Engine]],
     directory: Directory,
     world: World,
 ) -> Door:
@@ -260,11 +291,11 @@ def _door(
         names=frozenset(section.names),
         origins=frozenset(section.origins),
         unready=partial(known.unready, directory, models),
-        metrics_text=partial(known.metrics_text, engines, world.metrics),
+        metrics_text=partial(known.all_metrics_text, directory, world.metrics),
         new_id=world.new_id,
         now=world.now,
         server_info=partial(known.server_info, cluster, directory, version()),
-        flush_cache=partial(known.flush_caches, engines),
+        flush_cache=partial(known.flush_caches, directory),
     )
     gauge = ("Connections of clients", lambda: {"gateway": float(len(opened.connections))})
     world.metrics.gauges["espalier_connections"] = gauge
@@ -277,15 +308,18 @@ def _scraped(
     directory: Directory,
     door: Door | None,
     world: World,
-    engines: Mapping[str, Plug[Engine]],
     children: list[Child | Tree],
 ) -> Door | None:
     """Return where probes and scrapers ask, None if the file names no place for it, adding what keeps it."""
     if (listen := cluster.node[node].metrics) is None:
         return None
     at = At.read(listen)
-    unready = partial(scrape.unready, cluster, directory) if door is None else door.unready
-    opened = scrape.door(at, world, unready, partial(known.metrics_text, engines, world.metrics))
+    if door is None:
+        own = {here.load.name: here.plug for here in directory.here.values()}
+        text = partial(known.metrics_text, own, world.metrics)
+        opened = scrape.door(at, world, partial(scrape.unready, cluster, directory), text)
+    else:
+        opened = scrape.door(at, world, door.unready, door.metrics_text)
     children.insert(0, scrape.child(at, opened))
     return opened
 

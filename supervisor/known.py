@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 import trio
 
 from actors._text.prompts import Limits
 from actors.engines.port import Engine
-from protocol.cluster import Leg, Offer
+from protocol.cluster import COUNT_MAX, Leg, Offer
+from protocol.codec import Message
 from protocol.dialects.http import Model
-from protocol.errors import NotReady, Overloaded, RequestError
-from protocol.messages import EngineInfo, EngineLoad
+from protocol.errors import DeadlineExceeded, LinkLost, NotReady, Overloaded, RequestError
+from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, GetLoad
 from supervisor.config import Cluster
-from supervisor.directory import Directory
+from supervisor.controls import Function
+from supervisor.directory import Directory, Here, There
+from supervisor.link import Serves
 from supervisor.metrics import Metrics
 from supervisor.plug import Plug
 
@@ -27,37 +31,43 @@ Engines = Mapping[str, Plug[Engine]]
 
 def never_ready(directory: Directory, models: Sequence[str]) -> str | None:
     """Say what has not been ready yet: from then on, an engine that is being restarted is worth waiting for."""
-    return _missing(directory, models, lambda offer: offer.engine is not None, lambda _: "still starting")
+    return _missing(directory, models, lambda _, offer: offer.engine is not None, lambda _: "still starting")
 
 
 def unready(directory: Directory, models: Sequence[str]) -> str | None:
     """Say which model cannot be served at the moment for want of which engine."""
     leaving = directory.leaving
+    here = directory.here.items()
+    waits = {f"{directory.name}/{name}": f": {each.plug.lacks}" for name, each in here if each.plug.lacks is not None}
 
-    def there(offer: Offer) -> bool:
-        return offer.up and offer.name not in leaving
+    def there(name: str, offer: Offer) -> bool:
+        return offer.up and name not in leaving
 
-    def how(offer: Offer) -> str:
-        return "on a node that drains" if offer.name in leaving else "starting"
+    def how(name: str) -> str:
+        return "on a node that drains" if name in leaving else f"starting{waits.get(name, '')}"
 
     return _missing(directory, models, there, how)
 
 
 def _missing(
-    directory: Directory, models: Sequence[str], there: Callable[[Offer], bool], how: Callable[[Offer], str]
+    directory: Directory, models: Sequence[str], there: Callable[[str, Offer], bool], how: Callable[[str], str]
 ) -> str | None:
     for model in models:
-        offers = directory.offers(model)
-        legs = {offer.leg for offer in offers if there(offer)}
+        offers = directory.named(model)
+        legs = {offer.leg for name, offer in offers.items() if there(name, offer)}
         if Leg.BOTH not in legs and not {Leg.PREFILL, Leg.DECODE} <= legs:
-            missing = next((offer for offer in offers if not there(offer)), None)
-            return f"model {model} has no engine" if missing is None else f"engine {missing.name} is {how(missing)}"
+            missing = next((name for name, offer in offers.items() if not there(name, offer)), None)
+            if missing is None:
+                return f"model {model} has no engine"
+            own = [offer.name for offer in offers.values()]
+            short = offers[missing].name
+            return f"engine {short if own.count(short) == 1 else missing} is {how(missing)}"
     return None
 
 
 def up(directory: Directory) -> dict[str, float]:
-    """Return 1 for each engine that can be asked, 0 for the others."""
-    return {offer.name: float(offer.up) for offer in directory.offers()}
+    """Return 1 for each engine that can be asked, 0 for the others, by its name in the cluster."""
+    return {name: float(offer.up) for name, offer in directory.named().items()}
 
 
 def info(offers: Sequence[Offer]) -> EngineInfo | None:
@@ -109,25 +119,99 @@ async def metrics_text(engines: Engines, metrics: Metrics) -> bytes:
     return metrics.text(await loads(engines))
 
 
-async def flush_caches(engines: Engines) -> None:
-    """Make every engine of this node forget its prefix cache; raises `Overloaded` for a busy one, else `NotReady`."""
-    missing = [name for name, plug in engines.items() if plug.now is None]
-    if missing:
-        raise NotReady(f"engine {missing[0]} is starting")
-    for name, asked in _now(engines):
-        with trio.move_on_after(FLUSHED_WITHIN_S) as patience:
-            try:
-                await asked.flush_cache()
-            except Overloaded as error:
-                raise Overloaded(f"engine {name} is busy: {error.detail}") from error
-        if patience.cancelled_caught:
-            raise Overloaded(f"engine {name} did not answer within {FLUSHED_WITHIN_S} s")
+# Wherever they are ----------------------------------------------------------------------
+
+
+def serves(engines: Engines) -> Serves:
+    """Return what other nodes ask of each engine of this one: how busy it is, and to forget its prefix cache."""
+    asked: tuple[type[Message], ...] = (GetLoad, FlushCache)
+    return {(name, kind): Function(partial(_answer, plug)) for name, plug in engines.items() for kind in asked}
+
+
+async def all_loads(directory: Directory) -> dict[str, EngineLoad]:
+    """Return the own count of each engine of the cluster as it is now, by its name there.
+
+    One that does not answer in time is left out, and one that says what cannot be.
+    """
+    said = await _ask_all(directory, GetLoad(), LOADS_WITHIN_S)
+    return {name: load for name, load in sorted(said.items()) if isinstance(load, EngineLoad) and _possible(load)}
+
+
+async def all_metrics_text(directory: Directory, metrics: Metrics) -> bytes:
+    """Return the metrics with what `all_loads` returns."""
+    return metrics.text(await all_loads(directory))
+
+
+async def flush_caches(directory: Directory) -> None:
+    """Make every engine of the cluster forget its prefix cache.
+
+    Raises `Overloaded` if one is busy or does not answer in time, else `NotReady` if one cannot be asked; the sentence
+    says of each engine whether it was flushed.
+    """
+    said = await _ask_all(directory, FlushCache(), FLUSHED_WITHIN_S)
+    failed = {name: each for name, each in said.items() if not isinstance(each, Done)}
+    if failed:
+        flushed = sorted(said.keys() - failed.keys())
+        why = [f"engine {name} was not flushed: {_why(each)}" for name, each in sorted(failed.items())]
+        told = "; ".join(why + [f"flushed: {', '.join(flushed)}"] * bool(flushed))
+        busy = any(isinstance(each, Overloaded | DeadlineExceeded) for each in failed.values())
+        raise Overloaded(told) if busy else NotReady(told)
+
+
+async def _ask_all(
+    directory: Directory, request: GetLoad | FlushCache, within_s: float
+) -> dict[str, Message | RequestError | None]:
+    """Ask all engines at once, and return by its name what each has answered or failed with."""
+    said: dict[str, Message | RequestError | None] = {}
+
+    async def ask(each: Here | There) -> None:
+        name = each.load.name
+        try:
+            with trio.fail_after(within_s):
+                said[name] = await _ask(each, request)
+        except trio.TooSlowError:
+            said[name] = DeadlineExceeded(f"it did not answer within {within_s:g} s")
+        except RequestError as error:
+            said[name] = error
+
+    async with trio.open_nursery() as nursery:
+        for each in directory.every():
+            nursery.start_soon(ask, each)
+    return said
+
+
+async def _ask(each: Here | There, request: GetLoad | FlushCache) -> Message | None:
+    if isinstance(each, Here):
+        return await _answer(each.plug, request)
+    if each.link is None:
+        raise LinkLost(f"there is no link to node {each.node}")
+    async with each.link.ask(request, 0, each.offer.name) as answer:
+        return await answer.result()
+
+
+async def _answer(plug: Plug[Engine], request: Message) -> Message:
+    await trio.lowlevel.checkpoint()
+    if plug.now is None:
+        raise NotReady("it is starting")
+    if isinstance(request, GetLoad):
+        return await plug.now.load()
+    await plug.now.flush_cache()
+    return Done()
+
+
+def _possible(load: EngineLoad) -> bool:
+    counts = (load.running, load.waiting, load.kv_tokens_used)
+    return min(counts) >= 0 and max(counts) <= COUNT_MAX
+
+
+def _why(said: Message | RequestError | None) -> str:
+    return said.detail if isinstance(said, RequestError) else "it answered with something else"
 
 
 def server_info(cluster: Cluster, directory: Directory, version: str) -> dict[str, object]:
     """Return what `GET /server_info` tells; the first names are those that SGLang's own clients look for."""
     models = list(cluster.model)
-    known = {offer.name: offer.engine for offer in directory.offers() if offer.engine is not None}
+    known = {name: offer.engine for name, offer in directory.named().items() if offer.engine is not None}
     return {
         "version": version,
         "model_path": models[0],

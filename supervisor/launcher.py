@@ -4,6 +4,9 @@ Each node is the one child of a tree of its own, as a zygote is: the trees come 
 takes its time, and the deaths of one node are not counted with another's. Nodes find each other by their links, so that
 the order in which they start means nothing. They stop in order: first the one with the gateway, whose streams finish
 over the links to the others, then the others.
+
+A node that is new in the file is started when the file is read anew: after a hang-up, or when a node has been told to
+reload. It is one of the others once it is up; until then they do not fall because of it.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 import trio
 from attrs import define, field, frozen
 
 from protocol.errors import ActorError, StartFailed
-from supervisor import reaper
+from supervisor import check, config, folders, reaper
 from supervisor.config import Cluster
 from supervisor.process import Hurry, Ladder, Process, start
 from supervisor.run import Chance, supervise
@@ -33,9 +38,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 START_S = 60.0  # of a node, beside its engines and what they are forked from
 ZYGOTE_S = 120.0
 STOP_S = 15.0  # of a node that has drained, beside its engines
-HURRIED_S = 1.4  # from a second signal to the last of a node; it takes 1.2 s at most to end by itself
-AGAIN_S = 0.1  # after which those that have heard only one signal hear the second
-HARD_EXIT_S = 1.8
+STOP_S_MAX = 1e6  # the ladder ends a node long before, and a reload may have made it longer
+HURRIED_S = 1.1  # from a second signal to the last of a node
+AGAIN_S = 0.05  # after which those that have heard only one signal hear the second
+HARD_EXIT_S = 1.2  # after a second signal, as for one node
+SETTLE_S = 0.2  # in which every node that was told to reload has said so
 LAST_LINES_S = 0.5  # for what an ended node has written to be shown
 
 
@@ -45,15 +52,15 @@ class NodeDied(ActorError):
 
 def tree(cluster: Cluster, name: str, launcher: Launcher) -> Tree:
     """Return one node as its launcher sees it."""
-    start_s, ladder = _patience(cluster, name)
+    start_s, _ = _patience(cluster, name)
     process = Child(
         name="process",
         run=_process,
-        args=(name, ladder, launcher),
+        args=(name, launcher),
         restart=Restart.TRANSIENT,  # an operator who drains a node wants it gone
         significant=True,
         start_within_s=start_s,
-        stop_within_s=ladder.term_s + ladder.kill_s + 2.0,
+        stop_within_s=STOP_S_MAX,
         about="the node, in a process of its own",
     )
     return Tree(
@@ -79,8 +86,8 @@ def _patience(cluster: Cluster, name: str) -> tuple[float, Ladder]:
 class Launcher:
     """One run of the nodes of this host."""
 
-    cluster: Cluster
-    names: Sequence[str]
+    cluster: Cluster  # as its file was at the start
+    names: Sequence[str]  # of the nodes that are started then
     command: Sequence[str]  # that runs a node; a node's name and a descriptor come behind it
     environment: Mapping[str, str]
     terminal: Terminal
@@ -88,6 +95,7 @@ class Launcher:
     hurry: Hurry = field(factory=partial(Hurry, soon_s=HURRIED_S))
     processes: dict[str, Process] = field(factory=dict)  # of the nodes that live
     serving: set[str] = field(factory=set)  # those of them that are up
+    gone: set[str] = field(factory=set)  # those that the file has no more
     exit_code: int = 0
     _stopping: bool = False
     _failure: ActorError | None = None
@@ -95,10 +103,10 @@ class Launcher:
     _ended: dict[str, trio.Event] = field(factory=dict)
     _up: set[str] = field(factory=set)  # have been ready, at least once
     _told: list[str] = field(factory=list)  # by the node with the gateway, to be said when all have been ready
-
-    def __attrs_post_init__(self) -> None:
-        for name in self.names:
-            self._kept[name], self._ended[name] = trio.CancelScope(), trio.Event()
+    _ladders: dict[str, Ladder] = field(factory=dict)
+    _placed: set[str] = field(factory=set)  # on this host, by the file as it was read last
+    _asked: trio.Event = field(factory=trio.Event)  # to read the file anew
+    _nodes: trio.Nursery | None = None  # while they run
 
     async def run(self) -> int:
         """Run the nodes until a signal ends them, and return the exit code.
@@ -111,27 +119,104 @@ class Launcher:
             nursery.start_soon(self.terminal.keep_live)
             await nursery.start(self._listen, nursery)
             log.info("starting", extra={"nodes": list(self.names)})
-            async with trio.open_nursery() as nodes:
+            nursery.start_soon(self._keep_up_with_file, nursery)
+            async with trio.open_nursery() as self._nodes:
+                self._placed = set(self.names)
                 for name in self.names:
-                    nodes.start_soon(self._keep, name, nursery)
+                    self._start(name, self.cluster, nursery)
             nursery.cancel_scope.cancel(reason="every node has ended")
-        reaper.end_all()
+        for number in SIGNALS:  # as a node does: whoever asks for the end now has it already
+            signal.signal(number, signal.SIG_IGN)
+        _leave_nothing()
         if self._failure is not None:
             raise self._failure
         log.info("stopped", extra={"exit_code": self.exit_code})
+        if self.hurry.hurried:
+            os._exit(self.exit_code)  # an interpreter takes its time to end, too
         return self.exit_code
 
-    async def _keep(self, name: str, nursery: trio.Nursery) -> None:
-        """Keep one node until it is told to stop; if it cannot be kept, all stop."""
-        one, is_up = tree(self.cluster, name, self), _Up(partial(self._is_up, name))
+    def _start(self, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
+        assert self._nodes is not None
+        self._kept[name], self._ended[name] = trio.CancelScope(), trio.Event()
+        self._ladders[name] = _patience(cluster, name)[1]
+        self._nodes.start_soon(self._keep, name, cluster, nursery)
+
+    async def _keep(self, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
+        """Keep one node until it is told to stop; if it cannot be kept, all stop, but not for one that is new."""
+        came_up = False
+
+        def is_up() -> None:
+            nonlocal came_up
+            came_up = True
+            self._is_up(name)
+
         try:
             with self._kept[name]:
-                await supervise(one, rng=self.chance, watch=self.terminal.watch, task_status=is_up)
+                one = tree(cluster, name, self)
+                await supervise(one, rng=self.chance, watch=self.terminal.watch, task_status=_Up(is_up))
         except ActorError as error:
-            self._failure = self._failure or error
-            self._stop(nursery)
+            if came_up or cluster is self.cluster:
+                self._failure = self._failure or error
+                self._stop(nursery)
+            else:
+                self._not_started(name, error)
         finally:
             self._ended[name].set()
+
+    def ladder(self, name: str) -> Ladder:
+        """Return how long a node may take to end."""
+        return self._ladders[name]
+
+    # What is new in the file -------------------------------------------------------------
+
+    def reload(self) -> None:
+        """Read the file anew, a moment later: start nodes that are new in it, and say which it has no more."""
+        self._asked.set()
+
+    async def _keep_up_with_file(self, nursery: trio.Nursery) -> None:
+        while True:
+            await self._asked.wait()
+            await trio.sleep(SETTLE_S)
+            self._asked = trio.Event()
+            try:
+                new, placed = await trio.to_thread.run_sync(self._read, abandon_on_cancel=True)
+                if not self._stopping and self._alive:  # else the nodes' nursery is closed, or will be
+                    self._apply(new, placed, nursery)
+            except StartFailed as error:
+                log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
+            except Exception:  # nodes must not fall because of what stands in a file
+                log.exception("a bug ended a reload")
+
+    def _read(self) -> tuple[Cluster, set[str]]:
+        """Return the file as it is now, and the nodes that it places on this host; raises `StartFailed`."""
+        new = config.read(self.cluster.file, self.cluster.joined)
+        here = {host: check.is_here(host) for host in {node.host for node in new.node.values()}}
+        return new, {name for name, node in new.node.items() if here[node.host]}
+
+    def _apply(self, new: Cluster, placed: set[str], nursery: trio.Nursery) -> None:
+        alive = self._alive
+        for name in sorted(alive & new.node.keys()):  # it may have been given longer to drain
+            self._ladders[name] = max(self._ladders[name], _patience(new, name)[1], key=lambda ladder: ladder.term_s)
+        gone, self.gone = self.gone, alive - new.node.keys()
+        for name in sorted(self.gone - gone):
+            log.warning("node %s is in the file no more, and runs until it is drained", name)
+        fresh, self._placed = placed - self._placed - alive, placed
+        for name in (each for each in new.node if each in fresh):
+            try:
+                check.ahead(new, name)
+            except StartFailed as error:
+                self._not_started(name, error)
+            else:
+                log.info("node %s is new in the file, and is started", name)
+                self._start(name, new, nursery)
+
+    @property
+    def _alive(self) -> set[str]:
+        return {name for name, ended in self._ended.items() if not ended.is_set()}
+
+    def _not_started(self, name: str, error: ActorError) -> None:
+        self._placed.discard(name)  # so that the next reload tries it again
+        log.error("node %s was not started; the others run on", name, extra={"reason": str(error)})
 
     # What the nodes say ------------------------------------------------------------------
 
@@ -143,13 +228,14 @@ class Launcher:
 
     def _is_up(self, name: str) -> None:
         self._up.add(name)
-        if self.cluster.gateway.node not in self.names and self._up == set(self.names):
-            self._told.append(f"Ready: nodes {', '.join(self.names)}  (Ctrl-C drains and stops)")
+        if self.cluster.gateway.node not in self.names and self._up.issuperset(self.names):
+            ready = (each for each in self._ended if each in self._up & self._alive)
+            self._told.append(f"Ready: nodes {', '.join(ready)}  (Ctrl-C drains and stops)")
         self._say_ready()
 
     def _say_ready(self) -> None:
         """Say that all is ready, once it is, and where to knock whenever the gateway has come back."""
-        if self._up == set(self.names) and not self._stopping:
+        if self._up.issuperset(self.names) and not self._stopping:
             for text in self._told:
                 self.terminal.tell(text)
             self._told.clear()
@@ -157,13 +243,14 @@ class Launcher:
     # How it ends -------------------------------------------------------------------------
 
     async def _listen(self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None]) -> None:
-        """Stop at the first signal, hurry at the second; a hang-up is for the nodes to hear."""
+        """Stop at the first signal, hurry at the second; at a hang-up the file is read anew, here and by every node."""
         with trio.open_signal_receiver(*SIGNALS) as signals:
             task_status.started()
             async for number in signals:
                 name = signal.Signals(number).name
                 if number == signal.SIGHUP and not self.terminal.gone:
                     self._signal(signal.SIGHUP, self.serving)  # one that still loads would die of it
+                    self.reload()
                 elif not self._stopping:
                     log.info("draining", extra={"signal": name})
                     self._stop(nursery)
@@ -194,15 +281,21 @@ class Launcher:
         self.hurry.now()
         self._stop_all()
         await trio.sleep(AGAIN_S)  # nodes that have only now been told to stop are told once more to hurry
-        self._signal(signal.SIGTERM, self.names)
+        self._signal(signal.SIGINT, self.processes)  # a second SIGTERM could melt into the first
         await trio.sleep(HARD_EXIT_S - AGAIN_S)
-        reaper.end_all()
+        _leave_nothing()
         os._exit(self.exit_code)
 
-    def _signal(self, number: signal.Signals, names: Collection[str]) -> None:
+    def _signal(self, number: signal.Signals, names: Iterable[str]) -> None:
         for name in names:
             if name in self.processes:
                 self.processes[name].signal_group(number)
+
+
+def _leave_nothing() -> None:
+    """End what is left below this process, and remove what a node that was killed could not remove itself."""
+    reaper.end_all()
+    folders.sweep(Path(tempfile.gettempdir()))
 
 
 @frozen
@@ -220,7 +313,7 @@ class _Up:
 
 
 async def _process(
-    name: str, ladder: Ladder, launcher: Launcher, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    name: str, launcher: Launcher, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Keep one node's process; `started()` means that its tree is up. Returns once it has done as it was asked to: end.
 
@@ -229,9 +322,9 @@ async def _process(
     hears, says = os.pipe2(os.O_CLOEXEC)
     async with trio.lowlevel.FdStream(hears) as stream, trio.open_nursery() as nursery:
         aside = trio.CancelScope(shield=True)  # what it logs while it is ended is shown as well
-        with _output(name, launcher.terminal, nursery, aside) as output:
-            command = [*launcher.command, "--node", name, "--launched", str(says)]
-            process = start(f"node {name}", command, dict(launcher.environment), [says], output, reaper.die_with_parent)
+        try:
+            process = _started(name, says, launcher, nursery, aside)
+        finally:
             os.close(says)
         launcher.processes[name] = process
         up, done, why = False, False, ""
@@ -245,20 +338,30 @@ async def _process(
                         task_status.started()
                     case "tell", text:
                         launcher.tell(name, text)
+                    case "reload", _:
+                        launcher.reload()
                     case "failed", text:
                         why = f": {text}"
                     case "done", _:
                         done = True
         finally:
             launcher.serving.discard(name)
-            await process.end(ladder, launcher.hurry)  # noqa: ASYNC102  # shielded, rung by rung
+            await process.end(launcher.ladder(name), launcher.hurry)  # noqa: ASYNC102  # shielded, rung by rung
             del launcher.processes[name]
             aside.deadline = trio.current_time() + LAST_LINES_S
-    if up and done:
+    if up and not done and name in launcher.gone:
+        log.error("node %s has ended, and is not started again: the file has it no more", name)
+    if up and (done or name in launcher.gone):
         return
     if not up:
         raise StartFailed(f"node {name} did not start{why}")
     raise NodeDied(f"node {name} ended{why}")
+
+
+def _started(name: str, says: int, launcher: Launcher, nursery: trio.Nursery, aside: trio.CancelScope) -> Process:
+    command = [*launcher.command, "--node", name, "--launched", str(says)]
+    with _output(name, launcher.terminal, nursery, aside) as output:
+        return start(f"node {name}", command, dict(launcher.environment), [says], output, reaper.die_with_parent)
 
 
 @contextmanager

@@ -131,7 +131,11 @@ class Link:
         while not self._lost and len(self.peer.asked) >= self.peer.asked.open_max:
             self.traffic.waits += 1
             await self._permits.park()
-        stream, answer = self.open(request, credit, to)
+        try:
+            stream, answer = self.open(request, credit, to)
+        except Exception:
+            self._permits.unpark(count=1)  # the stream is still free, for the next of those who wait
+            raise
         try:
             yield answer
         finally:

@@ -18,7 +18,7 @@ from protocol.greeting import Greeter, Role
 from protocol.peer import Peer
 from supervisor import wires
 from supervisor.config import EVERYWHERE, ClusterSection
-from supervisor.directory import Directory
+from supervisor.directory import FORGET_S, Directory
 from supervisor.link import Heart, Link, Serves
 from supervisor.refusals import Refusals
 from supervisor.run import Chance
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 STRANGERS_MAX = 32  # connections that have not proved yet who they are
 OPERATORS_MAX = 16  # at a time
 OPERATOR_STREAMS_MAX = 4
+FORGETS_S = FORGET_S / 10  # between two looks at who may be forgotten
 
 
 @frozen
@@ -81,6 +82,7 @@ class Links:
         async with trio.open_nursery() as nursery:
             if self.listen is not None:
                 await self._listen(nursery, self.listen)
+            nursery.start_soon(self._forget)
             task_status.started()
             for at in self.join:
                 nursery.start_soon(self._keep, None, at)
@@ -122,7 +124,9 @@ class Links:
         while True:
             while peer in self._carried:
                 await self.directory.changed.park()
-            at = join or self._address(name)
+            if (at := join or self._address(name)) is None:
+                self._dialing.discard(name or "")  # it was forgotten; whoever hears of it again dials it again
+                return
             section = self.section  # as it is by now
             failures, began = failures + 1, trio.current_time()
             try:
@@ -136,10 +140,16 @@ class Links:
             backoff = Backoff(min_s=section.retry_min_s, max_s=section.retry_max_s, jitter=1.0)
             await trio.sleep(backoff.wait_s(failures, self.chance.random()))
 
-    def _address(self, name: str | None) -> wires.At:
-        address = self.directory.nodes[name or ""][2]
-        assert address is not None  # once known it is never forgotten
-        return wires.At.read(address)
+    def _address(self, name: str | None) -> wires.At | None:
+        _, _, address = self.directory.nodes.get(name or "", (None, None, None))
+        return None if address is None else wires.At.read(address)
+
+    async def _forget(self) -> None:
+        """Forget, now and then, the nodes that nobody names any more, and what has crossed the links to them."""
+        while True:
+            await trio.sleep(FORGETS_S)
+            for name in self.directory.forget():
+                self.traffic.pop(name, None)
 
     async def _listen(self, nursery: trio.Nursery, at: wires.At) -> None:
         try:
@@ -200,7 +210,6 @@ class Links:
             Peer(self.name, serves_max=section.streams_max),
             self.serves,
             heart=Heart(section.beat_s, section.silent_s),
-            traffic=self.traffic[peer],
         )
         one = _Carried(link, dialer)
         link.told = partial(self._told, peer, one)
@@ -247,6 +256,7 @@ class Links:
 
         But of two that were dialed from both ends at once, either end keeps the one that the first by name has dialed.
         """
+        one.link.traffic = self.traffic[peer].add(one.link.traffic)
         before = self._carried.get(peer)
         if before is not None and before.dialer != one.dialer == max(self.name, peer):
             one.scope.cancel(reason="there is another link to the node")

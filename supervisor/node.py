@@ -47,9 +47,11 @@ async def run(
     terminal: Terminal,
     environment: Mapping[str, str],
     up: Callable[[], None] = lambda: None,
+    ask_launcher: Callable[[], None] | None = None,
 ) -> int:
     """Run one node until a signal ends it, and return the process's exit code; `up` hears that its tree is up.
 
+    `ask_launcher` tells a launcher, if there is one, to start what is new in the file.
     Raises `StartFailed` or `RestartsExceeded` if its tree does not come up, or does not stay up.
     """
     keys = check.keys(cluster, environment) if cluster.gateway.node == name else None
@@ -87,7 +89,7 @@ async def run(
         if house.links is not None:
             house.links.secret, house.links.tls = secret, tls
         node = _Node(house, world, terminal, section.drain_s)
-        node.obey(Reloader(name, cluster, house, environment, node.set_drain_s))
+        node.obey(Reloader(name, cluster, house, environment, node.set_drain_s, ask_launcher))
         log.info("starting", extra={"node": name, "engine_logs": str(logs)})
         return await node.run(up, partial(_announce, cluster, house, terminal))
 
@@ -106,9 +108,11 @@ class _Node:
     _signalled: bool = False
 
     def obey(self, reloader: Reloader) -> None:
-        """Let operators drain this node and reload its file."""
+        """Let operators drain this node, reload its file and see who is at its gate."""
         self.house.controls.drain = partial(self.drain, "an operator asks for it")
         self.house.controls.reload = reloader.reload
+        if self.house.door is not None:
+            self.house.controls.gate = self.house.door.gate
 
     def set_drain_s(self, drain_s: float) -> None:
         """Give streams another time to finish when this node drains."""
@@ -142,6 +146,8 @@ class _Node:
             except ActorError as error:
                 failure = error  # raised below: here, the nursery would wrap it in a group
             nursery.cancel_scope.cancel(reason="the tree has ended")
+        for number in SIGNALS:  # whoever asks for the end now has it already, with the exit code that is due
+            signal.signal(number, signal.SIG_IGN)
         reaper.end_all()
         if failure is not None:
             raise failure
@@ -253,7 +259,8 @@ def _announce(cluster: Cluster, house: House, terminal: Terminal) -> None:
     """Say where to knock, and give a line to paste."""
     section = cluster.gateway
     if house.door is None:
-        terminal.tell(f"Ready: node {house.directory.name} with {', '.join(house.directory.here)}")
+        ranks = (f"a rank of {name}" for name in cluster.other_ranks_on(house.directory.name))
+        terminal.tell(f"Ready: node {house.directory.name} with {', '.join((*house.directory.here, *ranks))}")
         return
     host = f"[{section.host}]" if ":" in section.host else section.host
     url = f"http{'s' * (house.door.tls is not None)}://{host}:{house.door.port}"

@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
+from math import isfinite
 from pathlib import Path
 
 import msgspec
@@ -20,8 +21,17 @@ from rich.console import Console
 from rich.live import Live
 
 from protocol.cluster import OPERATOR, Drain, GetStatus, Reload, Reloaded, Status
+from protocol.cluster import check as check_state
 from protocol.codec import Message
-from protocol.errors import ActorError, DeadlineExceeded, EspalierError, PeerLost, RequestError, StartFailed
+from protocol.errors import (
+    ActorError,
+    DeadlineExceeded,
+    EspalierError,
+    PeerLost,
+    PeerViolation,
+    RequestError,
+    StartFailed,
+)
 from protocol.greeting import Greeter
 from protocol.peer import Peer
 from supervisor import board, check, config, wires
@@ -32,7 +42,8 @@ from supervisor.links import Tls
 
 ANSWERS_S = 5.0
 LOOKS_S = 1.0  # between two looks
-DRAINS_S = 0.25  # the same, at a node that drains
+DRAINS_S = 0.25  # the same, at a node that drains or starts
+STARTS_S = 20.0  # for a node that its launcher starts to answer
 NAME_BYTES = 4
 
 
@@ -70,9 +81,9 @@ class Operator:
 
     async def _see(self, name: str, at: wires.At, seen: dict[str, Seen]) -> None:
         try:
-            status = await self._asked(at, GetStatus(name))
+            status = _checked(await self._asked(at, GetStatus(name)))
         except EspalierError as error:
-            seen[name] = str(error)
+            seen[name] = f"nobody listens at {at}" if _refused(error) else str(error)
             return
         if isinstance(status, Status):
             seen[name] = status
@@ -143,6 +154,16 @@ def _refused(error: BaseException | None) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(map(_refused, error.exceptions))
     return error is not None and (isinstance(error, ConnectionRefusedError) or _refused(error.__cause__))
+
+
+def _checked(status: Message) -> Message:
+    """Return what a node says if it can be true, else raise `PeerViolation`."""
+    if isinstance(status, Status):
+        check_state(status.state)
+        times = (status.up_s, *(child.since_s for child in status.tree), *(link.silent_s for link in status.links))
+        if not all(map(isfinite, times)):
+            raise PeerViolation("it tells times that cannot be")
+    return status
 
 
 def _linked(seen: Seen, name: str) -> bool:
@@ -228,31 +249,29 @@ async def _drain(operator: Operator, console: Console, name: str) -> int:
     seen = await operator.look()
     before = seen.get(name)
     if name not in seen:
-        console.print(f"There is no node {name}; there is {', '.join(seen)}.", soft_wrap=True)
+        _say(console, f"There is no node {name}; there is {', '.join(seen)}.")
         return 1
     if not isinstance(before, Status):
-        console.print(
+        _say(
+            console,
             f"Node {name} cannot be asked: {before}. If it runs, end it by SIGTERM on its host, which drains it too.",
-            soft_wrap=True,
         )
         return 1
     await operator.ask(name, Drain(name))
-    console.print(
-        f"Node {name} drains: it gets nothing new, and its streams finish or move to other nodes.", soft_wrap=True
-    )
+    _say(console, f"Node {name} drains: it gets nothing new, and its streams finish or move to other nodes.")
     said = -1
     while True:
         await trio.sleep(DRAINS_S)
         status = await _look_at(operator, name)
         if status is None:
-            console.print(f"Node {name} has gone.")
+            _say(console, f"Node {name} has gone.")
             return 0
         if status.run != before.run:
-            console.print(f"Node {name} has gone, and runs again.")
+            _say(console, f"Node {name} has gone, and runs again.")
             return 0
         running = sum(offer.running + offer.waiting for offer in status.state.offers)
         if running != said:
-            console.print(f"  {running} request{'s run' if running != 1 else ' runs'} on it")
+            _say(console, f"  {running} request{'s run' if running != 1 else ' runs'} on it")
             said = running
 
 
@@ -282,19 +301,39 @@ async def _look_at(operator: Operator, name: str) -> Status | None:
 
 
 async def _reload(operator: Operator, console: Console) -> int:
-    seen = await operator.look()
-    code = _whole(seen)
-    for name, each in seen.items():
-        if isinstance(each, str):
-            console.print(f"{name}: [red]not asked[/]: ", end="")
-            console.print(each, markup=False, soft_wrap=True)
-            continue
+    seen: Mapping[str, Seen] = await operator.look()
+    code, starts = 0, set[str]()
+    for name in [name for name, each in seen.items() if isinstance(each, Status)]:
         try:
             reloaded = await operator.ask(name, Reload(name))
         except EspalierError as error:
-            console.print(f"{name}: {error}", markup=False, soft_wrap=True)
+            _say(console, f"{name}: {error}")
             code = 1
             continue
         if isinstance(reloaded, Reloaded):
             console.print(board.reloaded(name, reloaded), soft_wrap=True)
+            starts.update(reloaded.starts)
+    missing = [name for name, each in seen.items() if isinstance(each, str)]
+    seen = await _wait_for(operator, seen, starts.intersection(missing))
+    for name in missing:
+        each = seen.get(name, "it has left the cluster")
+        if isinstance(each, Status):
+            _say(console, f"{name}: it runs now")
+        else:
+            _say(console, f"{name}: not asked: {each}")
+            code = 1
     return code
+
+
+async def _wait_for(operator: Operator, seen: Mapping[str, Seen], starts: Collection[str]) -> Mapping[str, Seen]:
+    """Return how the nodes are once those that start answer, or have not for too long."""
+    with trio.move_on_after(STARTS_S):
+        while any(isinstance(seen.get(name), str) for name in starts):
+            await trio.sleep(DRAINS_S)
+            seen = await operator.look()
+    return seen
+
+
+def _say(console: Console, text: str) -> None:
+    """Print a sentence in which others may have had a say."""
+    console.print(board.plain(text), markup=False, emoji=False, soft_wrap=True)

@@ -18,6 +18,7 @@ class Plug(Generic[T]):
 
     changed: trio.lowlevel.ParkingLot | None = None  # where others wait for something to come or go
     last: T | None = None  # stays when the life ends, for what outlives it: names, limits
+    lacks: str | None = None  # what must come before there is anything to offer
     _now: T | None = None
     _offered: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
@@ -34,10 +35,21 @@ class Plug(Generic[T]):
                 self._now = None
                 self._change()
 
+    def withdraw(self) -> None:
+        """Offer nothing more, though the life that offered it goes on."""
+        self._now = None
+        self._change()
+
     @property
     def now(self) -> T | None:
         """What is offered now, if anything is."""
         return self._now
+
+    def lack(self, what: str | None) -> None:
+        """Say what must come first, None if nothing must."""
+        if what != self.lacks:
+            self.lacks = what
+            self._change()
 
     async def wait(self) -> T:
         """Wait until something is offered, and return it."""

@@ -122,4 +122,9 @@ def start(
         start_new_session=True,
         preexec_fn=first,  # noqa: PLW1509  # one system call, and no lock is taken
     )
-    return Process(name, popen.pid, os.pidfd_open(popen.pid), popen)
+    try:
+        return Process(name, popen.pid, os.pidfd_open(popen.pid), popen)
+    except OSError:  # no descriptor is left to watch it by
+        popen.kill()
+        popen.wait()
+        raise

@@ -24,7 +24,7 @@ ROUTED = ("prefill_tokens_min", "resumes_max", "crashes_max", "resume_tokens_max
 LINKED = ("streams_max", "beat_s", "silent_s", "greet_s", "tell_s", "retry_min_s", "retry_max_s")
 AT_THE_GATE = ("requests_max", "admit_s", "waiting_max")
 ASKING = ("first_token_s", "total_s")
-RESTART = "until the node is started again"
+RESTART = "until this node is started again"
 
 
 @frozen
@@ -62,6 +62,15 @@ class _Read:
 
 
 @define(eq=False)
+class _Told:
+    """What comes of a file: what was changed, what stays as it was, which nodes a launcher starts."""
+
+    changed: list[str] = field(factory=list)
+    stays: list[str] = field(factory=list)
+    starts: list[str] = field(factory=list)
+
+
+@define(eq=False)
 class Reloader:
     """What one node needs to read its file anew; `cluster` is the file as it was when the node started."""
 
@@ -70,6 +79,7 @@ class Reloader:
     house: House
     environment: Mapping[str, str] = field(repr=False)
     set_drain_s: Callable[[float], None]
+    ask_launcher: Callable[[], None] | None = None  # to start what is new in the file
     _applied: dict[tuple[str, ...], object] = field(factory=dict)  # and what has been changed since
 
     def reload(self) -> Reloaded:
@@ -77,19 +87,20 @@ class Reloader:
 
         A file that cannot be read, or in which something is wrong, changes nothing but the keys.
         """
-        changed: list[str] = []
-        stays: list[str] = []
+        told = _Told()
         try:
-            self._apply_all(self._read(), changed, stays)
+            self._apply_all(self._read(), told)
         except StartFailed as error:
             log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
-            stays.append(f"the file changes nothing: {error}")
+            told.stays.append(f"the file changes nothing: {error}")
         if (door := self.house.door or self.house.scraped) is not None:
-            stays += door.reload()
+            told.stays += door.reload()
             if door.keys.wanted:
-                changed.append(f"keys: {door.keys.count} are known now")
-        log.info("read the file anew", extra={"changed": changed, "not_changed": stays})
-        return Reloaded(tuple(changed), tuple(stays))
+                told.changed.append(f"keys: {door.keys.count} are known now")
+        if self.ask_launcher is not None:
+            self.ask_launcher()
+        log.info("read the file anew", extra={"changed": told.changed, "not_changed": told.stays})
+        return Reloaded(tuple(told.changed), tuple(told.stays), tuple(told.starts))
 
     def _read(self) -> _Read:
         """Return the file as it is now; raises `StartFailed` if this node could not start with it."""
@@ -102,7 +113,7 @@ class Reloader:
                 new.certificate.context()
         return _Read(new, check.secret(new, self.environment), check.link_tls(new))
 
-    def _apply_all(self, read: _Read, changed: list[str], stays: list[str]) -> None:
+    def _apply_all(self, read: _Read, told: _Told) -> None:
         found = {change.path: change for change in changes(self.cluster, read.cluster)}
         for path in self._applied:  # what stands in the file as at the start again is a change too
             found.setdefault(path, Change(path, None, _at(self.cluster, path)))
@@ -112,20 +123,31 @@ class Reloader:
             if change.old == change.new or (applied := self._apply(change, read)) is None:
                 continue  # the second is another node's
             if applied:
-                self._applied[change.path] = change.new
-                changed.append(_now(change))
+                self._note(change, read.cluster, told)
             elif change.path[0] in {"engine", "model"}:
                 left.setdefault(" ".join(change.path[:2]), []).append(".".join(change.path[2:]))
             else:
-                stays.append(_stays(change))
+                told.stays.append(_stays(change))
         for which, keys in left.items():
             said = ", ".join(filter(None, keys))
-            stays.append(f"{which} stays as it is {RESTART}{f', though the file has another {said}' if said else ''}")
+            told.stays.append(
+                f"{which} stays as it is {RESTART}{f', though the file has another {said}' if said else ''}"
+            )
         if (links := self.house.links) is not None:
             if links.secret != read.secret:
-                stays.append(f"the cluster's secret stays as it was {RESTART}")
+                told.stays.append(f"the cluster's secret stays as it was {RESTART}")
             if links.tls is not None and read.tls is not None:
                 links.tls = read.tls  # its files may have others in them
+
+    def _note(self, change: Change, new: Cluster, told: _Told) -> None:
+        """Note what has been applied, and whether the launcher that started this node now starts a new one."""
+        self._applied[change.path] = change.new
+        told.changed.append(_now(change))
+        if isinstance(change.new, NodeSection) and change.old is None and self.ask_launcher is not None:
+            name = change.path[1]
+            if new.node[name].host == new.node[self.name].host:
+                told.changed[-1] += ", and the launcher here starts it"
+                told.starts.append(name)
 
     # What each key takes -----------------------------------------------------------------
 
@@ -143,7 +165,7 @@ class Reloader:
                 return self._model(name, tuple(keys), new)
             case ("engine", name, *_):
                 both = (self.cluster.engine.get(name), new.engine.get(name))
-                return False if any(each is not None and each.node == self.name for each in both) else None
+                return False if any(each is not None and self.name in each.nodes for each in both) else None
         return False
 
     def _gateway(self, keys: tuple[str, ...], new: Cluster) -> bool | None:
@@ -187,15 +209,16 @@ class Reloader:
             if keys == ("drain_s",):
                 self.set_drain_s(new.node[name].drain_s)
             return keys == ("drain_s",)
-        if keys:
-            return False if keys == ("listen",) else None
-        if not isinstance(change.new, NodeSection) or house.links is None:
+        if keys and keys != ("listen",):
+            return None
+        section = new.node.get(name)
+        if section is None or house.links is None:
             return False
-        if isinstance(change.old, NodeSection):  # known since an earlier reload
-            return False if change.old.listen != change.new.listen else None
-        house.directory.expect(
-            name, change.new.listen, [offer(key, each) for key, each in new.engines_on(name).items()]
-        )
+        if isinstance(change.old, NodeSection) and change.old.listen == section.listen:  # known since an earlier reload
+            return None
+        if section.listen is None and change.old is not None:  # where it listened is never forgotten
+            return False
+        house.directory.expect(name, section.listen, [offer(key, each) for key, each in new.engines_on(name).items()])
         house.directory.changed.unpark_all()  # whoever dials looks there
         return True
 
@@ -231,16 +254,20 @@ def _at(cluster: Cluster, path: tuple[str, ...]) -> object:
 
 
 def _now(change: Change) -> str:
+    if isinstance(change.old, NodeSection) and isinstance(change.new, NodeSection):
+        change = Change((*change.path, "listen"), change.old.listen, change.new.listen)
     if isinstance(change.new, NodeSection):
-        return f"{change.path[0]} {change.path[1]} is known now"
+        return f"node {change.path[1]} is known now"
     return f"{change} is {_said(change.new)} now, and was {_said(change.old)}"
 
 
 def _stays(change: Change) -> str:
+    if isinstance(change.old, NodeSection) and isinstance(change.new, NodeSection):
+        change = Change((*change.path, "listen"), change.old.listen, change.new.listen)
     if isinstance(change.old, NodeSection):
-        return f"{change.path[0]} {change.path[1]} stays known as it was {RESTART}; drain it if it is to go"
+        return f"node {change.path[1]} stays known as it was {RESTART}; drain it if it is to go"
     if isinstance(change.new, NodeSection):
-        return f"{change.path[0]} {change.path[1]} stays unknown {RESTART}: this node was started without links"
+        return f"node {change.path[1]} stays unknown {RESTART}: it was started without links"
     if change.path == ("gateway", "requests_max"):
         return f"{change} can only be lowered and raised again, to what it was at the start, {RESTART}"
     return f"{change} stays {_said(change.old)} {RESTART}, though the file says {_said(change.new)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import trio
 from attrs import define, field
 
-from protocol.cluster import Limb
+from protocol.cluster import ChildState
 from supervisor.happenings import Happening, Kind, words
 from supervisor.tree import Child, Tree
 
@@ -58,11 +58,11 @@ class Standing:
         """For how long the tree has run, starting included."""
         return 0.0 if self._begun_at is None else trio.current_time() - self._begun_at
 
-    def limbs(self) -> tuple[Limb, ...]:
+    def children(self) -> tuple[ChildState, ...]:
         """Return how every member of the tree is now, each before its children."""
-        return tuple(self._limbs(self.tree, self.tree.name))
+        return tuple(self._children(self.tree, self.tree.name))
 
-    def _limbs(self, member: Child | Tree, path: str) -> Iterator[Limb]:
+    def _children(self, member: Child | Tree, path: str) -> Iterator[ChildState]:
         stand = self._stands.get(path, _Stand())
         state, since = stand.state, stand.since
         children = member.children if isinstance(member, Tree) else ()
@@ -70,9 +70,9 @@ class Standing:
             states = [self._state(f"{path}/{child.name}") for child in children]
             state, since = next((each for each in states if each != UP), UP), self._begun_at
         since_s = 0.0 if since is None else max(0.0, trio.current_time() - since)
-        yield Limb(path, state, max(0, stand.starts - 1), round(since_s, 3), member.about, stand.why)
+        yield ChildState(path, state, max(0, stand.starts - 1), round(since_s, 3), member.about, stand.why)
         for child in children:
-            yield from self._limbs(child, f"{path}/{child.name}")
+            yield from self._children(child, f"{path}/{child.name}")
 
     def _state(self, path: str) -> str:
         return self._stands.get(path, _Stand()).state

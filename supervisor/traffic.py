@@ -15,6 +15,15 @@ class Traffic:
     bytes_received: int = 0
     waits: int = 0  # of askers, each for another stream to end
 
+    def add(self, other: Traffic) -> Traffic:
+        """Count what has crossed another link as well; returns itself."""
+        self.messages_sent += other.messages_sent
+        self.messages_received += other.messages_received
+        self.bytes_sent += other.bytes_sent
+        self.bytes_received += other.bytes_received
+        self.waits += other.waits
+        return self
+
     def sent(self, size: int) -> None:
         """Count a message of `size` bytes that has left."""
         self.messages_sent += 1

@@ -1,4 +1,4 @@
-"""What a node says to the launcher that started it: that it is up, what its operator is to read, how it ended."""
+"""What a node says to its launcher: that it is up, what its operator is to read, that the file is new, how it ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, cast, get_args
 import trio
 from attrs import define, field, frozen
 
-Kind: TypeAlias = Literal["up", "tell", "failed", "done"]
+Kind: TypeAlias = Literal["up", "tell", "reload", "failed", "done"]
 
 LINE_BYTES_MAX = 64 * 1024
 READ_BYTES = 16 * 1024

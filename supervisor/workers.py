@@ -9,6 +9,7 @@ from typing import TypeAlias
 import trio
 from attrs import asdict, frozen
 
+from actors._kit import Inbox
 from actors._queue import Queue
 from actors._text.model import TextModel
 from actors.decode import decode
@@ -19,10 +20,11 @@ from actors.engines.simulated.lines import SENTENCES
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.cluster import Leg
 from protocol.messages import Finished, Generate, Started, Tokens
-from supervisor import hosts
+from supervisor import hosts, ranks
 from supervisor.chatter import Chatter
 from supervisor.config import Cluster, EngineSection
-from supervisor.engine import EngineHouse, engine
+from supervisor.directory import Directory
+from supervisor.engine import EngineHouse, engine, silent
 from supervisor.plug import Plug
 from supervisor.process import Ladder
 from supervisor.tree import Backoff, Child, Strategy, Tree
@@ -36,7 +38,8 @@ ZYGOTE_LADDER = Ladder(asked_s=0.5, term_s=0.5, kill_s=1.0)
 def starts(cluster: Cluster, node: str, world: World, children: list[Child | Tree]) -> dict[str, hosts.Starts]:
     """Return how hosts are started on each kind of device, adding the zygote that a CPU's need."""
     zygote: Plug[hosts.Zygote] = Plug()
-    if any(each.kind == "sglang" and each.device == "cpu" for each in cluster.engines_on(node).values()):
+    here = (each for each in cluster.engine.values() if node in each.nodes)
+    if any(each.kind == "sglang" and each.device == "cpu" for each in here):
         process = Child(
             name="process",
             run=hosts.zygote,
@@ -69,25 +72,27 @@ class Worker:
     plug: Plug[Engine]
     inbox: Work
     turn_away: Callable[[], None]  # what waits in the inbox for an engine that is gone
+    others: ranks.Others | None = None  # of an engine that spans nodes
 
 
 def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts], world: World) -> Tree:
     """Return an engine and the actor that gives it work: neither is any use without the other."""
     section = each.section
     on = f"on {section.device}" if section.device else "simulated"
+    over = _all_ranks(cluster, each.name) if section.ranks_on else ""
     return Tree(
         name=each.name,
         strategy=Strategy.ONE_FOR_ALL,
         restarts_max=5,
         restarts_window_s=300.0,
         backoff=Backoff(min_s=0.1),
-        about=f"{section.model} {on}",
+        about=f"{section.model} {on}{over}",
         children=(
             _simulated(each, world) if section.kind == "simulated" else _sglang(cluster, each, hosts_of, world),
             Child(
                 name="decode",
                 run=_decode,
-                args=(each, partial(world.metrics.aborted, each.name)),
+                args=(each, partial(world.metrics.aborted, f"{section.node}/{each.name}")),
                 stop_within_s=section.deadlines.release_s + 1.0,
                 about="one slot a request",
                 limits=tuple((key.replace("_", " "), value) for key, value in asdict(section.deadlines).items()),
@@ -97,19 +102,50 @@ def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts],
 
 
 def _sglang(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts], world: World) -> Child:
-    section = each.section
+    section, others = each.section, each.others
     assert section.device is not None  # the configuration has been checked
     spec = _spec(cluster, each.name, section, section.device)
-    house = EngineHouse(world.folder, chatter_of(cluster, section.node, world), world.hurry, section.ladder)
+    keep = partial(engine, spec, hosts_of[section.device], each.plug, _house(cluster, section.node, section, world))
     return Child(
         name="engine",
-        run=engine,
-        args=(spec, hosts_of[section.device], each.plug, house),
-        start_within_s=section.start_within_s,
+        run=keep if others is None else partial(others.together, keep),
+        start_within_s=section.start_within_s if others is None else others.linked_within_s + section.start_within_s,
         stop_within_s=section.ladder.total_s + 1.0,
-        about="SGLang, in a process of its own",
+        about="SGLang, in a process of its own" if others is None else "SGLang's rank 0, in a process of its own",
         limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots)),
     )
+
+
+def rank_of(
+    cluster: Cluster,
+    name: str,
+    directory: Directory,
+    inbox: Inbox[ranks.Asked],
+    hosts_of: Mapping[str, hosts.Starts],
+    world: World,
+) -> Child:
+    """Return what runs a node's rank of an engine whose first rank is on another node."""
+    section = cluster.engine[name]
+    assert section.device is not None  # the configuration has been checked
+    spec = _spec(cluster, name, section, section.device, section.nodes.index(directory.name))
+    keep = partial(silent, spec, hosts_of[section.device], _house(cluster, directory.name, section, world))
+    return Child(
+        name=name,
+        run=ranks.other_rank,
+        args=(inbox, ranks.Own(directory, ranks.agreed(cluster, name)), keep),
+        stop_within_s=section.ladder.total_s + 1.0,
+        about=f"rank {spec.rank} of {section.model} on {section.device}{_all_ranks(cluster, name)}",
+        limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots)),
+    )
+
+
+def _all_ranks(cluster: Cluster, name: str) -> str:
+    nodes = cluster.engine[name].nodes
+    return f", over nodes {', '.join(nodes)}, which meet at {ranks.meeting(cluster, name)}"
+
+
+def _house(cluster: Cluster, node: str, section: EngineSection, world: World) -> EngineHouse:
+    return EngineHouse(world.folder, chatter_of(cluster, node, world), world.hurry, section.ladder)
 
 
 def _simulated(each: Worker, world: World) -> Child:
@@ -170,9 +206,9 @@ async def _decode(  # noqa: ASYNC128  # decode calls started()
         each.turn_away()
 
 
-def _spec(cluster: Cluster, name: str, section: EngineSection, device: str) -> EngineSpec:
+def _spec(cluster: Cluster, name: str, section: EngineSection, device: str, rank: int = 0) -> EngineSpec:
     return EngineSpec(
-        name=name,
+        name=f"{name}.rank-{rank}" if rank else name,
         model_path=str(cluster.model_path(section.model)),
         device=device,
         slots=section.slots,
@@ -183,16 +219,15 @@ def _spec(cluster: Cluster, name: str, section: EngineSection, device: str) -> E
         memory_fraction=section.memory_fraction,
         prefill_chunk=section.prefill_chunk,
         leg=Leg(section.leg),
-        host=_reached_at(cluster.node[section.node].host),
+        host=ranks.reached_at(cluster.node[section.nodes[rank]].host),
         bootstrap_port=section.bootstrap_port,
         transfer=section.transfer,
+        nodes=len(section.nodes),
+        rank=rank,
+        meet=ranks.meeting(cluster, name),
         settings=section.settings,
         environment=section.environment,
     )
-
-
-def _reached_at(host: str) -> str:
-    return "127.0.0.1" if host == "localhost" else host
 
 
 def chatter_of(cluster: Cluster, node: str, world: World) -> Callable[[str], Chatter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from bench._node import MARK, ROOT, Node, Seen, _die_with_us
 
@@ -37,6 +39,17 @@ model = "tiny"
 kind = "simulated"
 kv_tokens_max = 65536
 simulated.costs.fixed_s = 0.02
+"""
+
+
+THIRD = """
+[node.three]
+listen = "127.0.0.1:{port}"
+[engine.tiny-3]
+node = "three"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 65536
 """
 
 
@@ -78,6 +91,27 @@ def launched(folder: Path, cluster: str, port: int, *arguments: str) -> Iterator
         yield running
     finally:
         running.end()
+
+
+def operate(of: Node, *arguments: str) -> tuple[int, str]:
+    """Run an operator's command on a launcher's cluster, and return its exit code and what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "supervisor", str(of.folder / "cluster.toml"), *arguments],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def seen(of: Node) -> dict[str, dict[str, Any]]:
+    """Return what an operator sees of each node of a launcher's cluster."""
+    told: dict[str, dict[str, Any]] = json.loads(operate(of, "status", "--json")[1])["nodes"]
+    return told
 
 
 def nodes(of: Node) -> dict[str, Seen]:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 
+import pytest
 from rich.console import Console
 
-from protocol.cluster import Leg, Limb, LinkState, NodeState, Offer, Reloaded, Status
+from protocol.cluster import ChildState, GateState, Leg, LinkState, NodeState, Offer, Reloaded, Status
 from supervisor import board
 from supervisor.operate import as_data
 
 TREE = (
-    Limb("one", "starts again", 0, 7300.0, "node on localhost"),
-    Limb("one/links", "up", 0, 61.0, "other nodes"),
-    Limb("one/a", "up", 0, 3.0, "tiny on cpu"),
-    Limb("one/a/engine", "starts again", 2, 1.0, "SGLang", "engine a ended: [red]killed[/]"),
-    Limb("one/a/decode", "up", 2, 250_000.0, "one slot a request", "an old story"),
-    Limb("one/b", "up", 0, 3.0, "another"),
+    ChildState("one", "starts again", 0, 7300.0, "node on localhost"),
+    ChildState("one/links", "up", 0, 61.0, "other nodes"),
+    ChildState("one/a", "up", 0, 3.0, "tiny on cpu"),
+    ChildState("one/a/engine", "starts again", 2, 1.0, "SGLang", "engine a ended: [red]killed[/]"),
+    ChildState("one/a/decode", "up", 2, 250_000.0, "one slot a request", "an old story"),
+    ChildState("one/b", "up", 0, 3.0, "another"),
 )
 OFFER = Offer("a", "tiny", Leg.DECODE, 16, True, None, 3, 2, 12345, 0.5)
 LINKS = (LinkState("two", True, 0.25, 4, 1200, 999, 2_500_000), LinkState("three", up=False))
-ONE = Status("one", "r", "1", 7300.0, NodeState((OFFER,)), TREE, LINKS)
+ONE = Status("one", "r", "1", 7300.0, NodeState((OFFER,)), TREE, LINKS, GateState(3, 8, 1, 4))
 SEEN = {"one": ONE, "two": "10.0.0.2:7401 cannot be reached"}
 
 
@@ -33,14 +35,19 @@ def shown(what, width=110):
 
 def test_every_node_engine_and_link_stands_in_its_row():
     lines = shown(board.board("pd", SEEN))
-    assert lines[0] == "cluster pd  1 of 2 nodes answer"
-    assert [" ".join(line.split()) for line in lines[2:]] == [
+    assert lines[:4] == [
+        "cluster pd  1 of 2 nodes answer, 3 of 8 requests run, 1 of 4 wait",
+        "  one/a/engine starts again: engine a ended: [red]killed[/]",
+        "  node two does not answer: 10.0.0.2:7401 cannot be reached",
+        "",
+    ]
+    assert [" ".join(line.split()) for line in lines[4:]] == [
         "node state since restarts",
         "one starts again 2 h node on localhost",
         "├─ links up 61 s 0 other nodes",
         "├─ a up 3 s 0 tiny on cpu",
         "│ ├─ engine starts again 1 s 2 engine a ended: [red]killed[/]",
-        "│ └─ decode up 3 d 2 one slot a request",
+        "│ └─ decode up 3 d 2 was started again: an old story",
         "└─ b up 3 s 0 another",
         "two no answer 10.0.0.2:7401 cannot be reached",
         "",
@@ -64,6 +71,55 @@ def test_a_node_that_drains_says_so_with_its_engines():
     draining = Status("one", "r", "1", 1.0, NodeState((OFFER,), draining=True), TREE[:1])
     lines = shown(board.board("pd", {"one": draining}))
     assert sum("draining" in line for line in lines) == 2
+    assert lines[1] == "  node one drains, 5 requests on it"
+
+
+def well(name, *links, version="1", path=None):
+    return Status(name, "r", version, 9.0, NodeState(), (ChildState(path or name, "up", 0, 9.0),), links)
+
+
+def test_of_a_cluster_in_which_all_is_well_the_first_line_says_so():
+    linked = {"one": well("one", LinkState("two", True)), "two": well("two", LinkState("one", True))}
+    assert shown(board.board("pd", linked))[:2] == ["cluster pd  2 of 2 nodes answer, all is up", ""]
+    assert "all is up" not in shown(board.board("pd", {"one": "gone"}))[0]
+
+
+def test_a_link_that_is_down_between_nodes_that_answer_and_other_versions_are_told_first():
+    seen = {"one": well("one", LinkState("two", up=False)), "two": well("two", LinkState("one", True), version="2")}
+    assert shown(board.board("pd", seen))[:4] == [
+        "cluster pd  2 of 2 nodes answer",
+        "  node one has no link to node two",
+        "  nodes run different versions: 1, 2",
+        "",
+    ]
+
+
+@pytest.mark.parametrize("evil", ["\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\r", "\u202e", "\u2028", "\x00", "a\nb"])
+def test_what_nodes_say_moves_no_cursor_and_changes_no_colour(evil):
+    said = f"{evil}[bold red]:smile:"
+    child = ChildState(f"one/{said}", said, 2, 1.0, said, said)
+    offer = Offer(said, said, Leg.BOTH, 1, True)
+    tree = (ChildState(said, said, 0, 1.0, said, said), child, ChildState("one/x", "up", 1, 1.0, said, said))
+    lying = Status(said, said, said, 1.0, NodeState((offer,)), tree, (LinkState(said, True), LinkState("two", False)))
+    everything = board.board(said, {said: lying, "two": said}), board.reloaded(said, Reloaded((said,), (said,)))
+    console = Console(width=1000, color_system=None, file=StringIO(), force_terminal=True)
+    for each in everything:
+        console.print(each)
+    shown = console.file.getvalue()
+    lines = [line for line in shown.split("\n") if "[bold red]:smile:" in line]
+    assert all(each.isprintable() for each in shown.replace("\n", ""))
+    escaped = evil.encode("unicode_escape").decode()
+    assert len(lines) >= 10
+    assert all(escaped in line for line in lines) or evil == "a\nb"  # a reload's sentence may have lines
+
+
+def test_what_a_node_says_for_ever_is_cut():
+    assert len(board.plain("x" * 1_000_000)) == board.TEXT_LENGTH_MAX + 3
+
+
+def test_a_tree_that_is_none_is_drawn_in_time():
+    tree = tuple(ChildState("/".join("x" * depth), "up", 0, 1.0) for depth in (40, 3, 700, 1, 2)) * 2000
+    assert len(list(board._drawn(tree))) == len(tree)
 
 
 def test_json_says_the_same_as_plain_values():
@@ -73,6 +129,7 @@ def test_json_says_the_same_as_plain_values():
     assert one["state"]["offers"][0]["leg"] == "decode"
     assert one["tree"][3]["why"] == "engine a ended: [red]killed[/]"
     assert one["links"][0]["bytes_received"] == 2_500_000
+    assert one["gate"] == {"running": 3, "running_max": 8, "waiting": 1, "waiting_max": 4}
 
 
 def test_a_reload_is_told_a_sentence_a_line():

@@ -141,3 +141,10 @@ async def test_every_family_that_a_cluster_tells_is_on_the_dashboard(told):
     shown = {name for panel in PANELS for target in panel["targets"] for name in names_in(target["expr"])}
     families = {re.sub("_(bucket|sum|count)$", "", name) for name in told}
     assert families == {re.sub("_(bucket|sum|count)$", "", name) for name in shown}
+
+
+def test_an_engine_that_two_nodes_tell_of_is_shown_once():
+    engines = re.compile("espalier_engine_(up|running|waiting|kv_tokens_used)")
+    shown = [target["expr"] for panel in PANELS for target in panel["targets"] if engines.search(target["expr"])]
+    assert len(shown) == 4
+    assert all(re.match(r"(max|min) by \((engine|of)\) ", expr) for expr in shown), shown

@@ -17,7 +17,7 @@ from protocol.cluster import COUNT_MAX, Leg, Neighbour, NodeState, Offer, check
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady, PeerViolation, RequestError
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.peer import Peer
-from supervisor.directory import NODES_MAX, RUMOURS_MAX, Directory, ForOthers, Here
+from supervisor.directory import FORGET_S, NODES_MAX, RUMOURS_MAX, Directory, ForOthers, Here
 from supervisor.link import Link
 from supervisor.plug import Plug
 from tests.fakes import generate
@@ -65,8 +65,19 @@ async def test_a_node_that_drains_is_not_chosen_and_still_listed():
     directory, _ = await linked()
     directory.told("far", NodeState((ONE,), draining=True))
     assert directory.workers("oak") == []
-    assert directory.leaving == {"one"}
+    assert directory.leaving == {"far/one"}
     assert names(directory.offers()) == ["one"]
+
+
+async def test_two_nodes_may_have_workers_of_one_name():
+    directory, _ = await linked()
+    directory.linked("near", a_link())
+    directory.told("far", NodeState((ONE,), draining=True))
+    directory.told("near", NodeState((evolve(ONE, running=3),)))
+    assert {name: offer.running for name, offer in directory.named("oak").items()} == {"far/one": 0, "near/one": 3}
+    assert directory.named("elm") == {}
+    assert directory.leaving == {"far/one"}
+    assert directory.pool("oak").expected() == {"far/one": Leg.BOTH, "near/one": Leg.BOTH}
 
 
 async def test_whoever_waits_hears_of_each_change(autojump_clock):
@@ -215,7 +226,10 @@ async def test_two_nodes_that_heard_different_things_do_not_keep_each_other_talk
     two.linked("one", a_link())
     one.told("two", NodeState(neighbours=(Neighbour("x", "h:1"),)))
     two.told("one", NodeState(neighbours=(Neighbour("x", "h:2"),)))
+    one.linked("x", a_link())
+    two.linked("x", a_link())
     before = one.state(), two.state()
+    assert before[0].neighbours != before[1].neighbours
     one.told("two", two.state())
     two.told("one", one.state())
     assert (one.state(), two.state()) == before
@@ -229,6 +243,45 @@ async def test_rumours_beyond_some_number_are_not_believed_and_keep_no_real_node
     assert len(directory.nodes) == 1 + RUMOURS_MAX < NODES_MAX
     assert directory.takes("one more")
     assert Neighbour("here", "h:1") in check(directory.state()).neighbours
+
+
+async def test_a_node_tells_of_those_alone_that_it_has_a_link_to():
+    directory, link = await linked()
+    directory.expect("filed", "h:1")
+    directory.told("far", NodeState(neighbours=(Neighbour("far", "h:2"), Neighbour("heard", "h:3"))))
+    assert directory.state().neighbours == (Neighbour("far", "h:2"),)
+    directory.unlinked("far", link)
+    assert directory.state().neighbours == ()
+    assert set(directory.nodes) == {"filed", "far", "heard"}
+
+
+async def forgets(directory, seconds):
+    """Let a directory look, as it does now and then, at whom it may forget, and return whom it forgot."""
+    gone = []
+    for _ in range(int(seconds) // 60):
+        await trio.sleep(60)
+        gone += directory.forget()
+    return sorted(gone)
+
+
+async def test_whom_nobody_names_any_more_is_forgotten_after_a_while_and_can_be_heard_of_again(autojump_clock):
+    directory, link = await linked()
+    directory.expect("filed", None)
+    told = NodeState(neighbours=(Neighbour("heard", "h:1"), Neighbour("said", "h:2")))
+    directory.told("far", told)
+    assert await forgets(directory, 10 * FORGET_S) == [], "they are named by a node that a link goes to"
+    directory.told("far", NodeState(neighbours=(Neighbour("said", "h:2"),)))
+    assert await forgets(directory, FORGET_S) == []
+    assert await forgets(directory, 60) == ["heard"]
+    directory.unlinked("far", link)
+    assert await forgets(directory, FORGET_S / 2) == []
+    directory.linked("far", link)
+    directory.told("far", told)
+    assert set(directory.nodes) == {"filed", "far", "heard", "said"}
+    assert await forgets(directory, 2 * FORGET_S) == []
+    directory.unlinked("far", link)
+    assert await forgets(directory, 10 * FORGET_S) == ["far", "heard", "said"]
+    assert set(directory.nodes) == {"filed"}
 
 
 # Counts -----------------------------------------------------------------------------------
@@ -365,6 +418,26 @@ async def test_what_waits_at_a_worker_that_is_gone_goes_elsewhere_if_there_is_an
             assert heard == [ActorLost] * 4 * elsewhere
             assert inbox.waiting == ((0, 0) if elsewhere else (2, 2))
     assert worker.busy == worker.tokens == 0
+
+
+async def test_what_waits_for_an_engine_goes_elsewhere_as_soon_as_there_is_an_elsewhere(autojump_clock):
+    directory, _ = await linked()
+    address, inbox = queue(2, lambda request: request.priority)
+    offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Plug(directory.changed)
+    worker = directory.here["here"] = Here("here", offer, address, plug, directory.changed, inbox, directory)
+    async with waiting(worker, 3) as heard:
+        worker.turn_away()
+        directory.told("far", NodeState((evolve(ONE, up=False),)))
+        await wait_all_tasks_blocked()
+        assert (heard, inbox.waiting) == ([], (2, 1))
+        directory.told("far", NodeState((ONE,)))
+        await wait_all_tasks_blocked()
+        assert (heard, inbox.waiting) == ([ActorLost] * 3, (0, 0))
+    with plug.offering(SimpleNamespace(info=INFO)):
+        async with waiting(worker, 1) as heard:
+            directory.told("far", NodeState((ONE, TWO)))
+            await wait_all_tasks_blocked()
+            assert (heard, inbox.waiting) == ([], (1, 0)), "its engine is there"
 
 
 async def test_a_worker_whose_engine_is_down_takes_nothing_that_another_could(autojump_clock):

@@ -44,6 +44,7 @@ from protocol.frames import (
 from protocol.messages import FinishReason
 from protocol.peer import Peer
 from protocol.tensors import BYTES, Dtype, Tensor, check
+from protocol.trace import Trace
 
 fast = settings(max_examples=60, deadline=None)
 
@@ -118,10 +119,19 @@ tensors = st.builds(
 )
 
 
+def hexadecimal(digits):
+    return st.integers(1, 16**digits - 1).map(lambda number: f"{number:0{digits}x}")
+
+
+spans = hexadecimal(16)
+traces = st.builds(Trace, hexadecimal(32), spans, st.none() | spans, st.booleans(), st.just("a=b"))
+MADE = {Tensor: tensors, Trace: traces}
+
+
 def of(hint):  # noqa: PLR0911  # one kind of hint each
     """Whatever fits a type hint of a message and the wire."""
-    if hint is Tensor:
-        return tensors
+    if hint in MADE:
+        return MADE[hint]
     if attrs.has(hint):
         hints = get_type_hints(hint)
         return st.builds(hint, **{field.name: of(hints[field.name]) for field in hint.__attrs_attrs__})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
@@ -241,6 +242,25 @@ async def test_leaving_while_waiting_for_a_stream_takes_none(autojump_clock):
         await trio.sleep(1)
         assert at_rest(ends)
         assert ends.asker.peer.asked.last == 1
+
+
+async def test_a_stream_that_the_one_who_was_woken_for_it_cannot_use_goes_to_the_next(autojump_clock):
+    async with linked(counts, streams=1) as ends:
+        failed = []
+
+        async def too_large():
+            with pytest.raises(TooLarge):
+                async with ends.asker.ask(generate(prompt=BODY_BYTES_MAX), 1):
+                    pass
+            failed.append(trio.current_time())
+
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                for asks in (partial(ask, ends.asker), too_large, too_large, partial(ask, ends.asker)):
+                    nursery.start_soon(asks)
+                    await wait_all_tasks_blocked()
+        assert (failed, trio.current_time()) == ([3, 3], 6)
+        assert at_rest(ends)
 
 
 async def test_leaving_after_the_end_says_nothing(autojump_clock):
@@ -792,6 +812,16 @@ async def test_an_answer_of_another_kind_ends_the_link(lie, autojump_clock):
     async with facing() as (link, far, ended):
         _, answer = link.open(generate(), 5)
         await far.send_all(encode(lie))
+        with pytest.raises(LinkLost):
+            await answer.result()
+        await wait_all_tasks_blocked()
+        assert [type(error) for error in ended] == [PeerViolation]
+
+
+async def test_a_load_is_answered_with_a_load_or_not_at_all(autojump_clock):
+    async with facing() as (link, far, ended):
+        _, answer = link.open(GetLoad(), 0)
+        await far.send_all(encode(End(1, codec.encode(Done()))))
         with pytest.raises(LinkLost):
             await answer.result()
         await wait_all_tasks_blocked()

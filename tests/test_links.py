@@ -37,8 +37,9 @@ from protocol.frames import (
 )
 from protocol.messages import EngineInfo, Text, Tokens
 from supervisor import wires
+from supervisor.directory import FORGET_S
 from supervisor.line import STRANGER_BYTES_MAX
-from supervisor.links import STRANGERS_MAX, Tls
+from supervisor.links import FORGETS_S, STRANGERS_MAX, Tls
 from tests import certificate
 from tests.fakes import generate
 from tests.nodes import LOOPBACK, QUICK, SECRET, UPGRADE, Node, all_linked, as_peer, ended, grove, stranger, until
@@ -162,6 +163,46 @@ async def test_waits_between_tries_grow_and_are_not_all_the_same(autojump_clock)
     assert all(5 <= wait <= 10 for wait in waits[6:])
     assert len({round(wait, 6) for wait in waits[6:]}) > 5
     assert len(tries) > 20
+
+
+async def test_a_node_that_is_only_heard_of_is_dialed_for_a_while_and_anew_when_it_is_heard_of_anew(autojump_clock):
+    tries = []
+
+    async def refuse(at, tls, within_s, talk):
+        tries.append(trio.current_time())
+        raise PeerLost("nobody there")
+
+    a, rumour = Node("a", port=None), NodeState(neighbours=(Neighbour("b", "127.0.0.1:1"),))
+    a.links.dial = refuse
+    async with trio.open_nursery() as nursery:
+        await nursery.start(a.run)
+        a.directory.told("gone", rumour)
+        a.links.traffic["gone"].sent(1)
+        await trio.sleep(3 * FORGET_S)
+        assert FORGET_S - 1 < tries[-1] < FORGET_S + 3 * FORGETS_S
+        assert (a.links._dialing, dict(a.links.traffic), a.directory.nodes) == (set(), {}, {})
+        a.directory.told("gone", rumour)
+        await trio.sleep(1)
+        assert tries[-1] > 3 * FORGET_S
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_crosses_links_is_counted_for_nodes_alone_and_goes_on_with_a_nodes_next_link():
+    a, b = Node("a"), Node("b")
+    async with grove(a, b):
+        await all_linked(a, b)
+        first = a.link(b)
+        await trio.aclose_forcefully(first.transport.line)
+        await until(lambda: a.link(b) not in {None, first})
+        assert a.link(b).traffic is first.traffic is a.links.traffic["b"]
+        assert a.links.traffic["b"].messages_received > 2
+
+        async def leave(wire):
+            await wire.socket.aclose()
+
+        for name in "xyz":
+            await as_peer(a, name, leave, hello=False)
+        assert set(a.links.traffic) == {"b"}
 
 
 async def test_a_node_that_comes_back_by_a_new_link_takes_the_place_of_the_old_one():
@@ -424,6 +465,17 @@ async def test_a_stranger_is_let_go_logged_once_and_disturbs_nobody(what, lines)
     said = [each for each in lines() if each[1] == LOOPBACK]
     assert 1 <= len(said) <= 2, said
     assert not [each for each in lines() if "bug" in each[0]]
+
+
+@pytest.mark.parametrize("origin", [b"Origin: https://elsewhere.example", b"origin: null", b"ORIGIN: http://127.0.0.1"])
+async def test_no_page_in_a_browser_opens_a_link(origin, lines):
+    a = Node("a")
+    async with grove(a), stranger(a, UPGRADE[:-2] + origin + b"\r\n\r\n") as stream:
+        said = await ended(stream)
+        await until(lambda: reasons(lines))
+        assert a.linked == set()
+    assert b" 403 " in said.splitlines()[0]
+    assert reasons(lines) == ["a web page asked for a link"]
 
 
 async def test_two_hundred_silent_connections_keep_no_node_out(lines):

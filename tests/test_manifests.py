@@ -146,6 +146,34 @@ def test_an_engine_has_its_gpus_and_every_node_its_memory(cluster, name):
     assert volumes == {mount["name"] for mount in container(name)["volumeMounts"]}
 
 
+# Commands ---------------------------------------------------------------------------------
+
+TOLD = [ROOT / "docs" / "operating.md", *sorted(EXAMPLES.glob("*/README.md")), SBATCH]
+OUR_COMMAND = re.compile(r"(?:-m|\"-m\",) \"?supervisor\"?([^\n`#|>;)]*)")
+
+
+def test_every_command_that_operators_are_told_exists():
+    known = {"hash-key", "status", "drain", "reload"}
+    for arguments in (["--help"], ["cluster.toml", "status", "--help"]):
+        command = [sys.executable, "-m", "supervisor", *arguments]
+        text = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+        known |= set(re.findall(r"--[a-z-]+", text))
+    said = [words.split() for file in TOLD for words in OUR_COMMAND.findall(file.read_text())]
+    flags = {re.sub(r"[^a-z-]", "", word) for words in said for word in words if re.match(r"\W*--", word)}
+    verbs = {word for words in said for word in words[1:2] if re.fullmatch("[a-z-]+", word)} - {"alice"}
+    assert {"--check", "--node", "--json", "status", "drain", "reload"} <= flags | verbs <= known
+
+
+def test_the_pod_of_a_command_for_kubernetes_exists_and_has_its_file():
+    text = (EXAMPLES / "kubernetes" / "README.md").read_text()
+    for pod, file in re.findall(r"exec (\S+)-0 -- python -m supervisor (\S+)", text):
+        assert file == container(pod)["command"][3]
+    for name in re.findall(r"scale statefulset (\S+)", text):
+        assert name in PODS
+    keys = {each["valueFrom"]["secretKeyRef"]["key"] for name in PODS for each in container(name)["env"]}
+    assert set(re.findall(r"--from-literal=(\w+)=", text)) == keys
+
+
 # Slurm ------------------------------------------------------------------------------------
 
 
@@ -287,6 +315,9 @@ def test_a_job_serves_and_ends_with_nothing_left_when_it_is_signalled(tmp_path):
         key = {"Authorization": "Bearer quetzalcoatl-quetzalcoatl"}
         assert get(ports["7500"], HOSTS[1], "/metrics")[0] == 401
         assert 'espalier_link_up{node="front"} 1.0' in get(ports["7500"], HOSTS[1], "/metrics", **key)[1]
+        status = [sys.executable, "-m", "supervisor", str(tmp_path / "job-7" / "cluster.toml"), "status"]
+        seen = subprocess.run(status, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True).stdout
+        assert "3 of 3 nodes answer" in seen
         status, models = get(ports["8000"], HOSTS[0], "/v1/models", **key)
         assert (status, json.loads(models)["data"][0]["id"]) == (200, "qwen3-32b")
         job.send_signal(signal.SIGTERM)

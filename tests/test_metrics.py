@@ -134,6 +134,7 @@ async def told(folder, environment):
     made = cluster(folder)
     house, _ = built(made, "back")
     house.scraped.keys = check.watchers(made, "back", environment)
+    house.scraped.new_id = lambda: "ab" * 16  # traces take no others
     async with trio.open_nursery() as nursery:
         await nursery.start(gateway, house.scraped, "127.0.0.1", 0)
         yield house
@@ -158,7 +159,7 @@ async def test_a_node_serves_its_numbers_and_probes_and_nothing_else(tmp_path):
     async with told(tmp_path, {}) as house:
         assert await get(house, "/health") == (200, "alive\n")
         status, text = await get(house, "/metrics")
-        assert (status, 'espalier_engine_up{of="tiny-0"} 0.0' in text) == (200, True)
+        assert (status, 'espalier_engine_up{of="back/tiny-0"} 0.0' in text) == (200, True)
         for path, method in (
             ("/v1/models", "GET"),
             ("/v1/chat/completions", "POST"),

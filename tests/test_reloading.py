@@ -69,7 +69,7 @@ def world(tmp_path):
 class Node:
     """A node of the file, as it is after the start; what it reads anew is `text`."""
 
-    def __init__(self, tmp_path, name="front", text=FILE, environment=None):
+    def __init__(self, tmp_path, name="front", text=FILE, environment=None, ask_launcher=None):
         self.file = tmp_path / "cluster.toml"
         self.file.write_text(text)
         self.text = text
@@ -81,7 +81,7 @@ class Node:
             self.house.door.keys = check.keys(self.cluster, environment)
             self.house.door.certificate = self.cluster.certificate
         self.house.links.secret = check.secret(self.cluster, environment)
-        self.reloader = Reloader(name, self.cluster, self.house, environment, self.set_drain_s)
+        self.reloader = Reloader(name, self.cluster, self.house, environment, self.set_drain_s, ask_launcher)
 
     def set_drain_s(self, drain_s):
         self.drain_s = drain_s
@@ -153,7 +153,7 @@ async def test_more_places_than_at_the_start_take_a_restart(front):
     assert told.not_changed == (
         (
             "gateway.requests_max can only be lowered and raised again, to what it was at the start, "
-            "until the node is started again"
+            "until this node is started again"
         ),
     )
     assert node.house.door.gate.requests_max == 8
@@ -205,10 +205,41 @@ async def test_a_new_node_is_known_with_its_engines_and_whoever_dials_is_woken(f
     assert woken == [["one", "two"]]
     assert node.house.directory.nodes["two"][2] == "127.0.0.1:7403"
     assert [offer.name for offer in node.house.directory.offers("tiny")] == ["tiny-1", "tiny-2"]
-    assert node.reload(text=FILE + NEW).changed == ()
-    moved = node.reload(text=FILE + NEW.replace("7403", "7404")).not_changed
-    assert [said.partition(" stays")[0] for said in moved] == ["node two"]
-    assert [said.partition(" stays")[0] for said in node.reload().not_changed] == ["node two"]
+    assert node.reload(text=FILE + NEW) == Reloaded()
+    gone = "node two stays known as it was until this node is started again; drain it if it is to go"
+    assert node.reload() == Reloaded((), (gone,))
+
+
+async def test_a_node_that_moves_is_dialed_where_the_file_says_from_then_on(front):
+    node = front()
+    node.reload(text=FILE + NEW)
+    moved = (FILE + NEW).replace("7402", "7412").replace("7403", "7413")
+    assert node.reload(text=moved) == Reloaded(
+        (
+            "node.one.listen is 127.0.0.1:7412 now, and was 127.0.0.1:7402",
+            "node.two.listen is 127.0.0.1:7413 now, and was 127.0.0.1:7403",
+        )
+    )
+    nodes = node.house.directory.nodes
+    assert (nodes["one"][2], nodes["two"][2]) == ("127.0.0.1:7412", "127.0.0.1:7413")
+    assert node.reload(text=moved) == Reloaded()
+    deaf = moved.replace('listen = "127.0.0.1:7413"\n', "")
+    assert node.reload(text=deaf).not_changed == (
+        "node.two.listen stays 127.0.0.1:7413 until this node is started again, though the file says nothing",
+    )
+
+
+async def test_a_launcher_is_asked_each_time_and_starts_nodes_of_its_own_host_that_are_new(front):
+    asked = []
+    node = front(ask_launcher=partial(asked.append, "reload"))
+    far = NEW.replace("two", "far").replace("tiny-2", "tiny-3").replace("7403", "7404")
+    far = far.replace('listen = "127.0.0.1:7404"', 'listen = "127.0.0.1:7404"\nhost = "10.0.0.9"')
+    assert node.reload(text=FILE + NEW + far) == Reloaded(
+        ("node two is known now, and the launcher here starts it", "node far is known now"), (), ("two",)
+    )
+    assert node.reload(text=FILE + NEW + far) == Reloaded()
+    assert node.reload(text="nonsense").not_changed[0].startswith("the file changes nothing: ")
+    assert asked == ["reload"] * 3
 
 
 async def test_keys_from_another_file_let_others_in(front, tmp_path):
@@ -251,21 +282,19 @@ async def test_each_thing_that_takes_a_restart_is_named_once_and_again_the_next_
         ("[cluster]", '[cluster]\nname = "other"'),
         (f'path = "{TINY}"', f'path = "{TINY}"\nqueue_max = 3'),
         ("127.0.0.1:7401", "127.0.0.1:7411"),
-        ("127.0.0.1:7402", "127.0.0.1:7412"),
     )
     for _ in range(2):
         told = node.reload(*changed)
         assert told.changed == ()
         assert set(told.not_changed) == {
-            "model tiny stays as it is until the node is started again, though the file has another queue_max",
+            "model tiny stays as it is until this node is started again, though the file has another queue_max",
             *(
-                f"{key} stays {old} until the node is started again, though the file says {new}"
+                f"{key} stays {old} until this node is started again, though the file says {new}"
                 for key, old, new in [
                     ("gateway.port", 8000, 9000),
                     ("gateway.limits.send_buffer_bytes", 262144, 1000),
                     ("cluster.name", "espalier", "other"),
                     ("node.front.listen", "127.0.0.1:7401", "127.0.0.1:7411"),
-                    ("node.one.listen", "127.0.0.1:7402", "127.0.0.1:7412"),
                 ]
             ),
         }
@@ -277,7 +306,7 @@ async def test_an_engine_is_its_own_nodes_affair_and_its_settings_are_not_told(f
     assert front().reload(change).not_changed == ()
     one = Node(tmp_path, "one")
     assert one.reload(change, ("requests_max = 8", "requests_max = 2")).not_changed == (
-        "engine tiny-1 stays as it is until the node is started again, though the file has another slots, kv_tokens_max",
+        "engine tiny-1 stays as it is until this node is started again, though the file has another slots, kv_tokens_max",
     )
 
 
@@ -291,7 +320,7 @@ async def test_another_secret_takes_a_restart(front):
     environment = {check.SECRET: "one-secret-of-the-cluster"}
     node = front(environment=environment)
     environment[check.SECRET] = "another-one-of-the-cluster"
-    assert node.reload().not_changed == ("the cluster's secret stays as it was until the node is started again",)
+    assert node.reload().not_changed == ("the cluster's secret stays as it was until this node is started again",)
 
 
 async def test_to_begin_to_speak_tls_takes_a_restart_and_another_certificate_does_not(front, tmp_path):

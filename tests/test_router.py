@@ -155,6 +155,9 @@ class FakePool:
     def workers(self) -> list:
         return [worker for worker in self.all if worker.name not in self.gone]
 
+    def expected(self) -> dict:
+        return {worker.name: worker.leg for worker in self.all}
+
     async def wait_changed(self) -> None:
         await self.changed.park()
 
@@ -678,7 +681,64 @@ async def test_a_request_whose_engine_died_is_not_given_to_that_engine_again(aut
     async with routed(Fake("a", [Play(EngineLost("1"), 2)])) as world:
         with pytest.raises(EngineLost, match="1"):
             await ask(world, generate())
-        assert len(world.worker("a").asked) == 1
+        assert (len(world.worker("a").asked), trio.current_time()) == (1, 2.5), "nobody is worth waiting for"
+
+
+@pytest.mark.parametrize(("back_s", "whole"), [(9, True), (11, False)])
+async def test_a_request_whose_engine_died_waits_for_another_that_is_down_for_a_moment(back_s, whole, autojump_clock):
+    async with routed(Fake("a", [Play(EngineLost("1"), 2)]), Fake("b")) as world, trio.open_nursery() as nursery:
+        world.pool.change("b")
+
+        async def come_back():
+            await trio.sleep(2.5 + back_s)
+            world.pool.back()
+
+        nursery.start_soon(come_back)
+        if whole:
+            check_whole(await ask(world, generate()), generate())
+            assert world.worker("b").times == [2.5 + back_s]
+        else:
+            with pytest.raises(EngineLost, match="1"):
+                await ask(world, generate())
+            assert trio.current_time() == 12.5
+
+
+@pytest.mark.parametrize(("leg", "waits"), [(Leg.PREFILL, True), (Leg.BOTH, True), (Leg.DECODE, False)])
+async def test_a_pair_whose_prefill_died_waits_for_another_or_for_a_worker_of_both_legs(leg, waits, autojump_clock):
+    prefill, decode_ = pair(prefill=[Play(EngineLost("p"), 0)])
+    async with routed(prefill, decode_, Fake("down", leg=leg, bootstrap=("h", 1))) as world:
+        world.pool.gone = {"down"}
+        with pytest.raises(EngineLost, match="p"):
+            await ask(world, generate())
+        assert trio.current_time() == (10.5 if waits else 0.5)
+
+
+async def test_a_lone_worker_that_is_never_ready_is_asked_ever_more_seldom(autojump_clock):
+    never = Play(NotReady("it starts"), 0)
+    async with routed(Fake("a", [never] * 8, otherwise=never)) as world:
+        with trio.move_on_after(60):
+            await ask(world, generate())
+        times = world.worker("a").times
+        assert times[:8] == pytest.approx([0, 0.6, 1.3, 2.2, 3.5, 5.6, 8.1, 10.6])
+        assert len(times) < 30
+
+
+async def test_a_worker_that_was_not_ready_and_then_lost_is_asked_again_soon(autojump_clock):
+    plays = [*[Play(NotReady("it starts"), 0)] * 3, Play(LinkLost("gone"), 1), Play(NotReady("it starts"), 0)]
+    async with routed(Fake("a", plays)) as world:
+        check_whole(await ask(world, generate()), generate())
+        assert world.worker("a").times == pytest.approx([0, 0.6, 1.3, 2.2, 3.8, 4.5])
+
+
+async def test_another_worker_is_asked_at_once_however_often_the_first_was_not_ready(autojump_clock):
+    never = Play(NotReady("it starts"), 0)
+    async with routed(Fake("a", otherwise=never), Fake("b")) as world, trio.open_nursery() as nursery:
+        world.pool.change("b")
+        nursery.start_soon(ask, world, generate())
+        await trio.sleep(9)
+        world.pool.back()
+        await trio.sleep(1)
+        assert (world.worker("a").times[-1], world.worker("b").times) == (pytest.approx(8.1), [9])
 
 
 async def test_a_request_that_may_be_what_kills_engines_kills_no_more_of_them(autojump_clock):

@@ -23,14 +23,14 @@ def child(name, run=serves, **fields):
 
 
 def states(standing):
-    return {limb.path: limb.state for limb in standing.limbs()}
+    return {each.path: each.state for each in standing.children()}
 
 
 def test_before_anything_has_happened_every_member_is_named_and_none_is_started():
     inner = Tree(name="inner", children=(child("b"),))
     standing = Standing(Tree(name="top", children=(child("a"), inner)))
     assert states(standing) == dict.fromkeys(["top", "top/a", "top/inner", "top/inner/b"], "not started")
-    assert [limb.since_s for limb in standing.limbs()] == [0, 0, 0, 0]
+    assert [each.since_s for each in standing.children()] == [0, 0, 0, 0]
     assert standing.up_s == 0
 
 
@@ -52,14 +52,14 @@ async def test_a_tree_that_is_up_says_so_of_each_member_and_since_when(autojump_
         await trio.sleep(1)
         assert states(standing) == {"top": "starting", "top/a": "up", "top/b": "starting"}
         await trio.sleep(4)
-        limbs = {limb.path: limb for limb in standing.limbs()}
-        assert {path: (limb.state, limb.since_s) for path, limb in limbs.items()} == {
+        children = {each.path: each for each in standing.children()}
+        assert {path: (each.state, each.since_s) for path, each in children.items()} == {
             "top": ("up", 5),
             "top/a": ("up", 5),
             "top/b": ("up", 3),
         }
-        assert [limb.restarts for limb in limbs.values()] == [0, 0, 0]
-        assert limbs["top/b"].about == "it is b"
+        assert [each.restarts for each in children.values()] == [0, 0, 0]
+        assert children["top/b"].about == "it is b"
         assert standing.up_s == 5
         task.cancel()
     assert states(standing) == {"top": "stopped", "top/a": "stopped", "top/b": "stopped"}
@@ -82,17 +82,17 @@ async def test_a_child_that_fails_is_counted_with_those_that_are_started_again_w
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), watch=standing.watch))
         await trio.sleep(10)
-        limbs = {limb.path: limb for limb in standing.limbs()}
-        assert {path: (limb.state, limb.restarts) for path, limb in limbs.items()} == {
+        children = {each.path: each for each in standing.children()}
+        assert {path: (each.state, each.restarts) for path, each in children.items()} == {
             "top": ("up", 0),
             "top/pair": ("up", 0),
             "top/pair/a": ("up", 1),
             "top/pair/b": ("up", 1),
             "top/c": ("up", 0),
         }
-        assert limbs["top/pair/a"].why == why[:WHY_LENGTH_MAX]
-        assert limbs["top/pair/b"].why == ""
-        assert limbs["top/pair/a"].since_s == 9
+        assert children["top/pair/a"].why == why[:WHY_LENGTH_MAX]
+        assert children["top/pair/b"].why == ""
+        assert children["top/pair/a"].since_s == 9
         nursery.cancel_scope.cancel()
 
 
@@ -112,5 +112,5 @@ async def test_a_child_that_waits_to_be_tried_again_is_what_its_tree_says_of_its
         await trio.sleep(3)
         await wait_all_tasks_blocked()
         assert states(standing) == {"top": "starts again", "top/a": "up", "top/b": "starts again"}
-        assert [limb.why for limb in standing.limbs()] == ["", "", "no"]
+        assert [each.why for each in standing.children()] == ["", "", "no"]
         nursery.cancel_scope.cancel()

@@ -21,7 +21,8 @@ LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 
 SGLANG = Path("actors/engines/sglang")
-HOST_SIDE = {SGLANG / name for name in ("host.py", "guard.py", "zygote.py", "__main__.py", "leftovers.py")}
+OF_HOSTS = ("host.py", "guard.py", "hold.py", "rank.py", "zygote.py", "__main__.py", "leftovers.py")
+HOST_SIDE = {SGLANG / name for name in OF_HOSTS}
 FOR_ALL = {SGLANG / "leftovers.py"}  # of the host's files the one that a node may import: it removes what hosts left
 
 # Time, chance, threads, other loops and the machine: they come in through a parameter, or through the supervisor.
@@ -41,7 +42,7 @@ HANDS = {  # where clock, chance and libc are taken in hand: each has its reason
     Path("supervisor/reaper.py"): {"time", "ctypes"},
 }
 ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing that it waits for has its own
-    ("supervisor/engine.py", "engine"),
+    ("supervisor/engine.py", "_host"),
     ("supervisor/launcher.py", "_process"),
     ("supervisor/run.py", "supervise"),
     ("supervisor/run.py", "_Life"),

@@ -24,7 +24,7 @@ def built(cluster: Cluster, node: str) -> tuple[House, Metrics]:
         folder=Folder(Path(), -1),
         logs=Path(),
         environment={},
-        new_id=lambda: f"id {next(numbers)}",
+        new_id=lambda: f"{next(numbers):032x}",
         now=lambda: 1_700_000_000.0,
         strftime=lambda _: "",
         aside=trio.to_thread.run_sync,

@@ -123,6 +123,7 @@ def generates(request: Respond, model: TextModel, prompts: list[list[int]], limi
                     logprobs=_logprobs(request),
                     cache_salt=request.cache_salt,
                     priority=request.priority or 0,
+                    trace=request.trace,
                 )
                 for choice in range(choices)
             ]

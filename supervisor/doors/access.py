@@ -14,6 +14,7 @@ import trio
 from attrs import define, field
 
 from protocol.errors import Left, RequestError
+from protocol.trace import Trace, fields
 from supervisor.metrics import Metrics
 
 log = logging.getLogger("espalier.requests")
@@ -75,7 +76,16 @@ class Access:
                 return
         log.info("request ended", extra=line)
 
-    def refused(self, error: RequestError, *, request_id: str, what: str, key: str, status: int | None) -> None:
+    def refused(
+        self,
+        error: RequestError,
+        *,
+        request_id: str,
+        what: str,
+        key: str,
+        status: int | None,
+        trace: Trace | None = None,
+    ) -> None:
         """Tell of a request that was refused before anybody was asked; what has been told is not told again."""
         if error in self._told:
             return
@@ -83,6 +93,7 @@ class Access:
         if self._passes(error, key):
             extra = {
                 "request_id": request_id,
+                **fields(trace),
                 "key": key,
                 "what": _short(what),
                 "status": status or error.http_status,
@@ -90,10 +101,13 @@ class Access:
             }
             log.info("request ended" if isinstance(error, Left) else "request refused", extra=extra)
 
-    def noted(self, request_id: str, what: str, status: int, key: str, took_s: float) -> None:
+    def noted(
+        self, request_id: str, what: str, status: int, key: str, took_s: float, trace: Trace | None = None
+    ) -> None:
         """Tell of a request that no model was asked for."""
         extra = {
             "request_id": request_id,
+            **fields(trace),
             "key": key,
             "what": _short(what),
             "status": status,

@@ -15,6 +15,7 @@ from actors.processor import TextReply, TextRequest, TextResult
 from protocol.dialects.http import Model
 from protocol.errors import BadRequest, DeadlineExceeded, Internal, Left, ModelNotFound, RequestError
 from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Respond, Started, Text, Usage
+from protocol.trace import Trace, fields
 from supervisor.doors.access import Access
 from supervisor.doors.keys import Key
 from supervisor.metrics import Metrics
@@ -41,6 +42,7 @@ class Counted:
     asked_at: float
     key: Key | None = None  # None: nobody has presented one
     what: str = ""  # the method and the path, or the type of the event
+    trace: Trace | None = None
     admitted_at: float | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -115,7 +117,7 @@ class Asking:
         except trio.BrokenResourceError:
             raise
         except Exception as bug:
-            error = failed_by_a_bug(bug, counted.request_id)
+            error = failed_by_a_bug(bug, counted.request_id, counted.trace)
             outcome = error.code
             raise error from bug
         finally:
@@ -185,8 +187,9 @@ class Asking:
     def _ended(self, counted: Counted, outcome: str, error: RequestError | None) -> None:
         took_s = trio.current_time() - counted.asked_at
         self.metrics.request_ended(counted.model, counted.door, outcome, took_s, counted.usage)
-        line = {
+        line: dict[str, object] = {
             "request_id": counted.request_id,
+            **fields(counted.trace),
             "key": "-" if counted.key is None else counted.key.name,
             "door": counted.door,
             "what": counted.what,
@@ -203,9 +206,9 @@ class Asking:
         self.access.ended(line, error, admitted=counted.admitted_at is not None)
 
 
-def failed_by_a_bug(bug: Exception, request_id: str) -> Internal:
+def failed_by_a_bug(bug: Exception, request_id: str, trace: Trace | None) -> Internal:
     """Log a bug with where it rose, and return what its client may know of it."""
-    log.error("a bug failed a request", exc_info=bug, extra={"request_id": request_id})
+    log.error("a bug failed a request", exc_info=bug, extra={"request_id": request_id, **fields(trace)})
     return Internal("the server made a mistake; its log has the details")
 
 

@@ -17,6 +17,7 @@ from protocol.dialects.keyfile import clamped
 from protocol.dialects.options import Within
 from protocol.errors import Draining, Forbidden, NotFound, RequestError, StartFailed
 from protocol.messages import Answered, Respond
+from protocol.trace import Trace
 from supervisor.doors.asking import Asking, Counted, Served
 from supervisor.doors.gate import Gate
 from supervisor.doors.keys import Headers, Key, Keys
@@ -182,15 +183,18 @@ class Door:
         what: str,
         key: Key | None = None,
         status: int | None = None,
+        trace: Trace | None = None,
     ) -> None:
         """Tell the access log and the metrics of an error, unless `answer` raised it, which has told already."""
         name = "-" if key is None else key.name
-        self.asking.access.refused(error, request_id=request_id, what=what, key=name, status=status)
+        self.asking.access.refused(error, request_id=request_id, what=what, key=name, status=status, trace=trace)
 
-    def noted(self, request_id: str, what: str, status: int, key: Key | None, asked_at: float) -> None:
+    def noted(
+        self, request_id: str, what: str, status: int, key: Key | None, asked_at: float, trace: Trace | None = None
+    ) -> None:
         """Tell the access log of a request that no model was asked for."""
         name = "-" if key is None else key.name
-        self.asking.access.noted(request_id, what, status, name, trio.current_time() - asked_at)
+        self.asking.access.noted(request_id, what, status, name, trio.current_time() - asked_at, trace)
 
     # What becomes of them ----------------------------------------------------------------
 
@@ -241,8 +245,7 @@ class Door:
         with self.asking.counting(counted), key.asking():
             async with self.gate.admitted(priority):
                 counted.admitted_at = trio.current_time()
-                if priority != request.priority:
-                    request = evolve(request, priority=priority)
+                request = evolve(request, priority=priority, trace=counted.trace)
                 answered = await self.asking.answer(request, served, counted, into)
             return finish(answered)  # in here: an answer that cannot be built must not be counted as whole
 

@@ -12,6 +12,7 @@ from attrs import define
 
 from protocol.dialects import http as shapes
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
+from protocol.trace import Trace, read, span_after
 from supervisor.doors.access import WHAT_CHARACTERS_MAX
 from supervisor.doors.asking import Counted
 from supervisor.doors.door import Door, Header
@@ -38,11 +39,16 @@ class Exchange:
     last: bool = False  # nothing that follows on this connection will be answered
     request_id: str = ""
     asked_at: float = 0.0
+    caller: Trace | None = None  # where the client says that it stands in a trace
+    trace: Trace | None = None
     _begins_at: int = 0  # of a stream, its place among all that was put into the outbox
 
     def __attrs_post_init__(self) -> None:
         self.asked_at = trio.current_time()
         self.request_id = self._given_id() or self.door.new_id()
+        if self.request is not None:
+            self.caller = read(self.headers)
+            self.trace = span_after(self.caller, self.door.new_id())
 
     # What was asked ------------------------------------------------------------------------
 
@@ -87,7 +93,7 @@ class Exchange:
     def counted(self, model: str, door: str) -> Counted:
         """Return the account of the answer that this request asks a model for."""
         key = self.key or self.door.keys.anybody
-        return Counted(self.request_id, model, door, self.asked_at, key=key, what=self.what)
+        return Counted(self.request_id, model, door, self.asked_at, key=key, what=self.what, trace=self.trace)
 
     def check_media(self) -> None:
         """Raise `UnsupportedMediaType` if the headers say that the body is something else than JSON as it is."""
@@ -141,7 +147,9 @@ class Exchange:
     def fail(self, error: RequestError, status: int | None = None) -> None:
         """Answer with an error, unless the answer has begun: then it never ends, which is an error too."""
         status = status or error.http_status
-        self.door.refused(error, request_id=self.request_id, what=self.what, key=self.key, status=status)
+        self.door.refused(
+            error, request_id=self.request_id, what=self.what, key=self.key, status=status, trace=self.trace
+        )
         if self.begun:
             self.syntax.send_failed()
             return

@@ -18,6 +18,7 @@ from protocol.errors import (
     SlowClient,
     TooLarge,
 )
+from protocol.trace import Trace
 from supervisor.doors import routes
 from supervisor.doors.asking import failed_by_a_bug
 from supervisor.doors.door import Door
@@ -31,7 +32,7 @@ HANDSHAKE = (b"connection", b"upgrade", b"sec-websocket-key", b"sec-websocket-ve
 SAID_CHARACTERS_MAX = 200
 PIECES_A_TURN = 64  # of a body, before others may run: a piece can be a single byte
 
-Upgrade = Callable[[bytes, str, Key], Awaitable[None]]
+Upgrade = Callable[[bytes, str, Key, Trace | None], Awaitable[None]]
 
 
 class Gone(Exception):
@@ -206,7 +207,7 @@ class HttpConnection:
             exchange.fail(error)
         else:
             self._unheard = True
-            await self.upgrade(bytes(self._raw or b""), exchange.request_id, key)
+            await self.upgrade(bytes(self._raw or b""), exchange.request_id, key, exchange.caller)
         return True
 
     async def _respond(self, exchange: Exchange) -> None:
@@ -266,7 +267,7 @@ class HttpConnection:
             except trio.BrokenResourceError:
                 raise
             except Exception as bug:  # noqa: BLE001  # it is logged there
-                exchange.fail(failed_by_a_bug(bug, exchange.request_id))
+                exchange.fail(failed_by_a_bug(bug, exchange.request_id, exchange.trace))
         except (trio.BrokenResourceError, SlowClient):
             self._syntax.send_failed()  # nobody listens any more
 

@@ -24,6 +24,7 @@ from protocol.errors import (
     StreamLimitReached,
 )
 from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Role, Started, Text, Turn, Usage
+from protocol.trace import Trace, span_after
 from supervisor.doors.asking import Counted, failed_by_a_bug
 from supervisor.doors.door import Door
 from supervisor.doors.keys import Key
@@ -68,6 +69,7 @@ class Lanes:
     door: Door
     key: Key | None
     request_id: str  # of the connection
+    caller: Trace | None  # whom every response over it is for
     expires_at: float
     say: Say
     lost: Callable[[Exception], None]
@@ -133,7 +135,7 @@ class Lanes:
         ours = self.door.new_id()
         events = self._events(waiting.create, ours)
         self.say(*events.begin(), *events.cancelled(Usage(0, 0)))
-        self._refused(Left("the client sent response.cancel"), f"{self.request_id}/{ours}")
+        self._refused(Left("the client sent response.cancel"), f"{self.request_id}/{ours}", self._trace())
         self._advance()
         self._perhaps_rest()
 
@@ -154,11 +156,20 @@ class Lanes:
     def _start(self, waiting: _Waiting) -> None:
         create, ours = waiting.create, self.door.new_id()
         counted = Counted(
-            f"{self.request_id}/{ours}", create.model, "responses", trio.current_time(), key=self.key, what=WHAT
+            f"{self.request_id}/{ours}",
+            create.model,
+            "responses",
+            trio.current_time(),
+            key=self.key,
+            what=WHAT,
+            trace=self._trace(),
         )
         running = _Running(create, ours, self._events(create, ours), counted, waiting.before)
         self._running[create.stream_id] = running
         self.tasks.start_soon(self._run, running, name=f"response {ours}")
+
+    def _trace(self) -> Trace:
+        return span_after(self.caller, self.door.new_id())
 
     def _events(self, create: responses.Create, ours: str) -> responses.Events:
         return responses.Events(create, request_id=ours, created_at=int(self.door.now()))
@@ -207,7 +218,7 @@ class Lanes:
             self._failed(running, error)
             return
         except Exception as bug:  # noqa: BLE001  # it is logged there
-            self._failed(running, failed_by_a_bug(bug, counted.request_id))
+            self._failed(running, failed_by_a_bug(bug, counted.request_id, counted.trace))
             return
         else:
             self.say(*last)
@@ -254,7 +265,7 @@ class Lanes:
             self.say(running.events.failed(error, running.counted.usage))
         else:
             self.say(responses.error_event(error, create.stream_id))
-        self._refused(error, running.counted.request_id)
+        self._refused(error, running.counted.request_id, running.counted.trace)
 
-    def _refused(self, error: RequestError, request_id: str) -> None:
-        self.door.refused(error, request_id=request_id, what=WHAT, key=self.key)
+    def _refused(self, error: RequestError, request_id: str, trace: Trace | None) -> None:
+        self.door.refused(error, request_id=request_id, what=WHAT, key=self.key, trace=trace)

@@ -20,6 +20,7 @@ from wsproto.utilities import LocalProtocolError
 from protocol.dialects import responses
 from protocol.dialects.body import decode
 from protocol.errors import BadRequest, ConnectionExpired, Draining, InvalidStreamId, RequestError, SlowClient
+from protocol.trace import Trace, span_after
 from supervisor.doors.door import Door
 from supervisor.doors.keys import Key
 from supervisor.doors.lanes import WHAT, Lanes
@@ -81,16 +82,20 @@ class _Replayed(trio.abc.HalfCloseableStream):
             raise trio.ClosedResourceError
 
 
-async def serve(outbox: Outbox, door: Door, raw: bytes, request_id: str, key: Key | None = None) -> None:
-    """Serve one WebSocket client from its handshake, whose bytes are `raw`, to its end."""
+async def serve(
+    outbox: Outbox, door: Door, raw: bytes, request_id: str, key: Key | None = None, caller: Trace | None = None
+) -> None:
+    """Serve one WebSocket client from its handshake, whose bytes are `raw`, to its end; `caller` asked for it."""
     try:
-        await _serve(outbox, door, raw, request_id, key)
+        await _serve(outbox, door, raw, request_id, key, caller)
     except* LocalProtocolError as group:
         # The library's reader fails at a ping that comes after our close frame; there was nothing left to say anyway.
         log.debug("a client spoke after the end: %s", group.exceptions)
 
 
-async def _serve(outbox: Outbox, door: Door, raw: bytes, request_id: str, key: Key | None) -> None:
+async def _serve(
+    outbox: Outbox, door: Door, raw: bytes, request_id: str, key: Key | None, caller: Trace | None
+) -> None:
     async with trio.open_nursery() as nursery:
         try:
             head, blank, after = raw.lstrip().partition(b"\r\n\r\n")
@@ -102,7 +107,9 @@ async def _serve(outbox: Outbox, door: Door, raw: bytes, request_id: str, key: K
             if not patience.cancelled_caught:
                 stream.accepted.set()
                 model = parse_qs(urlsplit(proposal.path).query).get("model", [None])[0]
-                session = Session(socket, outbox, stream, door, request_id, key, model, draining=door.gate.draining)
+                session = Session(
+                    socket, outbox, stream, door, request_id, key, caller, model, draining=door.gate.draining
+                )
                 door.connections[outbox] = session
                 await session.run()
         except ConnectionClosed:
@@ -124,6 +131,7 @@ class Session:
     door: Door
     request_id: str
     key: Key | None
+    caller: Trace | None  # where the client stood in a trace when it connected
     model: str | None  # what a request asks for that names none
     _draining: bool
     _expires_at: float = 0.0
@@ -146,6 +154,7 @@ class Session:
                 self.door,
                 self.key,
                 self.request_id,
+                self.caller,
                 self._expires_at,
                 self._say,
                 self._lost,
@@ -246,7 +255,8 @@ class Session:
             self._refuse(error, lane)
 
     def _refuse(self, error: RequestError, lane: str | None) -> None:
-        self.door.refused(error, request_id=self.request_id, what=WHAT, key=self.key)
+        trace = span_after(self.caller, self.door.new_id())
+        self.door.refused(error, request_id=self.request_id, what=WHAT, key=self.key, trace=trace)
         self._say(responses.error_event(error, lane))
 
     def _lost(self, error: Exception) -> None:

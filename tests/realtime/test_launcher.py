@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -18,13 +19,32 @@ import pytest
 from bench._client import Chat, Running, chat_body
 from bench._node import GONE_WITHIN_S, MODEL, ROOT, place, wait_until
 from supervisor.doors.keys import line
-from tests.launched import SIMULATED, free_ports, launched, nodes
+from tests.launched import SIMULATED, THIRD, free_ports, launched, nodes, operate, seen
 
 pytestmark = pytest.mark.realtime
 
 WITHIN_S = 20.0
 TINY = ROOT / "examples" / MODEL
 NAMES = ["front", "one", "two"]
+LISTENS = re.compile(r'listen = "(.*)"')
+JOINING = """\
+[node.far-1]
+listen = "127.0.0.1:{ports[0]}"
+[node.far-2]
+listen = "127.0.0.1:{ports[1]}"
+[model.tiny]
+path = "{tiny}"
+[engine.tiny-far-1]
+node = "far-1"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 65536
+[engine.tiny-far-2]
+node = "far-2"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 65536
+"""
 
 
 @pytest.fixture
@@ -111,6 +131,17 @@ def test_a_second_signal_ends_all_within_two_seconds(running):
     assert outcome.error["code"] == "draining"
 
 
+def test_a_second_signal_ends_a_node_that_hears_nothing_as_soon_as_the_others(running):
+    os.kill(nodes(running)["one"].pid, signal.SIGSTOP)
+    running.signal(signal.SIGTERM)
+    assert wait_until(lambda: told(running, "stopped", node="front"), WITHIN_S) is not None
+    began = time.perf_counter()
+    running.signal(signal.SIGTERM)
+    assert running.wait_exit(GONE_WITHIN_S) is not None, running.output()
+    assert time.perf_counter() - began < 1.2 + 0.4  # the rest is this machine's, which may be busy
+    assert (running.process.returncode, running.left()) == (128 + signal.SIGTERM, [])
+
+
 def test_kill_9_of_the_launcher_leaves_no_process(running):
     answer = stream(running, 4000)
     running.signal(signal.SIGKILL)
@@ -147,6 +178,131 @@ def test_a_hang_up_is_for_the_nodes_to_hear_and_ends_none(folder):
         assert wait_until(lambda: told(of, "read the keys", node="front"), WITHIN_S) is not None, of.output()
         assert {seen.pid for seen in nodes(of).values()} == before
         assert not told(of, "draining")
+
+
+# A file that changes ----------------------------------------------------------------------
+
+
+def rewrite(of, text):
+    (of.folder / "cluster.toml").write_text(text)
+
+
+def file_of(of):
+    return (of.folder / "cluster.toml").read_text()
+
+
+@pytest.mark.parametrize("how", ["reload", "SIGHUP"])
+def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_stay(how, running):
+    before, text = nodes(running), file_of(running)
+    rewrite(running, text + THIRD.format(port=free_ports(1)[0]))
+    if how == "reload":
+        code, said = operate(running, "reload")
+        sentence = "  node three is known now, and the launcher here starts it"
+        assert code == 0, said
+        assert said.splitlines() == ["front:", sentence, "one:", sentence, "two:", sentence, "three: it runs now"]
+    else:
+        running.signal(signal.SIGHUP)
+
+    def serves():
+        told = seen(running)
+        return all("tree" in each and all(link["up"] for link in each["links"]) for each in told.values()) and any(
+            offer["up"] for offer in told["three"]["state"]["offers"]
+        )
+
+    assert wait_until(serves, WITHIN_S, every_s=0.1) is not None, running.output()
+    after = nodes(running)
+    assert list(after) == ["front", "one", "three", "two"]
+    assert {name: after[name].pid for name in NAMES} == {name: before[name].pid for name in NAMES}
+    assert operate(running, "drain", "one")[0] == operate(running, "drain", "two")[0] == 0
+    assert asked(running) == (200, 4)  # three alone is left
+    running.signal(signal.SIGTERM)
+    assert running.wait_exit(WITHIN_S) is not None, running.output()
+    assert (running.process.returncode, running.left()) == (0, [])
+
+
+def test_a_new_node_that_cannot_start_disturbs_nobody_and_is_tried_again(running):
+    before, text = nodes(running), file_of(running)
+    third = THIRD.format(port=free_ports(1)[0])
+    rewrite(running, text + third.replace("[node.three]", '[node.three]\nlogs = "/dev/null/logs"'))
+    running.signal(signal.SIGHUP)
+    refused = "node three was not started; the others run on"
+    assert wait_until(lambda: told(running, refused), WITHIN_S) is not None, running.output()
+    assert told(running, refused)[0]["reason"].startswith("node three did not start: the folder for logs cannot be")
+    assert nodes(running) == before
+    assert asked(running) == (200, 4)
+    rewrite(running, text + third)
+    running.signal(signal.SIGHUP)
+    assert (
+        wait_until(
+            lambda: [
+                each
+                for each in lines(running)
+                if each.get("child") == "three/process" and each["happening"] == "started"
+            ],
+            WITHIN_S,
+        )
+        is not None
+    ), running.output()
+    assert len(nodes(running)) == 4
+
+
+def test_a_node_that_is_in_the_file_no_more_runs_until_it_ends_and_is_not_remade(running):
+    text = file_of(running)
+    head, _, rest = text.partition("[node.two]")
+    without = head + rest.partition("\n")[2].partition("\n")[2]  # its table, and below the engine's
+    rewrite(running, without.partition("[engine.tiny-2]")[0])
+    code, said = operate(running, "reload")
+    gone = "  node two stays known as it was until this node is started again; drain it if it is to go"
+    assert code == 0, said
+    assert said.splitlines().count(gone) == 2
+    assert "  the file changes nothing: there is no node two in " in said
+    assert (
+        wait_until(lambda: told(running, "node two is in the file no more, and runs until it is drained"), 5)
+        is not None
+    )
+    os.kill(nodes(running)["two"].pid, signal.SIGKILL)
+    last = "node two has ended, and is not started again: the file has it no more"
+    assert wait_until(lambda: told(running, last), WITHIN_S) is not None, running.output()
+    assert asked(running) == (200, 4)
+    assert list(nodes(running)) == ["front", "one"]
+    assert not [each for each in lines(running) if each.get("happening") == "restarting"]
+
+
+def test_nodes_of_a_second_file_join_serve_leave_and_come_back_and_the_others_stay(running, folder):
+    before, ports = nodes(running), free_ports(2)
+    at = LISTENS.search(file_of(running))[1]
+    text = JOINING.format(ports=ports, tiny=TINY)
+
+    def joined():
+        state = seen(running)
+        names = {"far-1", "far-2"}
+        return (
+            names <= state.keys()
+            and all("tree" in state[name] for name in names)
+            and all(
+                {link["node"] for link in state[name]["links"] if link["up"]} >= names
+                for name in ("front", "one", "two")
+            )
+        )
+
+    for _ in range(2):
+        place = folder / "second"
+        place.mkdir(exist_ok=True)
+        with launched(place, text, 0, "--join", at) as second:
+            assert wait_until(joined, WITHIN_S, every_s=0.1) is not None, second.output()
+            for name in ("one", "two"):
+                os.kill(before[name].pid, signal.SIGSTOP)
+            try:
+                assert wait_until(lambda: asked(running) == (200, 4), WITHIN_S) is not None
+            finally:
+                for name in ("one", "two"):
+                    os.kill(before[name].pid, signal.SIGCONT)
+            second.signal(signal.SIGTERM)
+            assert second.wait_exit(WITHIN_S) is not None, second.output()
+            assert (second.process.returncode, second.left()) == (0, [])
+        assert asked(running) == (200, 4)
+    assert nodes(running) == before
+    assert not [each for each in lines(running) if each.get("happening") == "restarting"]
 
 
 @pytest.mark.parametrize("name", ["one", "front"])

@@ -139,14 +139,14 @@ def test_an_operator_sees_reloads_and_drains_a_cluster_that_runs(running):
     running.wait_whole()
 
     _, nodes = running.seen()
-    assert [limb["path"] for limb in nodes["back"]["tree"]] == [
+    assert [child["path"] for child in nodes["back"]["tree"]] == [
         "back",
         "back/links",
         f"back/{MODEL}-1",
         f"back/{MODEL}-1/engine",
         f"back/{MODEL}-1/decode",
     ]
-    assert f"front/processor-{MODEL}" in {limb["path"] for limb in nodes["front"]["tree"]}  # told through `back`
+    assert f"front/processor-{MODEL}" in {child["path"] for child in nodes["front"]["tree"]}  # told through `back`
     assert [(link["node"], link["up"]) for link in nodes["front"]["links"]] == [("back", True)]
     assert not any("operator" in each["name"] for node in nodes.values() for each in node["state"]["neighbours"])
     assert "operator" not in running.logs()

@@ -12,10 +12,17 @@ import select
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from actors.engines.sglang import leftovers
+
+
+def say_why(why: str) -> None:
+    """Say in the host's log why it ends."""
+    with suppress(OSError):  # a node that was killed reads no more
+        print(f"host ends: {why}", file=sys.stderr, flush=True)
 
 
 class Guard:
@@ -51,7 +58,7 @@ class Guard:
 
     def end(self, why: str) -> NoReturn:
         """Remove what would be left behind and kill every process of this group, this one included."""
-        print(f"host ends: {why}", file=sys.stderr, flush=True)
+        say_why(why)
         leftovers.remove(self._folder)
         os.killpg(0, signal.SIGKILL)
         raise AssertionError("nobody survives SIGKILL")

@@ -11,7 +11,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 import tempfile
 from http import HTTPStatus
 from pathlib import Path
@@ -24,8 +23,9 @@ from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.server_args import PortArgs
 from sglang.version import __version__
 
-from actors.engines.sglang import leftovers, settings
-from actors.engines.sglang.guard import Guard
+from actors.engines.sglang import hold, leftovers, settings
+from actors.engines.sglang.guard import Guard, say_why
+from actors.engines.sglang.rank import accompany, bind_to_a_core
 from protocol import codec
 from protocol.codec import Message
 from protocol.errors import EngineRefused, HandOffFailed, Internal, Left, Overloaded, PeerViolation, RequestError
@@ -45,6 +45,7 @@ from protocol.messages import (
     Rendezvous,
 )
 from protocol.peer import Peer
+from protocol.trace import as_headers
 
 READ_BYTES = 256 * 1024
 HAND_OFF = ("KVTransferError", "transfer failed", "bootstrap")  # SGLang's words where a pair did not find together
@@ -147,6 +148,7 @@ class Host:
     async def _generate(self, running: _Running, request: Generate) -> None:
         """Drive SGLang's own bookkeeping of one request; its tokens and its end come through `_stepped`."""
         last = None
+        traced = request.trace if self.manager.enable_trace else None
         try:
             asked = GenerateReqInput(
                 input_ids=request.tokens,
@@ -156,6 +158,7 @@ class Host:
                 return_logprob=request.logprobs is not None,
                 top_logprobs_num=request.logprobs or 0,
                 cache_salt=request.cache_salt,
+                external_trace_header=None if traced is None else as_headers(traced),
                 **_meeting(request.rendezvous),
             )
             async for out in self.manager.generate_request(asked, None):
@@ -247,6 +250,8 @@ class Host:
         state = self.manager.rid_to_state.pop(running.id, None)
         if state is not None:
             state.finished = True
+            if self.manager.enable_trace:
+                state.time_stats.set_finished_time()  # its span is exported once it has ended
             self.manager._release_lora_once(state)  # noqa: SLF001
             state.out_list.append({"output_ids": [], "meta_info": {"id": running.id, "finish_reason": reason}})
             state.event.set()
@@ -306,7 +311,7 @@ class Host:
             grammars=() if arguments.grammar_backend == "none" else tuple(GrammarKind),
             hand_off=HandOff.NONE if mode == "null" else HandOff.RENDEZVOUS,
             bootstrap=(arguments.host, arguments.disaggregation_bootstrap_port) if mode == "prefill" else None,
-            ranks=arguments.tp_size,
+            ranks=arguments.tp_size * arguments.pp_size,
         )
 
     @property
@@ -359,6 +364,11 @@ def run(boot: settings.Boot, link: socket.socket, guard: Guard) -> NoReturn:
     folder = Path(boot.folder)
     tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
     os.environ.update(boot.environment)
+    if (held_s := os.environ.get(hold.VARIABLE)) is not None:
+        hold.hold_transfers(float(held_s))
+    rank = boot.arguments.get("node_rank")
+    if isinstance(rank, int) and boot.arguments.get("device") == "cpu":
+        bind_to_a_core(rank)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the node's to judge
     _hook_ports(folder)
     try:
@@ -372,8 +382,11 @@ def run(boot: settings.Boot, link: socket.socket, guard: Guard) -> NoReturn:
         guard.watch_child(pid)
     leftovers.record(folder, leftovers.mapped())
     peer = Peer(boot.name, serves_max=engine.server_args.max_running_requests + CONTROL_STREAMS)
-    why = engine.loop.run_until_complete(Host(engine, peer, link, guard).serve())
-    print(f"host ends: {why}", file=sys.stderr, flush=True)
+    if rank:
+        why = accompany(peer, link, guard)
+    else:
+        why = engine.loop.run_until_complete(Host(engine, peer, link, guard).serve())
+    say_why(why)
     guard.release_children()
     engine.shutdown()
     leftovers.remove(folder)

@@ -64,6 +64,9 @@ class EngineSpec:
     host: str = "127.0.0.1"  # where other engines reach this one
     bootstrap_port: int | None = None  # of a prefill
     transfer: str | None = None  # how KV caches move from a prefill to a decode
+    nodes: int = 1  # that the engine spans, each with one host of it
+    rank: int = 0  # of this node among them
+    meet: str | None = None  # host:port of rank 0, where the ranks of several nodes meet
     settings: dict[str, Setting] = Factory(dict)  # SGLang's own, as they are
     environment: dict[str, str] = Factory(dict)
 
@@ -100,13 +103,23 @@ def boot(spec: EngineSpec, folder: str) -> Boot:
         }
     if spec.leg is Leg.DECODE and on_cpu:
         arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+    if spec.nodes > 1:
+        arguments |= {"nnodes": spec.nodes, "node_rank": spec.rank, "dist_init_addr": spec.meet}
     said = {name: value for name, value in arguments.items() if value is not None}
     return Boot(
         name=spec.name,
         folder=folder,
         arguments={**ALWAYS, **(ON_CPU if on_cpu else {}), **said, **spec.settings},
-        environment={**environment(spec.device), **spec.environment},
+        environment={**environment(spec.device), **_beside_others(spec), **spec.environment},
     )
+
+
+def _beside_others(spec: EngineSpec) -> dict[str, str]:
+    """Return the variables of an engine's host that has others on other nodes."""
+    if spec.nodes == 1:
+        return {}
+    # Without the first, SGLang never returns to a host whose rank is not 0.
+    return {"SGLANG_BLOCK_NONZERO_RANK_CHILDREN": "0", "SGLANG_HOST_IP": spec.host}
 
 
 def environment(device: str) -> dict[str, str]:

@@ -40,4 +40,4 @@ async def options(exchange: Exchange, _: bytes) -> None:
 
 def noted(exchange: Exchange) -> None:
     """Log a request that no model was asked for."""
-    exchange.door.noted(exchange.request_id, exchange.what, 200, exchange.key, exchange.asked_at)
+    exchange.door.noted(exchange.request_id, exchange.what, 200, exchange.key, exchange.asked_at, exchange.trace)

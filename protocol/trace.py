@@ -1,0 +1,98 @@
+"""Where a request stands in a trace, as W3C Trace Context has it: read from HTTP, carried in messages, handed on.
+
+Nothing is drawn here: an id comes in as 32 hexadecimal digits by chance.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from attrs import evolve, frozen
+
+STATE_CHARACTERS_MAX = 512
+MEMBER_CHARACTERS_MAX = 128  # where there is too much `tracestate`, longer members go first
+SAMPLED = 0b1
+_PARENT = re.compile(
+    rb"(?!ff)(?P<version>[0-9a-f]{2})-(?P<id>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
+)
+_IDS = re.compile(r"(?!0{32})[0-9a-f]{32}(-(?!0{16})[0-9a-f]{16}){2}")
+_MEMBER = r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]"
+_STATE = re.compile(f"({_MEMBER}(,{_MEMBER}){{0,31}})?")
+
+
+@frozen
+class Trace:
+    """One span of a trace; a trace that cannot be raises `ValueError`, so that none arrives over a link.
+
+    `parent` is the span that asked for this one, None where the trace begins. `state` is what other systems put into
+    the trace for themselves.
+    """
+
+    id: str
+    span: str
+    parent: str | None = None
+    sampled: bool = True  # False: whoever asked keeps no spans of it
+    state: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        if _IDS.fullmatch(f"{self.id}-{self.span}-{self.span if self.parent is None else self.parent}") is None:
+            raise ValueError("a trace whose ids cannot be")
+        if len(self.state) > STATE_CHARACTERS_MAX or _STATE.fullmatch(self.state) is None:
+            raise ValueError("a trace whose state cannot be")
+
+    @property
+    def followed(self) -> bool:
+        """Whether a client keeps spans of this trace, so that every worker's part is told too."""
+        return self.sampled and self.parent is not None
+
+
+def span_after(before: Trace | None, drawn: str) -> Trace:
+    """Return the next span after another one, or the first one of a new trace."""
+    if before is None:
+        return Trace(drawn, drawn[16:])
+    return evolve(before, span=drawn[16:], parent=before.span)
+
+
+def read(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:
+    """Return the span of whoever sends an HTTP request, None if it names none that is valid.
+
+    The names of headers are in lower case. Of a version that is not known yet, the part that every version has is read.
+    """
+    parents = [value for name, value in headers if name == b"traceparent"]
+    found = _PARENT.fullmatch(parents[0]) if len(parents) == 1 else None
+    if found is None or (found["version"] == b"00" and found["more"] is not None):
+        return None
+    state = _state(value.decode("latin-1") for name, value in headers if name == b"tracestate")
+    sampled = bool(int(found["flags"], 16) & SAMPLED)
+    try:
+        return Trace(found["id"].decode(), found["span"].decode(), sampled=sampled, state=state)
+    except ValueError:  # an id of zeros
+        return None
+
+
+def as_headers(trace: Trace) -> dict[str, str]:
+    """Return what tells another system about a span that asks it for something."""
+    said = {"traceparent": f"00-{trace.id}-{trace.span}-{trace.sampled:02x}"}
+    return {**said, "tracestate": trace.state} if trace.state else said
+
+
+def fields(trace: Trace | None) -> dict[str, str]:
+    """Return what a log line says of a span, by which lines are joined."""
+    if trace is None:
+        return {}
+    said = {"trace": trace.id, "span": trace.span}
+    return said if trace.parent is None else {**said, "parent": trace.parent}
+
+
+def _state(values: Iterable[str]) -> str:
+    """Return `tracestate` headers as one, as much of them as is carried; nothing if they are not valid."""
+    members = [stripped for value in values for member in value.split(",") if (stripped := member.strip(" \t"))]
+    keys = {member.partition("=")[0] for member in members}
+    if len(keys) < len(members) or _STATE.fullmatch(",".join(members)) is None:
+        return ""
+    if len(",".join(members)) > STATE_CHARACTERS_MAX:
+        members = [member for member in members if len(member) <= MEMBER_CHARACTERS_MAX]
+    while len(",".join(members)) > STATE_CHARACTERS_MAX:
+        members.pop()
+    return ",".join(members)

@@ -1,0 +1,211 @@
+"""What is wrong in `cluster.toml` between keys that are each right by themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from math import inf
+
+from attrs import asdict
+
+from protocol.cluster import OPERATOR
+from protocol.dialects.mistakes import Mistake, describe, join, segment
+from supervisor.doors.door import ANY
+from supervisor.sections import EVERYWHERE, LOOPBACK, Cluster, EngineSection, SimulatedSection
+
+RESERVED = ("gateway", "links", "metrics", "zygote")
+RANK_SETTINGS = frozenset({"nnodes", "node_rank", "dist_init_addr"})
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@\\]+")
+
+
+def disagreements(cluster: Cluster) -> Iterator[Mistake]:
+    """Yield every mistake."""
+    if cluster.gateway.node not in cluster.node and not cluster.cluster.join:
+        yield Mistake("gateway.node", f"there is no node {cluster.gateway.node}; there is {', '.join(cluster.node)}")
+    for name, model in cluster.model.items():
+        at = join("model", segment(name))
+        if all(engine.model != name for engine in cluster.engine.values()):
+            yield Mistake(at, "no engine serves it")
+        if not cluster.model_path(name).is_dir():
+            yield Mistake(f"{at}.path", f"there is no folder {cluster.model_path(name)}")
+        if model.template is not None and not (cluster.folder / model.template).is_file():
+            yield Mistake(f"{at}.template", f"there is no file {cluster.folder / model.template}")
+    yield from _nodes_disagree(cluster)
+    yield from _metrics_disagree(cluster)
+    yield from _gateway_disagrees(cluster)
+    for name, engine in cluster.engine.items():
+        at = join("engine", segment(name))
+        if name in RESERVED or name.startswith("processor-"):
+            yield Mistake(at, "is the name of another part of the tree")
+        yield from _engine_disagrees(cluster, engine, at)
+
+
+def _gateway_disagrees(cluster: Cluster) -> Iterator[Mistake]:
+    gateway = cluster.gateway
+    if gateway.host in EVERYWHERE and not gateway.names:
+        yield Mistake(
+            "gateway.names", f"is missing: {gateway.host} is every address, so say what clients call this server"
+        )
+    for key in ("keys", "tls_certificate", "tls_key"):
+        file = getattr(gateway, key)
+        if file is not None and not (cluster.folder / file).is_file():
+            yield Mistake(f"gateway.{key}", f"there is no file {cluster.folder / file}")
+    if (gateway.tls_certificate is None) != (gateway.tls_key is None):
+        one, other = ("tls_certificate", "tls_key")[:: 1 if gateway.tls_key is None else -1]
+        yield Mistake(f"gateway.{one}", f"means nothing without {other}")
+    for index, origin in enumerate(gateway.origins):
+        if origin != ANY and not ORIGIN.fullmatch(origin.lower()):
+            yield Mistake(
+                f"gateway.origins[{index}]", f"must be like https://app.example, without a path; got {describe(origin)}"
+            )
+
+
+def _engine_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterator[Mistake]:
+    if engine.model not in cluster.model:
+        yield Mistake(f"{at}.model", f"there is no model {engine.model}; there is {', '.join(cluster.model)}")
+    if engine.node not in cluster.node:
+        yield Mistake(f"{at}.node", f"there is no node {engine.node}; there is {', '.join(cluster.node)}")
+    yield from _leg_disagrees(cluster, engine, at)
+    yield from _ranks_disagree(cluster, engine, at)
+    yield from (_only_sglangs if engine.kind == "simulated" else _only_simulated)(engine, at)
+    if engine.kv_tokens_max < 2 * engine.page_size:
+        yield Mistake(f"{at}.kv_tokens_max", f"is less than two pages of {engine.page_size} tokens")
+    for table, times in (("deadlines", asdict(engine.deadlines)), ("ladder", asdict(engine.ladder))):
+        for key, value in times.items():
+            if not 0 < value < inf:
+                yield Mistake(f"{at}.{table}.{key}", f"must be above 0 and finite, got {value}")
+
+
+def _only_simulated(engine: EngineSection, at: str) -> Iterator[Mistake]:
+    if engine.device is None:
+        yield Mistake(f"{at}.device", 'is missing; expected "cpu" or "cuda"')
+    if engine.simulated != SimulatedSection():
+        yield Mistake(f"{at}.simulated", 'is for engines of kind "simulated"')
+
+
+def _nodes_disagree(cluster: Cluster) -> Iterator[Mistake]:
+    """Yield what keeps two nodes from finding each other."""
+    deaf = [name for name, node in cluster.node.items() if node.listen is None]
+    for name in deaf[1:]:
+        yield Mistake(f"node.{name}.listen", f"is missing: {deaf[0]} does not listen either, so they cannot meet")
+    at: dict[str, str] = {}
+    for name, node in cluster.node.items():
+        if name.startswith(OPERATOR):
+            yield Mistake(f"node.{name}", f"is an operator's name: no node's begins with {OPERATOR}")
+        if node.listen is not None and (other := at.setdefault(node.listen, name)) != name:
+            yield Mistake(f"node.{name}.listen", f"is where {other} listens")
+    section = cluster.cluster
+    for key in ("secret", "tls_certificate", "tls_key", "tls_authority"):
+        file = getattr(section, key)
+        if file is not None and not (cluster.folder / file).is_file():
+            yield Mistake(f"cluster.{key}", f"there is no file {cluster.folder / file}")
+    tls = [key for key in ("tls_certificate", "tls_key", "tls_authority") if getattr(section, key) is not None]
+    if tls and len(tls) < 3:
+        yield Mistake(f"cluster.{tls[0]}", "means nothing without tls_certificate, tls_key and tls_authority together")
+    if section.silent_s < 2 * section.beat_s:
+        yield Mistake("cluster.silent_s", f"must be at least two beats of {section.beat_s:g} s")
+
+
+def _metrics_disagree(cluster: Cluster) -> Iterator[Mistake]:
+    """Yield which nodes would tell their numbers where something else of the same host listens."""
+    gateway = cluster.gateway
+    taken = {(node.host, node.listen): f"node {name} listens" for name, node in cluster.node.items()}
+    if gateway.node in cluster.node:
+        taken[cluster.node[gateway.node].host, f"{gateway.host}:{gateway.port}"] = "the gateway is"
+    for name, node in cluster.node.items():
+        if node.metrics is None:
+            continue
+        if (where := (node.host, node.metrics)) in taken:
+            yield Mistake(f"node.{name}.metrics", f"is where {taken[where]}")
+        taken[where] = f"node {name} tells its numbers"
+
+
+def _leg_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterator[Mistake]:
+    """Yield what keeps a prefill and a decode from working together."""
+    if engine.leg != "both" and not cluster.cluster.join:
+        other = "decode" if engine.leg == "prefill" else "prefill"
+        if not any(each.model == engine.model and each.leg == other for each in cluster.engine.values()):
+            yield Mistake(f"{at}.leg", f"means nothing without an engine of the same model whose leg is {other}")
+    if engine.leg == "prefill" and engine.kind == "sglang":
+        if engine.bootstrap_port is None:
+            yield Mistake(f"{at}.bootstrap_port", "is missing: decodes find a prefill by it")
+        place = (_host(cluster, engine), engine.bootstrap_port)
+        same = [key for key, each in cluster.engine.items() if (_host(cluster, each), each.bootstrap_port) == place]
+        if engine.bootstrap_port is not None and len(same) > 1:
+            yield Mistake(f"{at}.bootstrap_port", f"is shared by {' and '.join(same)} on one host")
+    elif engine.bootstrap_port is not None:
+        yield Mistake(f"{at}.bootstrap_port", "is for a prefill of SGLang")
+
+
+def _ranks_disagree(cluster: Cluster, engine: EngineSection, at: str) -> Iterator[Mistake]:
+    """Yield what keeps the ranks of an engine from being one, on however many nodes they are."""
+    for key in RANK_SETTINGS & engine.settings.keys():
+        yield Mistake(f"{at}.settings.{key}", "is given by node, ranks_on and dist_port")
+    nodes, stages = len(engine.nodes), engine.settings.get("pp_size", 1)
+    ranks = engine.tensor_parallel * (stages if isinstance(stages, int) else 1)
+    if engine.device == "cpu" and ranks != nodes:
+        yield Mistake(f"{at}.tensor_parallel", f"an engine on a CPU has one rank a node, which are {nodes} here")
+    elif ranks % nodes:
+        yield Mistake(f"{at}.tensor_parallel", f"makes {ranks} ranks, which {nodes} nodes cannot share equally")
+    if nodes > 1:
+        yield from _span_disagrees(cluster, engine, at)
+    elif engine.dist_port is not None:
+        yield Mistake(f"{at}.dist_port", "means nothing without ranks_on")
+
+
+def _span_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterator[Mistake]:
+    """Yield what keeps the nodes that an engine spans from meeting."""
+    for index, name in enumerate(engine.ranks_on):
+        if name not in cluster.node:
+            known = ", ".join(cluster.node)
+            yield Mistake(f"{at}.ranks_on[{index}]", f"there is no node {name}; there is {known}")
+        elif name in engine.nodes[: index + 1]:
+            yield Mistake(f"{at}.ranks_on[{index}]", f"node {name} has a rank of it already")
+    hosts = {name: cluster.node[name].host for name in engine.nodes if name in cluster.node}
+    alone = [name for name, host in hosts.items() if host in (*LOOPBACK, *EVERYWHERE)]
+    if alone and len({"localhost" if host in LOOPBACK else host for host in hosts.values()}) > 1:
+        yield Mistake(f"node.{alone[0]}.host", f"is {hosts[alone[0]]}, where ranks on other hosts do not find its own")
+    if engine.dist_port is None:
+        yield Mistake(f"{at}.dist_port", "is missing: the ranks meet there, on the host of rank 0")
+        return
+    own = f"{at}.dist_port"
+    others = [
+        key for key, *place in _ports(cluster) if key != own and place == [hosts.get(engine.node), engine.dist_port]
+    ]
+    if others:
+        yield Mistake(own, f"is {' and '.join(others)} on the same host")
+
+
+def _ports(cluster: Cluster) -> Iterator[tuple[str, str | None, int]]:
+    """Yield every port that the file names: its key, its host, itself."""
+    for name, node in cluster.node.items():
+        for key, at in (("listen", node.listen), ("metrics", node.metrics)):
+            if at is not None:
+                yield f"node.{name}.{key}", node.host, int(at.rpartition(":")[2])
+    if cluster.gateway.node in cluster.node:
+        yield "gateway.port", cluster.node[cluster.gateway.node].host, cluster.gateway.port
+    for name, engine in cluster.engine.items():
+        for key, port in (("bootstrap_port", engine.bootstrap_port), ("dist_port", engine.dist_port)):
+            if port is not None:
+                yield join(join("engine", segment(name)), key), _host(cluster, engine), port
+
+
+def _host(cluster: Cluster, engine: EngineSection) -> str | None:
+    return cluster.node[engine.node].host if engine.node in cluster.node else None
+
+
+def _only_sglangs(engine: EngineSection, at: str) -> Iterator[Mistake]:
+    for key in (
+        "device",
+        "tensor_parallel",
+        "memory_fraction",
+        "settings",
+        "environment",
+        "transfer",
+        "ranks_on",
+        "dist_port",
+    ):
+        if getattr(engine, key) not in (None, 1, {}, ()):
+            yield Mistake(f"{at}.{key}", "means nothing to a simulated engine")
+    if engine.simulated.length_min > engine.simulated.length_max:
+        yield Mistake(f"{at}.simulated.length_min", f"must be at most length_max ({engine.simulated.length_max})")

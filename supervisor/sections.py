@@ -1,0 +1,174 @@
+"""The sections of `cluster.toml`, as values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from attrs import Factory, field, frozen
+
+from actors.decode import Deadlines
+from actors.engines.sglang.settings import Setting
+from actors.engines.simulated.costs import Costs
+from actors.engines.simulated.faults import Faults
+from protocol.dialects.options import Holds, Matches, Within
+from supervisor.doors.door import Count, DoorLimits, Seconds
+from supervisor.doors.tls import Certificate
+from supervisor.process import Ladder
+
+NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letters, digits and dashes")]
+EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]
+AT = r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}"
+ListenAt = Annotated[str, Matches(AT, "like 127.0.0.1:7401 or [::1]:7401")]
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here, not bound
+
+
+@frozen(kw_only=True)
+class NodeSection:
+    """`[node.NAME]`: one process with one tree."""
+
+    host: str = "localhost"  # the machine it runs on
+    listen: ListenAt | None = None  # for other nodes: host:port
+    metrics: ListenAt | None = None  # for probes and scrapers: host:port
+    drain_s: Seconds = 30.0  # that streams may take to finish after a signal
+    logs: str | None = None  # a folder for what engines say; without one it is gone when the node is
+    chatter_bytes_max: Count = 4 * 1024 * 1024
+
+
+@frozen(kw_only=True)
+class ClusterSection:
+    """`[cluster]`: how nodes know each other, and how they keep in touch."""
+
+    name: NodeName = "espalier"
+    secret: str | None = None  # a file with what every node of the cluster knows and nobody else
+    tls_certificate: str | None = None  # of this host's nodes, shown to the others
+    tls_key: str | None = None
+    tls_authority: str | None = None  # who must have signed the others' certificates
+    join: tuple[ListenAt, ...] = ()  # where nodes listen that know of a cluster which this file does not describe
+    streams_max: Count = 1024  # that one node may have open on another
+    beat_s: Seconds = 1.0
+    silent_s: Seconds = 3.0  # after which a node that says nothing counts as lost
+    greet_s: Seconds = 5.0
+    tell_s: Seconds = 0.1  # between two words of how busy a node is
+    retry_min_s: Seconds = 0.1  # between two tries to reach a node
+    retry_max_s: Seconds = 5.0
+
+
+@frozen(kw_only=True)
+class GatewaySection:
+    """`[gateway]`: where clients knock."""
+
+    node: NodeName = "main"
+    host: str = "127.0.0.1"
+    port: Annotated[int, Within(at_least=0, at_most=65535)] = 8000
+    names: tuple[str, ...] = ()  # that clients may call this server by; none: loopback's names, and `host`
+    origins: tuple[str, ...] = ()  # of web pages that may use this server
+    keys: str | None = None  # a file of keys; paths are relative to the file they stand in
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    requests_max: Count = 256
+    waiting_max: Count = 256
+    admit_s: Seconds = 5.0
+    first_token_s: Seconds = 120.0  # from the client's question on, waiting included
+    total_s: Seconds = 900.0
+    prompt_tokens_max: Count = 262_144  # of one request, whatever its model would hold
+    limits: DoorLimits = DoorLimits()
+
+
+@frozen(kw_only=True)
+class ModelSection:
+    """`[model.NAME]`: what is served under a name."""
+
+    path: Annotated[str, Holds(1)]  # a folder; relative to the file it stands in
+    template: str | None = None  # a file with a chat template that replaces the model's own
+    queue_max: Count = 64  # requests that wait for an engine
+    prefill_tokens_min: Annotated[int, Within(at_least=0, at_most=1_000_000_000)] = 0  # shorter prompts skip a prefill
+    resumes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 3  # of one request, after the loss of a worker
+    crashes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 1  # of engines under one request
+    resume_tokens_max: Count = 65_536  # that were sent before the loss
+    resume_s: Seconds = 10.0  # to find another worker
+
+
+@frozen(kw_only=True)
+class SimulatedSection:
+    """`[engine.NAME.simulated]`: how an engine without a model answers, and how long it takes."""
+
+    waiting_max: Count = 256  # requests that wait inside it
+    prefill_chunk: Count = 2048
+    prefix_cache: bool = True
+    length_min: Count = 16  # of an answer that ends by itself, in tokens
+    length_max: Count = 512
+    seed: int = 0
+    costs: Costs = Costs()
+    faults: Faults = Faults()
+
+
+@frozen(kw_only=True)
+class EngineSection:
+    """`[engine.NAME]`: one engine; SGLang runs in a process of its own."""
+
+    model: Annotated[str, Holds(1)]
+    node: NodeName = "main"
+    ranks_on: tuple[NodeName, ...] = ()  # the other nodes of an engine that spans several; rank 0 is on `node`
+    dist_port: Annotated[int, Within(at_least=1, at_most=65535)] | None = None  # of rank 0's host, where the ranks meet
+    kind: Literal["sglang", "simulated"] = "sglang"
+    device: Literal["cpu", "cuda"] | None = None  # of SGLang
+    leg: Literal["both", "prefill", "decode"] = "both"
+    bootstrap_port: Annotated[int, Within(at_least=1, at_most=65535)] | None = None  # of a prefill, its own on its host
+    transfer: str | None = None  # SGLang's way to move KV caches; on a CPU "mooncake_tcp"
+    slots: Count = 16
+    kv_tokens_max: Count
+    context_max: Count | None = None
+    page_size: Count = 16
+    tensor_parallel: Count = 1
+    memory_fraction: Annotated[float, Within(above=0, at_most=1)] | None = None
+    prefill_chunk: Count | None = None  # the longest piece of a prompt that an engine step computes
+    start_within_s: Seconds = 120.0
+    deadlines: Deadlines = Deadlines()
+    ladder: Ladder = Ladder()
+    settings: dict[str, Setting] = Factory(dict)
+    environment: dict[str, str] = Factory(dict)
+    simulated: SimulatedSection = SimulatedSection()
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that run it, in the order of their ranks."""
+        return self.node, *self.ranks_on
+
+
+@frozen(kw_only=True)
+class Cluster:
+    """The whole file."""
+
+    model: Annotated[dict[str, ModelSection], Holds(1)]
+    engine: Annotated[dict[EngineName, EngineSection], Holds(1)]
+    node: dict[NodeName, NodeSection] = Factory(lambda: {"main": NodeSection()})
+    gateway: GatewaySection = GatewaySection()
+    cluster: ClusterSection = ClusterSection()
+    folder: Path = field(default=Path(), init=False)  # where the file stands
+    file: Path = field(default=Path(), init=False)
+    joined: tuple[str, ...] = field(default=(), init=False)  # what the command line has added to `cluster.join`
+
+    @property
+    def keys(self) -> Path | None:
+        """The file of keys."""
+        return None if self.gateway.keys is None else self.folder / self.gateway.keys
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What the gateway shows to clients that speak TLS."""
+        certificate, key = self.gateway.tls_certificate, self.gateway.tls_key
+        return None if certificate is None or key is None else Certificate(self.folder / certificate, self.folder / key)
+
+    def engines_on(self, node: str) -> dict[str, EngineSection]:
+        """Return the engines that a node runs."""
+        return {name: engine for name, engine in self.engine.items() if engine.node == node}
+
+    def other_ranks_on(self, node: str) -> dict[str, EngineSection]:
+        """Return the engines of which a node runs a rank that is not the first."""
+        return {name: engine for name, engine in self.engine.items() if node in engine.ranks_on}
+
+    def model_path(self, name: str) -> Path:
+        """Return the folder of a model."""
+        return (self.folder / Path(self.model[name].path).expanduser()).resolve()

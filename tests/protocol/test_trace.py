@@ -1,0 +1,203 @@
+"""Trace context: what a header may say, what a message may hold, and whose span is whose."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from attrs import asdict, evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import codec
+from protocol.errors import PeerViolation
+from protocol.messages import Generate, Sampling
+from protocol.trace import STATE_CHARACTERS_MAX, Trace, as_headers, fields, read, span_after
+
+ID, SPAN, DRAWN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "0123456789abcdef" * 2
+PARENT = f"00-{ID}-{SPAN}-01"
+ASKER = Trace(ID, SPAN)
+
+
+def headers(parent, *states):
+    return [(b"traceparent", parent.encode("latin-1")), *((b"tracestate", state.encode("latin-1")) for state in states)]
+
+
+# What a client says -----------------------------------------------------------------------
+
+
+def test_a_traceparent_names_the_span_of_whoever_asks():
+    assert read(headers(PARENT)) == ASKER
+    assert read(headers(PARENT[:-1] + "0")) == evolve(ASKER, sampled=False)
+    assert read([(b"host", b"oak"), *headers(PARENT)]) == ASKER
+    assert read([(b"host", b"oak")]) is None
+
+
+@pytest.mark.parametrize("flags", ["03", "ff", "81"])
+def test_flags_that_nobody_knows_mean_nothing(flags):
+    trace = read(headers(f"00-{ID}-{SPAN}-{flags}"))
+    assert trace == ASKER
+    assert as_headers(trace)["traceparent"] == PARENT
+    assert read(headers(f"00-{ID}-{SPAN}-fe")) == evolve(ASKER, sampled=False)
+
+
+@pytest.mark.parametrize("more", ["", "-", "-what-the-future-will-be-like", "-é\x01"])
+@pytest.mark.parametrize("version", ["01", "cc", "fe"])
+def test_of_a_later_version_what_every_version_has_is_read_and_the_known_one_is_told(version, more):
+    trace = read(headers(f"{version}-{ID}-{SPAN}-01{more}"))
+    assert trace == ASKER
+    assert as_headers(trace) == {"traceparent": PARENT}
+
+
+@pytest.mark.parametrize(
+    "parent",
+    [
+        "",
+        "00",
+        PARENT[:-1],
+        f"{PARENT}-",
+        f"{PARENT}-what",
+        f"{PARENT}.",
+        f"{PARENT}\n",
+        f"{PARENT},{PARENT}",
+        PARENT.upper(),
+        PARENT.replace("4bf9", "4bF9"),
+        PARENT.replace("-", "_"),
+        PARENT.replace(ID, "0" * 32),
+        PARENT.replace(SPAN, "0" * 16),
+        PARENT.replace(ID, ID[:-1]),
+        PARENT.replace(ID, f"{ID}0"),
+        PARENT.replace(SPAN, f"{SPAN}0"),
+        PARENT.replace(ID, "." * 32),
+        PARENT.replace(SPAN, "٣" * 8),
+        f"ff{PARENT[2:]}",
+        f"ff{PARENT[2:]}-what",
+        f"0{PARENT}",
+        f"cc{PARENT[2:]}.what",
+        f"cc{PARENT[2:]}0",
+        f".0{PARENT[2:]}",
+        PARENT[:-2] + ".0",
+        "-" * 55,
+        "00-" * 10_000,
+    ],
+)
+def test_what_is_no_traceparent_counts_as_not_said(parent):
+    assert read([(b"traceparent", parent.encode()), (b"tracestate", b"a=b")]) is None
+
+
+def test_of_two_traceparents_none_counts():
+    assert read([*headers(PARENT), *headers(PARENT)]) is None
+
+
+@given(st.binary(max_size=80))
+def test_no_bytes_are_too_strange(data):
+    read([(b"traceparent", data), (b"tracestate", data)])
+    trace = read([*headers(PARENT), (b"tracestate", data)])
+    assert trace is not None
+    assert (trace.id, trace.span) == (ID, SPAN)
+
+
+@given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans(), st.sampled_from(["", "a=b,c@d=e f"]))
+def test_what_is_handed_on_reads_as_what_it_was(number, span, sampled, state):
+    trace = Trace(f"{number:032x}", f"{span:016x}", sampled=sampled, state=state)
+    assert read([(name.encode(), value.encode()) for name, value in as_headers(trace).items()]) == trace
+
+
+# What other systems say of themselves -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("states", "carried"),
+    [
+        (["foo=1,bar=2"], "foo=1,bar=2"),
+        (["foo=1", "bar=2"], "foo=1,bar=2"),
+        (["foo=1 \t , \tbar=2, ,", ""], "foo=1,bar=2"),
+        (["fw529a3039@dt=FfAxeA,0_-*/@a= !~"], "fw529a3039@dt=FfAxeA,0_-*/@a= !~"),
+        ([",".join(f"k{n}=v" for n in range(32))], ",".join(f"k{n}=v" for n in range(32))),
+        ([",".join(f"k{n}=v" for n in range(33))], ""),
+        (["foo=1,foo=2"], ""),
+        (["foo =1"], ""),
+        (["Foo=1"], ""),
+        (["foo=1=2"], ""),
+        (["foo="], ""),
+        (["foo"], ""),
+        (["=1"], ""),
+        (["foo=é"], ""),
+        (["foo=1;bar=2\x00"], ""),
+        (["x" * 257 + "=1"], ""),
+        (["foo=" + "x" * 257], ""),
+        (["foo=" + "x" * 32_000], ""),
+    ],
+)
+def test_a_tracestate_is_carried_whole_or_counts_as_not_said(states, carried):
+    assert read(headers(PARENT, *states)) == evolve(ASKER, state=carried)
+
+
+def test_of_a_tracestate_that_is_too_long_the_longest_members_go_first_and_then_the_last():
+    long, short = "l=" + "x" * 200, [f"k{n}=" + "x" * 97 for n in range(6)]
+    assert read(headers(PARENT, ",".join([long, *short[:2]]))).state == ",".join([long, *short[:2]])
+    assert read(headers(PARENT, ",".join([long, *short[:4]]))).state == ",".join(short[:4])
+    kept = read(headers(PARENT, ",".join([long, *short]))).state
+    assert kept == ",".join(short[:5])
+    assert len(kept) <= STATE_CHARACTERS_MAX
+
+
+# Spans ------------------------------------------------------------------------------------
+
+
+def test_the_next_span_is_in_the_same_trace_and_knows_who_asked():
+    asker = evolve(ASKER, state="a=b", sampled=False)
+    assert span_after(asker, DRAWN) == Trace(ID, DRAWN[16:], SPAN, sampled=False, state="a=b")
+    assert span_after(None, DRAWN) == Trace(DRAWN, DRAWN[16:])
+
+
+def test_only_a_trace_that_a_client_keeps_is_followed():
+    assert span_after(ASKER, DRAWN).followed
+    assert not span_after(evolve(ASKER, sampled=False), DRAWN).followed
+    assert not span_after(None, DRAWN).followed
+
+
+def test_a_log_line_names_the_trace_the_span_and_who_asked():
+    assert fields(None) == {}
+    assert fields(span_after(None, DRAWN)) == {"trace": DRAWN, "span": DRAWN[16:]}
+    assert fields(span_after(ASKER, DRAWN)) == {"trace": ID, "span": DRAWN[16:], "parent": SPAN}
+
+
+# Over a link ------------------------------------------------------------------------------
+
+LIES = [
+    {"id": ID.upper()},
+    {"id": "0" * 32},
+    {"id": ID[1:]},
+    {"id": f"{ID}\n"},
+    {"id": ID * 10_000},
+    {"id": 7},
+    {"span": "0" * 16},
+    {"span": ""},
+    {"parent": ""},
+    {"parent": "0" * 16},
+    {"parent": f"{SPAN}\n"},
+    {"parent": "x" * 16},
+    {"sampled": 1},
+    {"state": "a"},
+    {"state": "a=b\r\nx: y"},
+    {"state": "a=b\n"},
+    {"state": ",".join(f"{n}=" + "x" * 100 for n in range(6))},
+    {"state": ",".join(f"k{n}=v" for n in range(33))},
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: repr(lie)[:40])
+def test_no_trace_that_cannot_be_arrives(lie):
+    request = Generate("a" * 32, [1], Sampling(1), trace=span_after(ASKER, DRAWN))
+    assert codec.decode(codec.encode(request)) == request
+    said = asdict(request)
+    said["trace"] |= lie
+    with pytest.raises(PeerViolation, match="a Generate that cannot be read"):
+        codec.decode(codec.encode(request)[:1] + msgspec.msgpack.encode(said))
+
+
+def test_a_request_of_a_node_that_knows_of_no_traces_arrives():
+    request = Generate("a" * 32, [1], Sampling(1))
+    said = asdict(request)
+    del said["trace"]
+    assert codec.decode(codec.encode(request)[:1] + msgspec.msgpack.encode(said)) == request

@@ -1,0 +1,232 @@
+"""What the file says of an engine that spans nodes: its mistakes, its hosts' arguments, its place in the trees."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from actors.engines.sglang import settings
+from protocol.errors import StartFailed
+from protocol.messages import Generate, RunRank
+from supervisor import check, config, known, ranks, scrape
+from supervisor.workers import _spec
+from tests.watched import built
+
+ROOT = Path(__file__).parent.parent
+SPAN = f"""
+[cluster]
+secret = "secret"
+[node.a]
+host = "10.0.0.1"
+listen = "10.0.0.1:7401"
+[node.b]
+host = "10.0.0.2"
+listen = "10.0.0.2:7401"
+[node.c]
+host = "10.0.0.3"
+listen = "10.0.0.3:7401"
+[gateway]
+node = "a"
+port = 8000
+[model.tiny]
+path = "{ROOT / "examples" / "tiny"}"
+[engine.big]
+model = "tiny"
+node = "a"
+ranks_on = ["b", "c"]
+dist_port = 7500
+device = "cpu"
+tensor_parallel = 3
+kv_tokens_max = 4096
+"""
+PREFILL = """
+[engine.p]
+model = "tiny"
+node = "a"
+device = "cpu"
+leg = "prefill"
+bootstrap_port = 7500
+kv_tokens_max = 4096
+[engine.d]
+model = "tiny"
+node = "b"
+device = "cpu"
+leg = "decode"
+kv_tokens_max = 4096
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(old="", new=""):
+        assert old in SPAN
+        (tmp_path / "secret").write_text("a secret that is long enough")
+        (tmp_path / "cluster.toml").write_text(SPAN.replace(old, new) if old else SPAN + new)
+        return config.read(tmp_path / "cluster.toml")
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('["b", "c"]', '["b", "d"]', "engine.big.ranks_on[1]: there is no node d; there is a, b, c"),
+        ('["b", "c"]', '["b", "b"]', "engine.big.ranks_on[1]: node b has a rank of it already"),
+        ('["b", "c"]', '["a", "b"]', "engine.big.ranks_on[0]: node a has a rank of it already"),
+        ('["b", "c"]', '["B"]', "engine.big.ranks_on[0]: must be lower-case letters"),
+        ("dist_port = 7500\n", "", "engine.big.dist_port: is missing: the ranks meet there, on the host of rank 0"),
+        ("7500", "70000", "engine.big.dist_port: must be"),
+        ('ranks_on = ["b", "c"]\n', "", "engine.big.dist_port: means nothing without ranks_on"),
+        ('ranks_on = ["b", "c"]\n', "", "an engine on a CPU has one rank a node, which are 1 here"),
+        ("tensor_parallel = 3", "tensor_parallel = 6", "an engine on a CPU has one rank a node, which are 3 here"),
+        (
+            '"cpu"\ntensor_parallel = 3',
+            '"cuda"\ntensor_parallel = 4',
+            "makes 4 ranks, which 3 nodes cannot share equal",
+        ),
+        ("7500", "7401", "engine.big.dist_port: is node.a.listen on the same host"),
+        ("7500", "8000", "engine.big.dist_port: is gateway.port on the same host"),
+        ("", PREFILL, "engine.big.dist_port: is engine.p.bootstrap_port on the same host"),
+        ("4096\n", "4096\nsettings.node_rank = 1\n", "engine.big.settings.node_rank: is given by node, ranks_on and"),
+        ("4096\n", "4096\nsettings.dist_init_addr = 'a:1'\n", "engine.big.settings.dist_init_addr: is given by"),
+        ('host = "10.0.0.1"\n', "", "node.a.host: is localhost, where ranks on other hosts do not find its own"),
+        ('host = "10.0.0.2"\n', "", "node.b.host: is localhost, where ranks on other hosts do not find its own"),
+        ('host = "10.0.0.1"\n', 'host = "0.0.0.0"\n', "node.a.host: is 0.0.0.0, where ranks on other hosts do not"),
+        ('device = "cpu"', 'kind = "simulated"', "engine.big.ranks_on: means nothing to a simulated engine"),
+        ('device = "cpu"', 'kind = "simulated"', "engine.big.dist_port: means nothing to a simulated engine"),
+    ],
+)
+def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(old, new, said, read):
+    with pytest.raises(StartFailed, match=re.escape(said)):
+        read(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ('"cpu"\ntensor_parallel = 3', '"cuda"\ntensor_parallel = 12'),
+        ('"cpu"\ntensor_parallel = 3', '"cuda"\ntensor_parallel = 8\nsettings.pp_size = 3'),
+        ("", PREFILL.replace('node = "a"', 'node = "c"')),  # the same port, of another host
+    ],
+)
+def test_ranks_that_can_be_one_engine(old, new, read):
+    assert read(old, new).engine["big"].nodes == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("host", "meet"),
+    [("10.0.0.1", "10.0.0.1:7500"), ("gpu-1.example", "gpu-1.example:7500"), ("fd00::7", "[fd00::7]:7500")],
+)
+def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read):
+    cluster = read('host = "10.0.0.1"', f'host = "{host}"')
+    section = cluster.engine["big"]
+    for rank, node in enumerate("abc"):
+        spec = _spec(cluster, "big", section, "cpu", rank)
+        boot = settings.boot(spec, "folder")
+        assert {key: boot.arguments[key] for key in ("tp_size", "nnodes", "node_rank", "dist_init_addr")} == {
+            "tp_size": 3,
+            "nnodes": 3,
+            "node_rank": rank,
+            "dist_init_addr": meet,
+        }
+        assert boot.environment["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] == "0"
+        assert boot.environment["SGLANG_HOST_IP"] == cluster.node[node].host
+    assert _spec(cluster, "big", section, "cpu", 2).name == "big.rank-2"
+
+
+def test_an_engine_on_one_node_hears_nothing_of_ranks():
+    cluster = config.read(ROOT / "examples" / "quickstart.toml")
+    boot = settings.boot(_spec(cluster, "tiny-0", cluster.engine["tiny-0"], "cpu"), "folder")
+    assert not {"nnodes", "node_rank", "dist_init_addr"} & boot.arguments.keys()
+    assert "SGLANG_BLOCK_NONZERO_RANK_CHILDREN" not in boot.environment
+    assert ranks.meeting(cluster, "tiny-0") is None
+
+
+def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read):
+    said = ranks.agreed(read(), "big")
+    assert said["node.a.host"] == '"10.0.0.1"'
+    same = [("4096\n", "4096\nenvironment.NCCL_DEBUG = 'INFO'\n"), ("4096\n", "4096\nladder.term_s = 9\n")]
+    same += [("4096\n", "4096\nstart_within_s = 9\n"), ('"10.0.0.2"\n', '"10.0.0.9"\n')]
+    for old, new in same:
+        assert ranks.agreed(read(old, new), "big") == said
+    for old, new, key in [
+        ("4096", "4097", "kv_tokens_max"),
+        ("7500", "7501", "dist_port"),
+        ('["b", "c"]', '["c", "b"]', "ranks_on"),
+        ('"10.0.0.1"\n', '"10.0.0.9"\n', "node.a.host"),
+        ("4096\n", "4096\nsettings.dtype = 'float32'\n", "settings"),
+    ]:
+        other = ranks.agreed(read(old, new), "big")
+        assert [name for name in said if said[name] != other[name]] == [key]
+
+
+# In the trees ----------------------------------------------------------------------------
+
+
+def children(cluster, node):
+    return [child.name for child in built(cluster, node)[0].tree.children]
+
+
+def test_the_first_node_has_the_engine_and_every_other_one_its_rank(read):
+    cluster = read()
+    assert children(cluster, "a") == ["gateway", "links", "zygote", "big", "router-tiny", "processor-tiny"]
+    assert children(cluster, "b") == children(cluster, "c") == ["links", "zygote", "big"]
+    for node in "abc":
+        serves = built(cluster, node)[0].links.serves
+        assert (("big", RunRank) in serves, ("big", Generate) in serves) == (node != "a", node == "a")
+        assert ("", RunRank) not in serves  # what has no name can be asked by operators
+
+
+def test_a_nodes_ranks_of_other_engines_are_there_before_its_own_engines_wait_for_theirs(read):
+    second = SPAN[SPAN.index("[engine.big]") :].replace("big", "bog").replace("7500", "7600")
+    second = second.replace('"a"', '"b"').replace('["b", "c"]', '["a", "c"]')
+    cluster = read("", second)
+    assert children(cluster, "a")[:5] == ["gateway", "links", "zygote", "bog", "big"]
+    assert children(cluster, "b") == ["links", "zygote", "big", "bog"]
+
+
+def test_a_check_prints_the_group(read):
+    cluster = read()
+    first, other = (" ".join(check.text(cluster, node, {}).split()) for node in "ab")
+    assert "tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in first
+    assert "SGLang's rank 0, in a process of its own" in first
+    assert "rank 1 of tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in other
+
+
+def test_an_engine_that_waits_for_a_node_says_so(read):
+    cluster = read()
+    house, _ = built(cluster, "a")
+    assert known.unready(house.directory, ["tiny"]) == "engine big is starting"
+    house.directory.here["big"].plug.lack("there is no link to node b")
+    assert known.unready(house.directory, ["tiny"]) == "engine big is starting: there is no link to node b"
+    assert scrape.unready(cluster, house.directory) == "engine big is starting: there is no link to node b"
+
+
+def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read, monkeypatch):
+    monkeypatch.setattr(check, "_port_is_free", lambda *_: None)
+    monkeypatch.setattr(check, "_available", lambda: check.ENGINE_BYTES * 5 // 2)
+    cluster = read()
+    check.ahead(cluster, "a", "b")
+    with pytest.raises(StartFailed, match="too little memory: 3 engines on the CPU need"):
+        check.ahead(cluster, "a", "b", "c")
+
+
+def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(read, monkeypatch):
+    asked = []
+    monkeypatch.setattr(check, "_port_is_free", lambda host, port, key: asked.append((port, key)))
+    monkeypatch.setattr(check, "_available", lambda: None)
+    cluster = read()
+    check.ahead(cluster, "a")
+    assert (7500, "engine.big.dist_port") in asked
+    asked.clear()
+    check.ahead(cluster, "b")
+    assert (7500, "engine.big.dist_port") not in asked
+
+
+def test_the_example_is_two_nodes_of_this_host():
+    cluster = config.read(ROOT / "examples" / "spanning.toml")
+    assert check.pick(cluster, None) == ("first", "second")
+    assert cluster.engine["tiny-0"].nodes == ("first", "second")
