@@ -86,14 +86,15 @@ crowd: $(VENV)/ready-dev  ## 500 clients, and ten among them that never read: do
 siege: $(VENV)/ready-dev  ## wrong keys, slow heads, a flood of connections: does anybody notice?
 	$(BIN)/python -m bench.siege
 
-chaos: $(VENV)/ready-dev  ## ten minutes of kills, stops, drains and cut links in a cluster: no answer is wrong
-	$(BIN)/python -m bench.chaos
+chaos: $(VENV)/ready-dev  ## ten minutes of kills, stops, drains and cut links in a cluster, three with real engines; SEED=n
+	$(BIN)/python -m bench.chaos $(SEED:%=--seed %)
+	$(BIN)/python -m bench.chaos $(SEED:%=--seed %) --engines sglang --minutes 3
 
-rolling: $(VENV)/ready-dev  ## drain and restart each worker under load: nothing fails, nothing is cut short
+rolling: $(VENV)/ready-dev  ## drain and restart each node under load: nothing fails, nothing is cut short
 	$(BIN)/python -m bench.rolling
 
 pair-abort-times: $(VENV)/ready-dev  ## how long until a left request holds nothing in a prefill and a decode, 50 tries a stage
-	$(BIN)/python -m bench.pair_abort_times --engine sglang
+	$(BIN)/python -m bench.pair_abort_times
 
 tensor: $(VENV)/ready-dev  ## what 64 streams notice of 100 MB that cross their link
 	$(BIN)/python -m tests.realtime.link_tensor

@@ -10,9 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPException
-from itertools import product
+from itertools import product, zip_longest
 from random import Random
 from threading import Event, Lock
 from typing import Any
@@ -36,7 +36,10 @@ KINDS = ("stream", "whole", "two", "response")
 LEFT = 0.12
 LEAVES_WITHIN_S = 3.0
 REFUSED_S = 0.4  # before a client that was refused comes back
+LOGPROB_APART = 0.05  # a real engine rounds by what it computes together, and a resumed answer's beginning is a prompt
+RESTARTING = 1012  # how a WebSocket closes whose server drains; what crosses it has not been read
 NEVER_S = 55.0  # whatever takes longer had no end
+REFUSALS = {"overloaded", "not_ready", "draining"}  # when nothing has been said yet
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,10 @@ class Said:
     def same(self, other: Said) -> bool:
         """Whether it is the same answer, as far as both tell."""
         alike = (self.text, self.finish, self.tokens) == (other.text, other.finish, other.tokens)
-        return alike and (None in {self.logprobs, other.logprobs} or self.logprobs == other.logprobs)
+        if not alike or self.logprobs is None or other.logprobs is None:
+            return alike
+        pairs = list(zip_longest(self.logprobs, other.logprobs, fillvalue=("", 0.0)))
+        return all(one[0] == two[0] and abs(one[1] - two[1]) < LOGPROB_APART for one, two in pairs)
 
 
 @dataclass(frozen=True)
@@ -131,16 +137,16 @@ def ask(port: int, wanted: Ask, leave_after_s: float | None = None) -> Heard:
 
 
 def _response(port: int, wanted: Ask, leave_after_s: float | None) -> Heard:
-    socket, outcome = Socket(port), Outcome()
+    socket, outcome, events = Socket(port), Outcome(), list[str]()
     socket.send(wanted.body)
     outcome.status = 101
 
     def read() -> None:
-        for _ in socket.events(outcome):
-            pass
+        events.extend(event["type"] for event in socket.events(outcome))
 
     try:
-        return heard_of(read_or_leave(read, outcome, socket.leave, leave_after_s, NEVER_S + 20.0))
+        heard = heard_of(read_or_leave(read, outcome, socket.leave, leave_after_s, NEVER_S + 20.0))
+        return replace(heard, error="draining") if outcome.close_code == RESTARTING and not events else heard
     finally:
         socket.leave()
         socket.close()
@@ -207,8 +213,9 @@ def verdict(wanted: Ask, heard: Heard, right: Said, *, left: bool, door: Door) -
     if heard.error in {None, "connection"}:
         cut = f"the connection ended without a word after {heard.begun!r} (status {heard.status})"
         fair = door.killed or (door.told and not heard.status)
-        return ("connection lost with the door", None) if fair else ("CUT", cut)
-    return f"error {heard.error}", None
+        lost = "connection lost with the front" if door.killed else "refused nobody is there"
+        return (lost, None) if fair else ("CUT", cut)
+    return f"{'refused' if heard.error in REFUSALS and not heard.begun else 'error'} {heard.error}", None
 
 
 def _wrong(wanted: Ask, heard: Heard, right: Said) -> str | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
-from bench._node import MARK, MODEL, READY_WITHIN_S, ROOT, Node, _die_with_us, metric, wait_until
+from bench._node import MARK, MODEL, READY_WITHIN_S, ROOT, Node, Seen, _die_with_us, metric, wait_until
 
 FRONT = "front"
 COUNTS = ("running", "waiting", "kv_tokens_used")
@@ -110,6 +110,11 @@ def engine_on(node: str) -> str:
     return f"{MODEL}-{node}"
 
 
+def known_as(node: str) -> str:
+    """Return the name of a node's one engine in the cluster, where two nodes may have engines of one name."""
+    return f"{node}/{engine_on(node)}"
+
+
 def _leg(leg: str) -> str:
     return "" if leg == "both" else f'leg = "{leg}"'
 
@@ -127,6 +132,7 @@ class Plan:
     gateway: str = ""
     model: str = ""
     drain_s: float = 30.0
+    front_drain_s: float | None = None  # where it is another
 
     @property
     def names(self) -> list[str]:
@@ -144,6 +150,7 @@ class Cluster:
     links: dict[str, int] = field(default_factory=dict)  # port where each worker listens for other nodes
     doors: dict[str, int] = field(default_factory=dict)  # port where others look for it, if that is another one
     nodes: dict[str, Node] = field(default_factory=dict)  # the latest of each name
+    past: list[Node] = field(default_factory=list)  # those before them
 
     def __post_init__(self) -> None:
         ports = iter(free_ports(2 * len(self.plan.names)))
@@ -171,7 +178,8 @@ class Cluster:
         for each in plan.names:
             port = self.links.get(each) if each == name else self.doors.get(each, self.links.get(each))
             listen = "" if port is None else f'listen = "127.0.0.1:{port}"'
-            nodes.append(NODE.format(name=each, drain_s=plan.drain_s, logs=folder / "logs", listen=listen))
+            drain_s = plan.drain_s if each != FRONT or plan.front_drain_s is None else plan.front_drain_s
+            nodes.append(NODE.format(name=each, drain_s=drain_s, logs=folder / "logs", listen=listen))
         engines = [
             ENGINE.format(name=engine_on(node), node=node, model=MODEL, text=text)
             for node, text in plan.engines.items()
@@ -196,7 +204,7 @@ class Cluster:
         folder = self.folder / name
         cluster, tmp = folder / "cluster.toml", folder / "t"
         cluster.write_text(self.file(name))
-        mark = f"{os.getpid()}-{self.windows[name]}"
+        mark = f"{os.getpid()}-{self.windows[name]}-{len(self.nodes) + len(self.past)}"  # of this life alone
         own = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         with (folder / "output").open("ab") as output:
             process = subprocess.Popen(
@@ -212,13 +220,14 @@ class Cluster:
         node = Node(process, self.windows[name], folder, tmp, mark, time.perf_counter())
         if (before := self.nodes.get(name)) is not None:
             node.names |= before.names
+            self.past.append(before)
         self.nodes[name] = node
         return node
 
     def engines_up(self) -> set[str]:
         """Return the workers that the front could ask now."""
         text = self.front.get("/metrics")[1].decode()
-        return {each for each in self.workers if metric(text, "espalier_engine_up", of=engine_on(each))}
+        return {each for each in self.workers if metric(text, "espalier_engine_up", of=known_as(each))}
 
     def wait_ready(self, within_s: float = READY_WITHIN_S) -> float:
         """Return after how long every node was ready and the front could ask every engine; raises if they were not."""
@@ -243,8 +252,8 @@ class Cluster:
         """Return what a worker's engine counts itself, None if it does not say."""
         with suppress(HTTPException):
             text = self.nodes[name].get("/metrics", timeout_s=2.0)[1].decode()
-            if "espalier_engine_running{" in text:
-                return {each: metric(text, f"espalier_engine_{each}") for each in COUNTS}
+            if f'espalier_engine_running{{engine="{known_as(name)}"}}' in text:
+                return {each: metric(text, f"espalier_engine_{each}", engine=known_as(name)) for each in COUNTS}
         return None
 
     def held(self) -> list[str]:
@@ -290,6 +299,13 @@ class Cluster:
                 with suppress(ProcessLookupError):
                     node.signal(signal.SIGCONT)
             node.end()
+        for seen in self.outlived():
+            with suppress(ProcessLookupError):
+                os.kill(seen.pid, signal.SIGKILL)
+
+    def outlived(self) -> list[Seen]:
+        """Return the processes that live of nodes which do not; only those that were seen when their node lived."""
+        return [seen for node in self.past for seen in node.known.values() if seen.lives]
 
 
 @contextmanager

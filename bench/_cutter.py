@@ -1,4 +1,4 @@
-"""A TCP proxy before one node, which passes bytes on until it is told to cut, to hold or to refuse connections."""
+"""A TCP proxy before one node: it passes bytes on until it is told to cut, hold, slow or refuse connections."""
 
 from __future__ import annotations
 
@@ -11,19 +11,27 @@ from random import Random
 from threading import Event, Lock, Thread
 
 READ_BYTES = 65_536
+SLOW_BYTES = 512  # that pass a slow connection at once
 CONNECT_S = 2.0
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: the other end hears a reset instead of an end
 
 
 @dataclass(eq=False)
 class Passing:
-    """One connection that is being passed on."""
+    """One connection that is being passed on: from its first end to its second, and back."""
 
     ends: tuple[socket.socket, socket.socket]
-    flows: Event = field(default_factory=Event)
+    ways: tuple[Event, Event] = field(default_factory=lambda: (Event(), Event()))  # which of them flow
+    pause_s: float = 0.0  # after each piece
 
     def __post_init__(self) -> None:
-        self.flows.set()
+        self.flow()
+
+    def flow(self) -> None:
+        """Let everything pass at once from now on."""
+        self.pause_s = 0.0
+        for way in self.ways:
+            way.set()
 
     def cut(self, *, reset: bool) -> None:
         """End it at both ends."""
@@ -32,7 +40,7 @@ class Passing:
                 if reset:
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 end.shutdown(socket.SHUT_RDWR)
-        self.flows.set()
+        self.flow()
 
 
 class Cutter:
@@ -55,11 +63,19 @@ class Cutter:
             one.cut(reset=reset)
         return one is not None
 
-    def hold(self, chance: Random) -> Passing | None:
-        """Let no byte of one connection pass, whichever way; it flows again once its `flows` is set."""
+    def hold(self, chance: Random, *, one_way: bool = False) -> Passing | None:
+        """Let no byte of one connection pass, or none that goes one way, until it is to `flow` again."""
         one = self._one(chance)
         if one is not None:
-            one.flows.clear()
+            for way in [chance.choice(one.ways)] if one_way else one.ways:
+                way.clear()
+        return one
+
+    def slow(self, chance: Random, pause_s: float) -> Passing | None:
+        """Pass one connection's bytes on in small pieces, each after a pause, until it is to `flow` again."""
+        one = self._one(chance)
+        if one is not None:
+            one.pause_s = pause_s
         return one
 
     def refuse(self, for_s: float) -> None:
@@ -75,7 +91,7 @@ class Cutter:
         self._refuses_until = 0.0
         with self._lock:
             for each in self._passing:
-                each.flows.set()
+                each.flow()
 
     def close(self) -> None:
         """Listen no more, and end what passes."""
@@ -115,21 +131,22 @@ class Cutter:
         with self._lock:
             self._passing.append(one)
             self.passed += 1
-        back = Thread(target=self._one_way, args=(one, there, came), daemon=True)
+        back = Thread(target=self._one_way, args=(one, one.ways[1], there, came), daemon=True)
         try:
             back.start()
-            self._one_way(one, came, there)
+            self._one_way(one, one.ways[0], came, there)
             back.join()
         finally:
             with self._lock:
                 self._passing.remove(one)
 
     @staticmethod
-    def _one_way(one: Passing, source: socket.socket, sink: socket.socket) -> None:
+    def _one_way(one: Passing, way: Event, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
-            while data := source.recv(READ_BYTES):
-                one.flows.wait()
+            while data := source.recv(SLOW_BYTES if one.pause_s else READ_BYTES):
+                time.sleep(one.pause_s)
+                way.wait()
                 sink.sendall(data)
-        one.flows.wait()
+        way.wait()
         with suppress(OSError):
             sink.shutdown(socket.SHUT_WR)

@@ -1,231 +1,170 @@
-"""Nodes that die, stop, are told to end and lose their links, at random and under load: is any answer wrong?
+"""Processes that die, stop, are told to end and lose their links, at random and under load: is any answer wrong?
 
-A front and three workers with simulated engines, each node a process; the workers are reached through proxies that cut.
-Every client compares what it hears with what a quiet cluster said: an answer is whole or ends in an error. Whatever has
-died is started again. In the end all is healed: every engine is asked again, nothing is held, every node ends well.
+A front and its workers, each node a process; the workers are reached through proxies that cut, hold, halve and slow
+their connections. With real engines their hosts, schedulers and zygotes are harmed as well. Every client compares what
+it hears with what a quiet cluster said: an answer is whole or ends in an error. Whatever has died is started again. In
+the end all is healed: within a stated time every engine is asked again, nothing is held, every node ends well and
+leaves nothing. One line replays the plan of harm.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import signal
+import shutil
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
-from itertools import count
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from threading import Event, Thread
 
 from bench import _checked
-from bench._checked import Ask, Door, Tally
-from bench._cluster import FRONT, Cluster, Plan, cluster, simulated
+from bench._checked import Ask, Door, Said, Tally
+from bench._cluster import Cluster, Plan, cluster, engine_on, known_as, sglang, simulated
 from bench._cutter import Cutter
-from bench._node import Node, place
+from bench._harm import ENDS_WITHIN_S, ENGINES, NODES, Chaos, planned
+from bench._node import SHARED_MEMORY, metric, place
 
-CLIENTS = 32
-EVERY_S = 1.5  # between two faults, on the average
 DRAIN_S = 2.0
-ENDS_WITHIN_S = 15.0  # after a signal
-DOWN_S = (0.1, 2.0)  # before a node that died is started again
-STOPPED_S = (0.1, 8.0)  # some shorter than the silence after which a node counts as lost, some longer
-REFUSED_S = (0.5, 3.0)
-HEALED_WITHIN_S = 60.0
 IDLE_WITHIN_S = 20.0
+WATCH_S = 0.5
 COSTS = {"fixed_s": 0.03, "per_prefill_token_s": 0.0005, "transfer_s": 0.05}
 GATEWAY = "first_token_s = 30.0\ntotal_s = 50.0\n"
+IMPATIENT = "[engine.{name}.deadlines]\ngap_s = 5.0\nrelease_s = 3.0\n"  # less than some process is stopped for
 
-FAULTS = {
-    "kill a worker": 8,
-    "stop a worker": 8,
-    "SIGTERM a worker": 8,
-    "cut a link": 10,
-    "hold a link": 8,
-    "refuse links": 4,
-    "kill the front": 1,
-    "stop the front": 2,
-    "SIGTERM the front": 1,
+
+@dataclass(frozen=True)
+class Kind:
+    """How engines of one kind are tried."""
+
+    workers: tuple[str, ...]  # where each computes all of an answer
+    clients: int
+    every_s: float  # between two faults, on the average
+    faults: dict[str, int]
+    healed_within_s: float  # until every engine can be asked again
+
+
+KINDS = {
+    "simulated": Kind(("w1", "w2", "w3"), 32, 1.5, NODES, 60.0),
+    "sglang": Kind(("w1", "w2"), 12, 3.0, ENGINES, 120.0),
 }
 
 
-def plan(*, pair: bool) -> Plan:
-    """Return the cluster: three workers alike, or a prefill, a decode and one that computes both."""
-    legs = {"w1": "prefill", "w2": "decode", "w3": "both"} if pair else dict.fromkeys(("w1", "w2", "w3"), "both")
-    engines = {
-        name: simulated(name, leg, slots=CLIENTS, costs=COSTS, length_min=16, length_max=96)
-        for name, leg in legs.items()
-    }
-    return Plan(engines, gateway=GATEWAY, drain_s=DRAIN_S)
+def plan(engines: str, *, pair: bool) -> Plan:
+    """Return the cluster: workers alike, or a prefill, a decode and one that computes both."""
+    legs = dict.fromkeys(KINDS[engines].workers, "both")
+    if pair:
+        legs = {"w1": "prefill", "w2": "decode", "w3": "both"}
+    if engines == "sglang":
+        texts = {name: sglang(leg) + IMPATIENT.format(name=engine_on(name)) for name, leg in legs.items()}
+    else:
+        slots = KINDS[engines].clients
+        texts = {
+            name: simulated(name, leg, slots=slots, costs=COSTS, length_min=16, length_max=96)
+            for name, leg in legs.items()
+        }
+    return Plan(texts, gateway=GATEWAY, drain_s=DRAIN_S)
+
+
+# What came of it -------------------------------------------------------------------------
 
 
 @dataclass
-class Chaos:
-    """What is being done to a cluster, and what is planned."""
+class Moves:
+    """How many requests went on elsewhere, by what each front said last; what it did after that is not known."""
 
     of: Cluster
-    cutters: dict[str, Cutter]
-    chance: Random
-    done: Counter[str] = field(default_factory=Counter)
-    bad: list[str] = field(default_factory=list)
-    door: Door = field(default_factory=Door)
-    _agenda: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    _numbers: count = field(default_factory=count)
-    _busy: dict[str, str] = field(default_factory=dict)  # what is being done to a node
-    _told: dict[str, float] = field(default_factory=dict)  # when it was told to end
-    _written: Counter[str] = field(default_factory=Counter)  # characters that a node had logged before its latest start
+    _said: dict[int, dict[str, float]] = field(default_factory=dict)
 
-    def run(self, seconds: float) -> None:
-        """Do harm for so long, then heal everything that can be healed at once."""
-        begin = time.monotonic()
-        self._later(0.5, self._next)
-        while time.monotonic() - begin < seconds:
-            self._turn()
-            time.sleep(0.02)
-        self._agenda = [each for each in self._agenda if each[2] != self._next]
-        deadline = time.monotonic() + ENDS_WITHIN_S + STOPPED_S[1]
-        while (self._agenda or self._busy) and time.monotonic() < deadline:
-            self._turn()
-            time.sleep(0.02)
-        for cutter in self.cutters.values():
-            cutter.heal()
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look again and again while the body runs."""
+        over = Event()
+        thread = Thread(target=self._watch, args=(over,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self._look()
 
-    def _turn(self) -> None:
-        while self._agenda and self._agenda[0][0] <= time.monotonic():
-            heappop(self._agenda)[2]()
-        for name, node in list(self.of.nodes.items()):
-            if node.process.poll() is not None and self._busy.get(name) != "down":
-                self._ended(name, node)
-        for name, since in list(self._told.items()):
-            if time.monotonic() - since > DRAIN_S + ENDS_WITHIN_S:
-                self._say(name, f"did not end within {ENDS_WITHIN_S:g} s of its drain's end")
-                del self._told[name]
-                self.of.nodes[name].signal(signal.SIGKILL)
+    def _watch(self, over: Event) -> None:
+        while not over.wait(WATCH_S):
+            self._look()
 
-    def _later(self, after_s: float, do: Callable[[], None]) -> None:
-        heappush(self._agenda, (time.monotonic() + after_s, next(self._numbers), do))
+    def _look(self) -> None:
+        front = self.of.front
+        if text := front.get("/metrics", timeout_s=WATCH_S)[1].decode():
+            counts = {each: metric(text, "espalier_resumes_total", kind=each) for each in ("resumed", "retried")}
+            self._said[front.pid] = counts
 
-    def _say(self, name: str, what: str) -> None:
-        self.bad.append(f"node {name} {what}\n{self.of.nodes[name].output()[-1500:]}")
-
-    # Harm --------------------------------------------------------------------------------
-
-    def _next(self) -> None:
-        self._later(self.chance.expovariate(1 / EVERY_S), self._next)
-        fault = self.chance.choices(list(FAULTS), list(FAULTS.values()))[0]
-        what, _, whom = fault.partition(" ")
-        if whom in {"a link", "links"}:
-            self._harm_link(fault, self.chance.choice(list(self.cutters)))
-            return
-        names = [FRONT] if whom == "the front" else self.of.workers
-        free = [name for name in names if name not in self._busy and self.of.nodes[name].process.poll() is None]
-        if free:
-            self.done[fault] += 1
-            {"kill": self._kill, "stop": self._stop, "SIGTERM": self._tell}[what](self.chance.choice(free))
-
-    def _harm_link(self, fault: str, name: str) -> None:
-        cutter = self.cutters[name]
-        if fault == "refuse links":
-            self.done[fault] += 1
-            cutter.refuse(self.chance.uniform(*REFUSED_S))
-        elif fault == "cut a link":
-            self.done[fault] += cutter.cut(self.chance, reset=self.chance.random() < 0.5)
-        elif (held := cutter.hold(self.chance)) is not None:
-            self.done[fault] += 1
-            self._later(self.chance.uniform(*STOPPED_S), held.flows.set)
-
-    def _kill(self, name: str) -> None:
-        self._busy[name] = "killed"
-        if name == FRONT:
-            self.door = replace(self.door, killed=_odd(self.door.killed + 1))
-        self.of.nodes[name].signal(signal.SIGKILL)
-
-    def _stop(self, name: str) -> None:
-        self._busy[name] = "stopped"
-        self.of.nodes[name].signal(signal.SIGSTOP)
-        self._later(self.chance.uniform(*STOPPED_S), lambda: self._go_on(name))
-
-    def _go_on(self, name: str) -> None:
-        del self._busy[name]
-        self.of.nodes[name].signal(signal.SIGCONT)
-
-    def _tell(self, name: str) -> None:
-        self._busy[name] = "told"
-        if name == FRONT:
-            self.door = replace(self.door, told=_odd(self.door.told + 1))
-        self._told[name] = time.monotonic()
-        self.of.nodes[name].look()
-        self.of.nodes[name].signal(signal.SIGTERM)
-
-    def _ended(self, name: str, node: Node) -> None:
-        why, code = self._busy.get(name), node.process.returncode
-        self._told.pop(name, None)
-        if why is None or why == "stopped":
-            self._say(name, f"ended by itself, by {code}")
-        elif why == "told":
-            # Before anything has begun, a signal just kills, and nobody has yet swept what the one before had left.
-            began = '"happening"' in node.output()[self._written[name] :]
-            if code != 0 and (began or code != -signal.SIGTERM):
-                self._say(name, f"was told to end and ended by {code}")
-            if began and (left := node.left()):
-                self._say(name, f"left {left}")
-        self._busy[name] = "down"
-        self._later(self.chance.uniform(*DOWN_S), lambda: self._start(name))
-
-    def _start(self, name: str) -> None:
-        del self._busy[name]
-        self._written[name] = len(self.of.nodes[name].output())
-        self.of.start(name)
-        self.done["started again"] += 1
-        if name == FRONT:
-            self._later(0.0, self._wait_front)
-
-    def _wait_front(self) -> None:
-        if self.of.front.process.poll() is None and self.of.front.get("/health", timeout_s=0.5)[0] == 0:
-            self._later(0.05, self._wait_front)
-        elif self.of.front.process.poll() is None:
-            self.door = Door(self.door.killed + self.door.killed % 2, self.door.told + self.door.told % 2)
+    def __str__(self) -> str:
+        total = {each: sum(said[each] for said in self._said.values()) for each in ("resumed", "retried")}
+        return f"went on elsewhere, at least: {total['resumed']:g} in mid-answer, {total['retried']:g} before it"
 
 
-def _odd(number: int) -> int:
-    return number + (number + 1) % 2
+def table(tally: Tally, moves: Moves, done: Counter[str]) -> Iterator[str]:
+    """Yield the counts of one run, line by line."""
+    bad = {how: tally.counts[how] for how in ("WRONG", "CUT", "NO END")}
+    yield f"{tally.requests:>7}  requests; the slowest took {tally.slowest_s:.1f} s"
+    yield from (line for line in tally.lines() if line.split(maxsplit=1)[1] not in bad)
+    yield f"{bad['WRONG']:>7}  wrong"
+    yield f"{bad['CUT']:>7}  truncated without an error"
+    yield f"{bad['NO END']:>7}  without an end"
+    yield str(moves)
+    yield "harm: " + ", ".join(f"{fault} {times}" for fault, times in sorted(done.items()) if times)
 
 
 # What must hold in the end ---------------------------------------------------------------
 
 
-def aftermath(of: Cluster, right: dict[tuple[str, int | None], _checked.Said]) -> list[str]:
-    """Return what does not hold of a cluster that was healed."""
-    found = []
+def healed(of: Cluster, within_s: float) -> list[str]:
+    """Wait until every engine can be asked, as it must be soon after the last harm; return why not, if so."""
     try:
-        print(f"all engines can be asked {of.wait_ready(HEALED_WITHIN_S):.1f} s after the last harm")
+        took_s = of.wait_ready(within_s)
     except RuntimeError as error:
         return [str(error)]
-    found += [f"{IDLE_WITHIN_S:g} s later {each}" for each in of.wait_idle(IDLE_WITHIN_S)]
-    used: set[str] = set()
+    print(f"every engine could be asked {took_s:.1f} s after the last harm was healed (at most {within_s:g})")
+    return []
+
+
+def aftermath(of: Cluster, right: dict[tuple[str, int | None], Said]) -> list[str]:
+    """Return what does not hold of a cluster that was healed, and end it."""
+    found = [f"{IDLE_WITHIN_S:g} s later {each}" for each in of.wait_idle(IDLE_WITHIN_S)]
+    before = _asked(of)
     asks = [Ask("stream", prompt, None) for prompt in _checked.PROMPTS] * 6
     with ThreadPoolExecutor(len(asks)) as pool:
-        answers = [pool.submit(_checked.ask, of.front.port, each) for each in asks]
-        while not all(answer.done() for answer in answers):
-            used |= {name for name in of.workers if (counts := of.counts(name)) and counts["running"]}
-    for asked, answer in zip(asks, answers, strict=True):
-        _, why = _checked.verdict(asked, answer.result(), right[asked.prompt, None], left=False, door=Door())
-        if why or not answer.result().whole:
-            found.append(f"not served in the end: {why or answer.result()}")
-    print(f"{len(asks)} more requests were computed by {', '.join(sorted(used))}")
+        answers = list(pool.map(lambda each: _checked.ask(of.front.port, each), asks))
+    for wanted, answer in zip(asks, answers, strict=True):
+        _, why = _checked.verdict(wanted, answer, right[wanted.prompt, None], left=False, door=Door())
+        if why or not answer.whole:
+            found.append(f"not served in the end: {why or answer}")
+    served = {name: asked - before[name] for name, asked in _asked(of).items()}
+    print(f"{len(asks)} more requests: " + ", ".join(f"{name} was asked {times:g}" for name, times in served.items()))
     pair = any("leg =" in text for text in of.plan.engines.values())  # then whoever computes both is only a reserve
-    if idle := {name for name, text in of.plan.engines.items() if not pair or "leg =" in text} - used:
-        found.append(f"nobody asked {', '.join(sorted(idle))}")
+    for name, text in of.plan.engines.items():
+        if not served[name] and (not pair or "leg =" in text):
+            found.append(f"nobody asked {name} in the end")
     found += [f"at rest {each}" for each in of.wait_idle(IDLE_WITHIN_S)]
-    return found + of.stop(ENDS_WITHIN_S)
+    found += of.stop(ENDS_WITHIN_S)
+    return found + [f"process {seen.pid} has outlived its node: {seen.command}" for seen in of.outlived()]
+
+
+def _asked(of: Cluster) -> dict[str, float]:
+    text = of.front.get("/metrics")[1].decode()
+    return {name: metric(text, "espalier_calls_total", worker=known_as(name)) for name in of.workers}
 
 
 def bugs(of: Cluster) -> list[str]:
-    """Return the traces of bugs in what the nodes have logged, each kind once with how often it came."""
+    """Return the traces of bugs in what the nodes have logged, each kind once with how often it came.
+
+    That an engine which was killed again and again is given up for a while is none: its tree says so, and begins anew.
+    """
     kinds: Counter[str] = Counter()
     samples: dict[str, str] = {}
     for name, node in of.nodes.items():
@@ -236,6 +175,8 @@ def bugs(of: Cluster) -> list[str]:
                 said = json.loads(line)
             except ValueError:
                 said = {"event": line}
+            if said.get("happening") == "gave_up":
+                continue
             last = str(said.get("traceback", "")).strip().rpartition("\n")[2]
             kind = f"{said.get('event')}: {last}"
             kinds[kind] += 1
@@ -243,46 +184,49 @@ def bugs(of: Cluster) -> list[str]:
     return [f"{number} times {kind}\n{samples[kind][-3000:]}" for kind, number in kinds.items()]
 
 
-def storm(of: Cluster, cutters: dict[str, Cutter], seconds: float, seed: int) -> int:
-    """Run the load and the harm, print what came of it, and return how much was bad."""
-    tally, over = Tally(), Event()
+# All of it -------------------------------------------------------------------------------
+
+
+def storm(of: Cluster, cutters: dict[str, Cutter], kind: Kind, seconds: float, seed: int) -> list[str]:
+    """Run the load and the harm, print what came of it, and return what was bad."""
+    tally, over, moves = Tally(), Event(), Moves(of)
     right = _checked.references(of.front.port)
-    chaos = Chaos(of, cutters, Random(seed))
+    chaos = Chaos(of, cutters)
     clients = [
         Thread(
             target=_checked.client,
             args=(tally, of.front.port, Random(seed * 1000 + number), right, over, lambda: chaos.door),
             daemon=True,
         )
-        for number in range(CLIENTS)
+        for number in range(kind.clients)
     ]
-    for each in clients:
-        each.start()
-    chaos.run(seconds)
-    over.set()
-    for each in clients:
-        each.join(_checked.NEVER_S + 30.0)
+    with moves.watched():
+        for each in clients:
+            each.start()
+        chaos.run(planned(seed, seconds, kind.every_s, kind.faults), seconds)
+        down = healed(of, kind.healed_within_s)  # under load
+        over.set()
+        for each in clients:
+            each.join(_checked.NEVER_S + 30.0)
     never = sum(each.is_alive() for each in clients)
+    print("\n".join(table(tally, moves, chaos.done)))
     bad = chaos.bad + tally.bad + [f"{never} clients never ended"] * bool(never)
-    print(f"{tally.requests} requests; the slowest took {tally.slowest_s:.1f} s")
-    print("\n".join(tally.lines()))
-    print("harm: " + ", ".join(f"{fault} {times}" for fault, times in sorted(chaos.done.items())))
-    bad += aftermath(of, right)
-    bad += bugs(of)
-    for line in bad:
-        print(f"BAD: {line}\n")
-    print(f"{len(bad)} bad; seed {seed}")
-    return len(bad)
+    return bad + (down or aftermath(of, right)) + bugs(of)
 
 
 def main() -> int:
     """Run for so many minutes, and return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engines", choices=KINDS, default="simulated")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--pair", action="store_true", help="a prefill, a decode and one that computes both")
-    parser.add_argument("--logs", help="a folder to which the nodes' logs are copied in the end")
-    arguments = parser.parse_args()
+    parser.add_argument("--logs", help="a folder to which the logs of nodes and engines are copied in the end")
+    said = parser.parse_args()
+    pair = " --pair" * said.pair
+    replay = f"python -m bench.chaos --engines {said.engines}{pair} --minutes {said.minutes:g} --seed {said.seed}"
+    print(replay, flush=True)
+    shared = set(SHARED_MEMORY.iterdir())
     cutters: dict[str, Cutter] = {}
 
     def behind_cutters(of: Cluster) -> None:
@@ -290,20 +234,27 @@ def main() -> int:
             cutters[name] = Cutter(of.links[name])
             of.doors[name] = cutters[name].port
 
-    with place() as folder, cluster(folder, plan(pair=arguments.pair), before=behind_cutters) as of:
-        bad = storm(of, cutters, 60 * arguments.minutes, arguments.seed)
-        for cutter in cutters.values():
-            cutter.close()
-        if arguments.logs:
-            keep_logs(of, arguments.logs)
+    with place() as folder, cluster(folder, plan(said.engines, pair=said.pair), before=behind_cutters) as of:
+        try:
+            bad = storm(of, cutters, KINDS[said.engines], 60 * said.minutes, said.seed)
+        finally:
+            for cutter in cutters.values():
+                cutter.close()
+            if said.logs:
+                keep_logs(of, Path(said.logs))
+    bad += [f"{path} is left" for path in sorted(set(SHARED_MEMORY.iterdir()) - shared)]
+    for line in bad:
+        print(f"BAD: {line}\n")
+    print(f"{len(bad)} bad; seed {said.seed}: {replay}")
     return 1 if bad else 0
 
 
-def keep_logs(of: Cluster, folder: str) -> None:
-    """Copy what the nodes have logged."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
+def keep_logs(of: Cluster, folder: Path) -> None:
+    """Copy what the nodes and their engines have logged."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, node in of.nodes.items():
-        (Path(folder) / f"{name}.log").write_text(node.output())
+        (folder / f"{name}.log").write_text(node.output())
+        shutil.copytree(node.folder / "logs", folder / name, dirs_exist_ok=True)
 
 
 if __name__ == "__main__":

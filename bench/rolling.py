@@ -1,8 +1,9 @@
-"""Drain and restart every worker in turn under steady load: does any client notice?
+"""Drain and restart every node in turn under steady load: does any client notice?
 
-A front and two workers with simulated engines. A worker is told to end, its streams finish or move to the other one
-within its drain, it exits 0, and it is started again; then the other. Every answer is compared with the one that a
-quiet cluster gave. Nobody is refused, nobody fails, nothing is truncated.
+A front and two workers. A worker is told to end, its streams finish or move to the other one within its drain, it
+exits 0, and it is started again; then the other, and so on. In the end it is the front's turn: it lets its streams
+finish, and whoever comes while it is away is refused and asks again. Every answer is compared with the one that a quiet
+cluster gave. Nobody fails, nothing is truncated, and while the front is there nobody is refused.
 """
 
 from __future__ import annotations
@@ -13,63 +14,102 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from random import Random
 from signal import SIGTERM
 from threading import Event, Thread
 
 from bench import _checked
-from bench._checked import Tally
-from bench._cluster import Cluster, Plan, cluster, simulated
+from bench._checked import Ask, Door, Tally
+from bench._cluster import FRONT, Cluster, Plan, cluster, sglang, simulated
 from bench._node import place
 
 CLIENTS = 16
 ENDS_WITHIN_S = 15.0
+FRONT_DRAIN_S = 30.0  # longer than any answer takes
 REST_S = 2.0  # between two restarts
 COSTS = {"fixed_s": 0.03}
 MOVED = re.compile(r'"event": "answers go on elsewhere", "count": (\d+)')
+AWAY = " while the front was away"
+ROUNDS = {"simulated": 5, "sglang": 1}  # a real worker takes some 20 s to come back
 
 
-def plan(drain_s: float) -> Plan:
+def plan(drain_s: float, engines: str = "simulated") -> Plan:
     """Return two workers, each of which can carry the whole load."""
-    engines = {
-        name: simulated(name, slots=2 * CLIENTS, costs=COSTS, length_min=16, length_max=160) for name in ("w1", "w2")
-    }
-    return Plan(engines, drain_s=drain_s)
+    slots, names = 2 * CLIENTS, ("w1", "w2")
+    if engines == "sglang":
+        texts = {name: sglang(slots=slots) for name in names}
+    else:
+        texts = {name: simulated(name, slots=slots, costs=COSTS, length_min=16, length_max=160) for name in names}
+    return Plan(texts, drain_s=drain_s, front_drain_s=FRONT_DRAIN_S)
+
+
+@dataclass
+class Load(Tally):
+    """What comes of a steady load; who asks is told what is done to the front."""
+
+    door: Door = field(default_factory=Door)
+
+    def note(self, wanted: Ask, how: str, why: str | None, took_s: float) -> None:
+        """Count one answer."""
+        away = self.door.told == 1 and how.startswith("refused")
+        super().note(wanted, how + AWAY if away else how, why, took_s)
+
+    @property
+    def refused(self) -> int:
+        """How many were refused because the front was away, or knew no worker yet."""
+        return sum(number for how, number in self.counts.items() if how.endswith(AWAY))
+
+    @property
+    def failed(self) -> int:
+        """How many ended in an error, or were refused for any other reason."""
+        failures = (number for how, number in self.counts.items() if how.startswith(("error", "refused")))
+        return sum(failures) - self.refused
+
+    @property
+    def spoilt(self) -> int:
+        """How many were truncated, wrong, or without an end."""
+        return self.requests - self.counts["whole"] - self.refused - self.failed
 
 
 @contextmanager
-def steady(of: Cluster, clients: int, seed: int) -> Iterator[Tally]:
+def steady(of: Cluster, clients: int, seed: int) -> Iterator[Load]:
     """Keep so many clients asking while the body runs; yield what comes of it, whole once the body has ended."""
-    right, tally, over = _checked.references(of.front.port), Tally(), Event()
+    right, load, over = _checked.references(of.front.port), Load(), Event()
 
     def run(number: int) -> None:
-        _checked.client(tally, of.front.port, Random(seed * 1000 + number), right, over, leaves=0.0)
+        chance = Random(seed * 1000 + number)
+        _checked.client(load, of.front.port, chance, right, over, lambda: load.door, leaves=0.0)
 
     threads = [Thread(target=run, args=(number,), daemon=True) for number in range(clients)]
     for each in threads:
         each.start()
     try:
-        yield tally
+        yield load
     finally:
         over.set()
         for each in threads:
             each.join(_checked.NEVER_S + 10.0)
             if each.is_alive():
-                tally.bad.append("a client never ended")
+                load.bad.append("a client never ended")
 
 
 def renew(of: Cluster, name: str) -> dict[str, float]:
-    """Drain one worker, wait for its end, and start it again; return how long each part took, in seconds, and moved."""
+    """Drain one node, wait for its end, and start it again.
+
+    Returns how long each part took, in seconds, and how many answers were moved; raises `RuntimeError` if it did not
+    end well, left something or did not come back.
+    """
     node = of.nodes[name]
     node.look()
     before = len(node.output())
     since = time.perf_counter()
     node.signal(SIGTERM)
-    drained_s = node.wait_exit(of.plan.drain_s + ENDS_WITHIN_S)
+    drained_s = node.wait_exit((FRONT_DRAIN_S if name == FRONT else of.plan.drain_s) + ENDS_WITHIN_S)
     if drained_s is None or node.process.returncode != 0:
-        raise AssertionError(f"{name} ended by {node.process.returncode}:\n{node.output()[-2000:]}")
+        raise RuntimeError(f"{name} ended by {node.process.returncode}:\n{node.output()[-2000:]}")
     if left := node.left():
-        raise AssertionError(f"{name} left {left}")
+        raise RuntimeError(f"{name} left {left}")
     moved = sum(int(number) for number in MOVED.findall(node.output()[before:]))
     gone_s = time.perf_counter() - since
     of.start(name)
@@ -77,35 +117,44 @@ def renew(of: Cluster, name: str) -> dict[str, float]:
     return {"drained": drained_s, "back": time.perf_counter() - since - gone_s, "moved": moved}
 
 
+def in_turn(of: Cluster, load: Load, rounds: int) -> float:
+    """Renew each worker so often, and then the front; print how it went, and return how many answers were moved."""
+    moved = 0.0
+    print(f"{'node':<8}{'drained s':>10}{'back s':>8}{'moved':>7}")
+    for name in [*of.workers * rounds, FRONT]:
+        time.sleep(REST_S)
+        if name == FRONT:
+            load.door = Door(told=1)
+        took = renew(of, name)
+        moved += took["moved"]
+        print(f"{name:<8}{took['drained']:>10.2f}{took['back']:>8.2f}{took['moved']:>7g}", flush=True)
+    time.sleep(REST_S)
+    load.door = Door(told=2)
+    return moved
+
+
 def main() -> int:
-    """Restart each worker so often, print what the clients heard, and return 1 if any of them noticed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    """Restart each node, print what the clients heard, and return 1 if any of them noticed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", choices=ROUNDS, default="simulated")
+    parser.add_argument("--rounds", type=int, help="how often each worker is renewed: 5, real engines once")
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--drain", type=float, default=1.0, help="seconds; what has not finished by then must move")
     parser.add_argument("--seed", type=int, default=20)
-    arguments = parser.parse_args()
-    with place() as folder, cluster(folder, plan(arguments.drain)) as of:
-        with steady(of, arguments.clients, arguments.seed) as tally:
-            moved = 0.0
-            print(f"{'worker':<8}{'drained s':>10}{'back s':>8}{'moved':>7}")
-            for name in of.workers * arguments.rounds:
-                time.sleep(REST_S)
-                took = renew(of, name)
-                moved += took["moved"]
-                print(f"{name:<8}{took['drained']:>10.2f}{took['back']:>8.2f}{took['moved']:>7g}", flush=True)
-            time.sleep(REST_S)
-        bad = list(tally.bad)
-        whole = tally.counts["whole"]
-        bad += [f"{held}" for held in of.wait_idle(10.0)]
-        bad += of.stop(ENDS_WITHIN_S)
-    failed = sum(number for how, number in tally.counts.items() if how.startswith("error"))
-    truncated = tally.requests - whole - failed
-    print(f"{tally.requests} requests: {failed} failed, {truncated} truncated or wrong; {moved:g} answers were moved")
-    print("\n".join(tally.lines()))
+    said = parser.parse_args()
+    moved, bad = 0.0, list[str]()
+    with place() as folder, cluster(folder, plan(said.drain, said.engines)) as of:
+        with steady(of, said.clients, said.seed) as load:
+            try:
+                moved = in_turn(of, load, ROUNDS[said.engines] if said.rounds is None else said.rounds)
+            except RuntimeError as error:
+                bad.append(str(error))
+        bad += load.bad + of.wait_idle(10.0) + of.stop(ENDS_WITHIN_S)
+    print(f"{load.requests} requests: {load.failed} failed, {load.spoilt} truncated or wrong; {moved:g} answers moved")
+    print("\n".join(load.lines()))
     for line in bad:
         print(f"BAD: {line}")
-    return 1 if bad or failed or truncated else 0
+    return 1 if bad or load.failed or load.spoilt else 0
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
 """What the clients of chaos call whole, wrong, cut or fair, and what the proxy before a node does to its connections."""
 
+import json
 import socket
 import time
 from contextlib import ExitStack
 from random import Random
+from threading import Thread
 
 import pytest
+from websockets.sync.server import serve
 
-from bench._checked import Ask, Door, Heard, Said, Tally, heard_of, verdict, whole_of
+from bench._checked import Ask, Door, Heard, Said, Tally, ask, heard_of, verdict, whole_of
 from bench._client import Outcome
 from bench._cluster import FRONT, Cluster, Plan, free_ports, simulated
-from bench._cutter import Cutter
+from bench._cutter import SLOW_BYTES, Cutter
 from supervisor import config
 
 RIGHT = Said("An oak stands by the river.", "stop", 9, (("An", -0.5),))
@@ -27,6 +30,7 @@ def judged(heard, wanted=STREAM, *, left=False, door=UP):
 
 def test_an_answer_is_whole_when_text_reason_and_count_are_right():
     assert judged(Heard([Said(RIGHT.text, "stop", 9)])) == "whole"
+    assert judged(Heard([Said(RIGHT.text, "stop", 9, (("An", -0.51),))])) == "whole"  # rounded otherwise
 
 
 @pytest.mark.parametrize(
@@ -36,6 +40,8 @@ def test_an_answer_is_whole_when_text_reason_and_count_are_right():
         Said(RIGHT.text, "length", 9),
         Said(RIGHT.text, "stop", 8),
         Said(RIGHT.text, "stop", 9, (("An", -0.6),)),
+        Said(RIGHT.text, "stop", 9, (("The", -0.5),)),
+        Said(RIGHT.text, "stop", 9, ()),
     ],
 )
 def test_an_answer_that_claims_to_be_whole_and_differs_is_wrong(said):
@@ -60,14 +66,20 @@ def test_an_error_is_a_fair_end_and_silence_is_none():
     assert judged(Heard(error="no end")) == "NO END"
 
 
+def test_a_refusal_comes_before_the_first_word():
+    assert judged(Heard(error="draining", status=503)) == "refused draining"
+    assert judged(Heard(begun="An oak", error="draining", status=200)) == "error draining"
+    assert judged(Heard(error="engine_lost", status=502)) == "error engine_lost"
+
+
 def test_a_connection_may_end_without_a_word_only_when_its_door_was_killed():
     cut = Heard(begun="An oak", error="connection", status=200)
-    assert judged(cut, door=Door(killed=1)) == "connection lost with the door"
+    assert judged(cut, door=Door(killed=1)) == "connection lost with the front"
     assert judged(cut, door=Door(told=1)) == "CUT"
 
 
 def test_a_door_that_was_told_to_end_may_refuse_connections():
-    assert judged(Heard(error="connection"), door=Door(told=1)) == "connection lost with the door"
+    assert judged(Heard(error="connection"), door=Door(told=1)) == "refused nobody is there"
     assert judged(Heard(error="connection")) == "CUT"
 
 
@@ -95,6 +107,32 @@ def test_a_tally_keeps_what_was_bad_with_the_request():
     tally.note(STREAM, "CUT", "it ended", 2.0)
     assert (tally.requests, tally.slowest_s, len(tally.bad)) == (2, 2.0, 1)
     assert "Tell me about the oak" in tally.bad[0]
+
+
+# A WebSocket that closes -----------------------------------------------------------------
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize(
+    ("events", "code", "verdict"),
+    [([], 1012, "refused draining"), ([], 1000, "CUT"), ([{"type": "response.created"}], 1012, "CUT")],
+)
+def test_a_socket_that_closes_to_restart_refuses_only_what_it_has_not_begun(events, code, verdict, stack):
+    def handler(connection):
+        connection.recv()
+        for event in events:
+            connection.send(json.dumps(event))
+        connection.close(code)
+
+    server = stack.enter_context(serve(handler, "127.0.0.1", 0))
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    response = Ask("response", STREAM.prompt, None)
+    try:
+        assert judged(ask(server.socket.getsockname()[1], response), response) == verdict
+    finally:
+        server.shutdown()
+        thread.join()
 
 
 # The file of each node -------------------------------------------------------------------
@@ -168,17 +206,61 @@ def test_a_cut_connection_ends_at_both_ends(reset, stack):
         assert has_ended(end)
 
 
+def hears(end, sent, within_s=5):
+    """Whether these very bytes come at this end in time."""
+    end.settimeout(within_s)
+    try:
+        return end.recv(10) == sent
+    except TimeoutError:
+        return False
+
+
 @pytest.mark.realtime
 def test_a_held_connection_says_nothing_until_it_flows_again(stack):
     cutter, near, far = joined(stack)
     held = cutter.hold(Random(1))
     near.sendall(b"late")
-    far.settimeout(0.1)
-    with pytest.raises(TimeoutError):
-        far.recv(10)
-    held.flows.set()
-    far.settimeout(5)
-    assert far.recv(10) == b"late"
+    far.sendall(b"late too")
+    assert not hears(far, b"late", 0.1)
+    assert not hears(near, b"late too", 0.1)
+    held.flow()
+    assert hears(far, b"late")
+    assert hears(near, b"late too")
+
+
+@pytest.mark.realtime
+def test_a_half_open_connection_passes_bytes_one_way_only(stack):
+    cutter, near, far = joined(stack)
+    held = cutter.hold(Random(1), one_way=True)
+    near.sendall(b"there")
+    far.sendall(b"back")
+    assert sorted([hears(far, b"there", 0.2), hears(near, b"back", 0.2)]) == [False, True]
+    held.flow()
+    assert sorted([hears(far, b"there", 0.2), hears(near, b"back", 0.2)]) == [False, True]  # the other one
+
+
+@pytest.mark.realtime
+def test_a_slow_connection_passes_everything_piece_by_piece(stack):
+    cutter, near, far = joined(stack)
+    slowed = cutter.slow(Random(1), 0.05)
+    near.sendall(b"first")  # what is read after it is read in small pieces
+    assert hears(far, b"first")
+    sent = bytes(range(256)) * (4 * SLOW_BYTES // 256)
+    near.sendall(sent)
+    begin, heard = time.monotonic(), b""
+    while len(heard) < len(sent):
+        heard += far.recv(len(sent))
+    assert (heard, time.monotonic() - begin > 0.15) == (sent, True)
+    slowed.flow()
+
+
+@pytest.mark.realtime
+def test_what_is_healed_flows_again(stack):
+    cutter, near, far = joined(stack)
+    cutter.hold(Random(1))
+    near.sendall(b"late")
+    cutter.heal()
+    assert hears(far, b"late")
 
 
 @pytest.mark.realtime

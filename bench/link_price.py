@@ -1,0 +1,97 @@
+"""What a token costs over a link, beside what it costs within a node: CPU time of our processes, in microseconds.
+
+The same streams are read from one node with a simulated engine, and from a front whose engine is on a second node of
+this machine, in alternation. The one node's figure contains the engine's own simulation, as the worker's does: what the
+link costs, at both ends together, is what the two processes take more than the one. A request's share is in all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+
+from bench._client import TIMEOUT_S, chat_body
+from bench._cluster import Plan, cluster, simulated
+from bench._node import Node, node, place
+
+WORKER = "worker"
+COSTS = {"fixed_s": 0.02, "per_prefill_token_s": 0.0, "per_running_s": 0.0}  # 50 tokens a second for everybody
+ENGINE = """\
+kind = "simulated"
+context_max = 8192
+kv_tokens_max = 1_000_000
+[engine.tiny-0.simulated.costs]
+"""
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(of: Node) -> float:
+    """Return how much CPU time a node's own process has taken."""
+    fields = (Path("/proc") / str(of.pid) / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
+
+
+def read_one(port: int, tokens: int) -> None:
+    """Read one stream of so many tokens to its end."""
+    with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
+        body = json.dumps(chat_body("Tell me", tokens))
+        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+        said = connection.getresponse().read()  # not an event at a time: the reader shares the cores
+    assert said.endswith(b"data: [DONE]\n\n"), said[-300:]
+
+
+def burst(nodes: Sequence[Node], streams: int, tokens: int) -> list[float]:
+    """Return what each node takes for a token while streams are read from the first, in microseconds."""
+    before = [cpu_s(each) for each in nodes]
+    with ThreadPoolExecutor(streams) as readers:
+        list(readers.map(read_one, [nodes[0].port] * streams, [tokens] * streams))
+    return [1e6 * (cpu_s(each) - was) / (streams * tokens) for each, was in zip(nodes, before, strict=True)]
+
+
+def row(name: str, taken: Sequence[float]) -> None:
+    """Print the figures of one process, or of several together."""
+    print(f"{name:<34}{statistics.median(taken):>8.1f}{min(taken):>8.1f}{max(taken):>8.1f}")
+
+
+def main() -> int:
+    """Print the prices."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=250)
+    arguments = parser.parse_args()
+    streams, tokens = arguments.streams, arguments.tokens
+    within: list[float] = []
+    across: list[list[float]] = []
+    costs = "\n".join(f"{key} = {value}" for key, value in COSTS.items())
+    with place() as folder:
+        for name in ("one", "two"):
+            (folder / name).mkdir()
+        plan = Plan({WORKER: simulated(WORKER, slots=streams, costs=COSTS)})
+        with node(folder / "one", slots=streams, engine=ENGINE + costs) as one, cluster(folder / "two", plan) as two:
+            pair = [two.front, two.nodes[WORKER]]
+            for nodes in ([one], pair):
+                burst(nodes, streams, 16)  # first requests cost more than any others
+            for _ in range(arguments.rounds):
+                within += burst([one], streams, tokens)
+                across.append(burst(pair, streams, tokens))
+    print(f"CPU us a token, {streams} streams of {tokens} tokens, {arguments.rounds} rounds in alternation")
+    print(f"{'':<34}{'median':>8}{'min':>8}{'max':>8}")
+    row("one node, with the engine", within)
+    row("two nodes: the front", [each[0] for each in across])
+    row("two nodes: the engine's", [each[1] for each in across])
+    row("two nodes together", [sum(each) for each in across])
+    row("the link, both its ends", [sum(both) - alone for both, alone in zip(across, within, strict=True)])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
