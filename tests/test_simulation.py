@@ -18,7 +18,7 @@ from tests.sim.seed import run_seed
 
 ROOT = Path(__file__).parent.parent
 SEEDS = 200
-CLUSTER_SEEDS = 12
+CLUSTER_SEEDS = 32
 GONE = re.compile(r"'gone', ([^)]+)\)")  # and what made it late
 
 
@@ -84,7 +84,7 @@ def test_the_seeds_of_clusters_see_most_faults_and_resumed_answers():
     traces = "".join(run_cluster_seed(seed) for seed in range(CLUSTER_SEEDS))
     seen = {kind for kind in KINDS if repr(kind) in traces}
     assert len(seen) >= len(KINDS) - 1, set(KINDS) - seen
-    for what in ("whole", "left", "back", "prefill", "decode", "both"):
+    for what in ("whole", "left", "back", "prefill", "decode", "both", "simulated", "'front crash'", "'drain'"):
         assert what in traces, what
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 
 import trio
@@ -18,14 +19,14 @@ from supervisor.tree import Child, Tree
 from tests.fakes import FakeHost
 from tests.sim.clock import tasks
 from tests.sim.legs import LegCosts, LegHost
-from tests.sim.nodes import Plan, SimLinks, Spot, check_links
+from tests.sim.nodes import Plan, SimLinks, Spot, check_inboxes, check_links
 from tests.sim.system import System, prompt_of
 from tests.world import LONG_S, World, living
 
 SECTION = ClusterSection(greet_s=2.0, retry_max_s=1.0)
 LINKED_WITHIN_S = 20.0
-LOOKS = 40  # at how many answers are under way
-SETTLED_S = 10.0  # for what is over to be over everywhere
+SETTLED_S = 10.0  # for what is over to be over everywhere, after anything that went wrong
+BRIEF_S = 3.0  # the same where nothing went wrong
 
 
 @define(eq=False)
@@ -40,6 +41,7 @@ class Cluster(System):
         self.host_of = partial(LegHost, rooms=self.plan.rooms)
         System.__attrs_post_init__(self)
         self.routing.prefill_tokens_min = self.prefill_tokens_min
+        self.node.house.links = self.links
         for spot in self.spots:
             spot.costs.refused = self.costs.refused
 
@@ -60,8 +62,13 @@ class Cluster(System):
     @property
     def worlds(self) -> list[World]:
         """Every node that is up and computes."""
-        here: list[World] = [self] if self.workers else []
+        here: list[World] = [self] if self.workers and not self.over.is_set() else []
         return here + [spot.life for spot in self.spots if spot.life is not None]
+
+    @property
+    def directories(self) -> list[Directory]:
+        """What each node that is up knows of the others."""
+        return [self.directory, *(spot.life.directory for spot in self.spots if spot.life is not None)]
 
     def all_hosts(self) -> Iterator[FakeHost]:
         for world in self.worlds:
@@ -84,6 +91,28 @@ class Cluster(System):
 
     # The end -----------------------------------------------------------------------------
 
+    async def crash(self) -> None:
+        """End as a process does that is killed: all that is open is cut, and nobody says why."""
+        self.plan.net.listening.pop(str(self.links.listen), None)
+        self.plan.net.cut("main")
+        for stream in self.sockets:
+            with suppress(OSError):  # it is closed already
+                stream.socket.shutdown(socket.SHUT_RDWR)
+        for host in self.hosts.values():
+            host.crash()
+        self.scope.cancel(reason="the gateway's node is killed")
+        await self.over.wait()
+        self.plan.net.cut("main")
+
+    def check_nothing_is_left(self) -> None:
+        """Check that of a gateway's node that has gone nothing is left, neither of itself nor of what it asked."""
+        assert self.over.is_set()
+        self._check_doors()
+        gone = {"main", *(spot.name for spot in self.spots if spot.life is None)}
+        for spot in self.spots:
+            if spot.life is not None:
+                spot.life.check_idle(gone)
+
     def heal(self) -> None:
         """Be whole again: every node is up."""
         System.heal(self)
@@ -94,6 +123,7 @@ class Cluster(System):
     async def check_at_rest(self) -> None:
         await System.check_at_rest(self)
         check_links(self.directory)
+        check_inboxes(self.directory, self.inboxes)
         for spot in self.spots:
             assert spot.life is not None
             spot.life.check_idle()
@@ -110,7 +140,7 @@ class Cluster(System):
         at_once: list[int] = []
 
         async def look() -> None:
-            for _ in range(LOOKS):
+            while True:
                 await trio.sleep(0.6)
                 hosts = [host for host in self.all_hosts() if host.costs.leg is not Leg.PREFILL]
                 at_once.append(sum(len(host.scheduler.running) for host in hosts))
@@ -118,9 +148,10 @@ class Cluster(System):
         with trio.fail_after(3 * LONG_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(look)
-                nursery.start_soon(self.probe_all, many + 2)
+                await self.probe_all(many + 2)
+                nursery.cancel_scope.cancel(reason="all have been answered")
         assert max(at_once) >= many, f"a slot is lost: {max(at_once)} of {many}"
-        await trio.sleep(SETTLED_S)
+        await trio.sleep(BRIEF_S)
         await self.check_at_rest()
 
     def check_all(self) -> None:
@@ -137,11 +168,20 @@ def is_whole(directory: Directory, many: int) -> bool:
     return len(links) == many and all(link is not None and not link.lost for link in links)
 
 
-@asynccontextmanager
-async def together(system: Cluster) -> AsyncIterator[Cluster]:
-    """Run all nodes for the body, and end them in order."""
+@contextmanager
+def others_up(system: Cluster) -> Iterator[None]:
+    """Run the nodes that compute for the body, and end them."""
     for spot in system.spots:
         spot.start()
+    yield
+    for spot in system.spots:
+        if spot.life is not None:
+            spot.life.scope.cancel(reason="the end")
+
+
+@asynccontextmanager
+async def together(system: Cluster) -> AsyncIterator[Cluster]:
+    """Run the gateway's node beside the others for the body, and end it in order."""
     async with living(system):
         with trio.fail_after(LINKED_WITHIN_S):
             while not linked(system) or known.never_ready(system.directory, ("tiny",)):  # noqa: ASYNC110  # of many nodes
@@ -150,13 +190,9 @@ async def together(system: Cluster) -> AsyncIterator[Cluster]:
         system.tasks = tasks()
         yield system
         system.check_all()
-    for spot in system.spots:
-        if spot.life is not None:
-            spot.life.scope.cancel(reason="the end")
 
 
 def linked(system: Cluster) -> bool:
     """Whether every node is up and linked to all others."""
-    lives = [spot.life for spot in system.spots]
-    directories = [system.directory, *(life.directory for life in lives if life is not None)]
-    return None not in lives and all(is_whole(each, len(lives)) for each in directories)
+    directories = system.directories
+    return len(directories) == 1 + len(system.spots) and all(is_whole(each, len(system.spots)) for each in directories)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
-from functools import cache
+from collections import Counter
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import count
 
 import trio
 from attrs import define, evolve, field
 
 from actors.router import Limits
 from protocol.cluster import Leg
-from tests.sim.cluster import SECTION, SETTLED_S, Cluster, linked, together
-from tests.sim.faults import OF_NODES, Faults
+from supervisor.link import Link
+from tests.sim.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, linked, others_up, together
+from tests.sim.faults import AWAY_ERRORS, OF_NODES, Faults
 from tests.sim.freeing import DELAYS, SWALLOWS, Freeing
 from tests.sim.legs import BOTH_WITHIN_S, LegCosts, Rooms
 from tests.sim.model import VOCABULARY
@@ -31,8 +35,20 @@ SHAPES = (  # the legs of the nodes beside the gateway's
     (Leg.PREFILL, Leg.DECODE, Leg.DECODE),
     (Leg.PREFILL, Leg.PREFILL, Leg.DECODE, Leg.DECODE),
 )
-KINDS = ("crash", "cut the line", "half-open line", "stuck", "start fails", "slow", "bugs", "a leg dies", *OF_NODES)
+KINDS = (
+    "crash",
+    "cut the line",
+    "half-open line",
+    "stuck",
+    "start fails",
+    "slow",
+    "bugs",
+    "a leg dies",
+    "jump",
+    *OF_NODES,
+)
 CLUSTER_DELAYS = frozenset({"half-open link", "stopped node"})
+LOOKS_MAX = 3  # at a link that has just been lost, a tenth of a second apart
 NOTICED_S = 0.5  # by when every node has heard that another one drains
 
 
@@ -43,13 +59,19 @@ class ClusterFaults(Faults):
     def __attrs_post_init__(self) -> None:
         delays, swallows = DELAYS | CLUSTER_DELAYS, SWALLOWS | CLUSTER_DELAYS
         self.freeing = Freeing(self.system.deadlines.release_s, delays, swallows=swallows)
+        self.system.plan.freeing = self.freeing
 
     def place(self) -> World:
         return self.rng.choice(self.system.worlds)
 
     @property
     def nobody_goes_on(self) -> bool:
-        return Faults.nobody_goes_on.fget(self) or any(spot.fell for spot in self.system.spots)
+        fell = any(spot.fell for spot in self.system.spots)
+        return Faults.nobody_goes_on.fget(self) or fell or self.freeing.jumped_s > 0
+
+    def may(self, code: str) -> bool:
+        jumped = self.freeing.jumped_s > 0 and code in AWAY_ERRORS  # each end heard the other last before the jump
+        return jumped or Faults.may(self, code)
 
     @property
     def routes(self) -> int:
@@ -119,9 +141,8 @@ class ClusterFaults(Faults):
                 await self._back(spot)
             case "node drain":
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(spot.drain)
-                    await trio.sleep(NOTICED_S)
-                    self._check_avoided(spot)
+                    nursery.start_soon(self._check_avoided, spot)
+                    await spot.drain()
                 await self._back(spot)
 
     async def _back(self, spot: Spot) -> None:
@@ -132,8 +153,9 @@ class ClusterFaults(Faults):
         else:
             self.happened.add("stays away")
 
-    def _check_avoided(self, spot: Spot) -> None:
-        deaf = any(period.kind in CLUSTER_DELAYS for period in self.freeing.periods)
+    async def _check_avoided(self, spot: Spot) -> None:
+        await trio.sleep(NOTICED_S)
+        deaf = any(period.kind in CLUSTER_DELAYS | {"jump"} for period in self.freeing.periods)
         chosen = [worker.load.name for worker in self.system.directory.workers("tiny")]
         assert deaf or not any(name.startswith(f"{spot.name}/") for name in chosen), "a node that drains is chosen"
 
@@ -143,13 +165,19 @@ class ClusterRun(Run):
     """One run of a cluster."""
 
     nursery: trio.Nursery = field(kw_only=True)
+    front_ends: str | None = field(init=False)
+    new_front: Callable[[], Cluster] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         rng = self.rng
         self.clients = rng.randint(2, 9)
-        self.drains = False
+        self.front_ends = rng.choice((None, None, None, None, None, None, "drain", "crash"))
+        self.drains = self.front_ends == "drain"
         self.times = {kind: rng.choice((0, 0, 0, 1, 2)) for kind in KINDS} if rng.random() < 0.9 else {}
-        self.system = self._system()
+        if rng.random() < 0.7:
+            self.times.pop("jump", None)
+        self.new_front = self._system()
+        self.system = self.new_front()
         self.faults = ClusterFaults(self.system, rng, self.note)
         self._small_limits()
         self._expect_falls()
@@ -160,13 +188,14 @@ class ClusterRun(Run):
             slots=rng.randint(1, 3),
             step_s=rng.choice((0.02, 0.05, 0.1)),
             prefill_s=rng.choice((0.0, 0.002, 0.02)),
-            release_s=rng.choice((0.0, 0.01, 0.3)),
+            release_s=rng.choice((0.0, 0.01, 0.5)),
             vocabulary_size=VOCABULARY,
             leg=leg,
             node=node,
         )
 
-    def _system(self) -> Cluster:
+    def _system(self) -> Callable[[], Cluster]:
+        """Draw the nodes; return what makes the gateway's, as often as that one begins."""
         rng = self.rng
         network = {
             "delay_s": rng.choice((0.0, 0.002, 0.05)),
@@ -189,9 +218,14 @@ class ClusterRun(Run):
                 listens=number != deaf,
                 joins=number != deaf and rng.random() < 0.2,
                 drain_s=rng.choice((0.2, 5.0)),
+                simulated=leg is Leg.BOTH and rng.random() < 0.7,
             )
-        return Cluster(
+        return partial(
+            Cluster,
             rng=rng,
+            numbers=count(1),
+            rooms=count(1),
+            refused=set(),
             plan=plan,
             costs=self._costs(),
             workers=rng.choice((0, 0, 0, 1)),
@@ -202,6 +236,7 @@ class ClusterRun(Run):
             admit_s=100.0,
             first_token_s=200.0,
             total_s=300.0,
+            drain_s=rng.choice((1.0, 10.0, 60.0)),
             route=Limits(
                 resumes_max=rng.choice((1, 3, 20)),
                 crashes_max=rng.choice((1, 1, 3)),
@@ -224,24 +259,62 @@ class ClusterRun(Run):
                 )
             await trio.sleep(0.1)
 
+    async def watch_links(self) -> None:
+        """See that no node keeps a link that is lost, whatever its answerers still have to let go of."""
+        lost: Counter[Link] = Counter()
+        while True:
+            links = (link for each in self.system.directories for _, link, _ in each.nodes.values())
+            lost = Counter({link: lost[link] + 1 for link in links if link is not None and link.lost})
+            assert max(lost.values(), default=0) < LOOKS_MAX, "a link that is lost is kept"
+            await trio.sleep(0.1)
+
+    async def chaos(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.watch_legs)
+            nursery.start_soon(self.watch_links)
+            async with trio.open_nursery() as ends:
+                if self.front_ends == "crash":
+                    ends.start_soon(self._crash)
+                await Run.chaos(self)
+            nursery.cancel_scope.cancel()
+
+    async def _crash(self) -> None:
+        await trio.sleep(1 + self.rng.random() * 3)
+        self.faults.happened.add("front crash")
+        self.note("front crash")
+        await self.system.crash()
+
     async def all(self) -> None:
         """Safety while things go wrong; then heal, and demand liveness."""
-        self.note(*(f"{spot.costs.leg.value} {spot.name}" for spot in self.system.spots))
-        async with together(self.system) as system:
-            with trio.fail_after(CHAOS_S):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self.watch_legs)
+        self.note(*(f"{spot.costs.leg.value} {spot.name}{' simulated' * spot.simulated}" for spot in self.system.spots))
+        with others_up(self.system):
+            async with together(self.system) as system:
+                with trio.fail_after(CHAOS_S):
                     await self.chaos()
-                    nursery.cancel_scope.cancel()
-            await trio.sleep(SETTLED_S)
-            system.heal()
-            await trio.sleep(SETTLED_S)
-            assert linked(system), "nodes that are up have not found each other"
-            await health(system)
-            await trio.sleep(SETTLED_S)
-            await system.check_at_rest()
-            await system.check_serves()
-            self.note("at rest", system.plan.rooms.met, [list(host.scheduler.log) for host in system.all_hosts()])
+                await trio.sleep(SETTLED_S)
+                if self.front_ends is None:
+                    await self._liveness(system)
+            if self.front_ends is not None:
+                system.check_nothing_is_left()
+                await self._begin_again(system)
+
+    async def _begin_again(self, before: Cluster) -> None:
+        """Let the gateway's node come back, and demand liveness of that."""
+        self.system = again = self.new_front()
+        again.faults = before.faults
+        again.heal()
+        async with together(again):
+            await self._liveness(again)
+
+    async def _liveness(self, system: Cluster) -> None:
+        system.heal()
+        await trio.sleep(SETTLED_S)
+        assert linked(system), "nodes that are up have not found each other"
+        await health(system)
+        await trio.sleep(BRIEF_S)
+        await system.check_at_rest()
+        await system.check_serves()
+        self.note("at rest", system.plan.rooms.met, [list(host.scheduler.log) for host in system.all_hosts()])
 
 
 async def whole_cluster(rng: random.Random) -> str:

@@ -38,6 +38,7 @@ TRUTHS: dict[str, frozenset[str]] = {
     "stopped node": AWAY_ERRORS | LATE,
     "node crash": AWAY_ERRORS,
     "node drain": AWAY_ERRORS,
+    "front crash": frozenset({"unanswered", "cut"}),  # the gateway's node
     "stays away": AWAY_ERRORS | LOST | LATE,  # a node that has gone, until all is healed
     # No faults of anybody, but what small limits come to.
     "impatient": LATE,
@@ -46,7 +47,8 @@ TRUTHS: dict[str, frozenset[str]] = {
 FAULTS = tuple(
     kind
     for kind in TRUTHS
-    if kind not in {*OF_NODES, "a leg dies", "stays away", "drain", "impatient", "trickles", "too many bugs"}
+    if kind
+    not in {*OF_NODES, "front crash", "a leg dies", "stays away", "drain", "impatient", "trickles", "too many bugs"}
 )
 GOES_ON = frozenset({"engine_lost", "actor_lost", "link_lost"})  # what is not said where somebody else goes on
 DEATHS = frozenset(kind for kind, codes in TRUTHS.items() if "engine_lost" in codes)  # of engines

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from functools import partial
+from math import inf
 from types import SimpleNamespace
 
 import trio
@@ -14,15 +16,17 @@ from protocol.cluster import Offer
 from protocol.errors import StartFailed
 from protocol.messages import Generate
 from supervisor.config import ClusterSection
-from supervisor.directory import Directory
+from supervisor.directory import Directory, ForOthers
 from supervisor.links import Links
 from supervisor.node import BYE_S, _Node
 from supervisor.process import Hurry
 from supervisor.run import supervise
 from supervisor.tree import Child, Tree
 from supervisor.wires import At
+from tests.sim.freeing import Freeing
 from tests.sim.legs import LegCosts, LegHost, Rooms
 from tests.sim.net import Accepted, Net
+from tests.sim.simulated import SimulatedHost
 from tests.sim.system import plug, work
 from tests.world import World
 
@@ -35,7 +39,22 @@ STOP_S = 15.0  # for every child that does not end by itself
 class SimLinks(Links):
     """Links over a simulated network."""
 
-    net: Net = field(kw_only=True)
+    plan: Plan = field(kw_only=True)
+    drains_until: float = field(init=False, default=inf)
+    heard_at: float = field(init=False, default=-inf)  # by the others, that this node drains
+    said_bye: bool = field(init=False, default=False)
+
+    @property
+    def net(self) -> Net:
+        """What lies between the nodes."""
+        return self.plan.net
+
+    def bye(self, detail: str) -> None:
+        early = trio.current_time() < self.drains_until
+        assert not (early and self.directory.running), "a node that drains leaves before its requests have ended"
+        assert trio.current_time() >= self.heard_at, "a node that drains leaves before the others have heard of it"
+        self.said_bye = True
+        Links.bye(self, detail)
 
     async def _listen(self, nursery: trio.Nursery, at: At) -> None:
         def accept(stream: Accepted) -> None:
@@ -60,8 +79,14 @@ class Plan:
     section: ClusterSection
     rooms: Rooms
     rng: random.Random
+    freeing: Freeing | None = None  # knows how far the clock has jumped
     spots: dict[str, Spot] = Factory(dict)
     front: str = "main"
+
+    @property
+    def age_s(self) -> float:
+        """The time, without the jumps of the clock."""
+        return trio.current_time() - (self.freeing.jumped_s if self.freeing else 0.0)
 
     def links(self, name: str, directory: Directory, *, listens: bool, joins: bool) -> SimLinks:
         """Return the links of one node, and note in its directory whom it knows from the file."""
@@ -74,7 +99,7 @@ class Plan:
             name=name,
             section=self.section,
             directory=directory,
-            serves={(each, Generate): here for each, here in directory.here.items()},
+            serves={(each, Generate): ForOthers(here) for each, here in directory.here.items()},
             listen=At(name, 7400) if listens else None,
             secret=SECRET,
             new_nonce=partial(self.rng.randbytes, 32),
@@ -82,7 +107,7 @@ class Plan:
             join=(At(self.front, 7400),) if joins else (),
             dial=partial(self.net.dial, name),
             accept=self.net.accepted,
-            net=self.net,
+            plan=self,
         )
 
 
@@ -105,17 +130,29 @@ class Back(World):
     def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
         return (Child(name="links", run=self.links.run, stop_within_s=2.0), *workers)
 
+    async def _engine(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
+        if not self.spot.simulated:
+            await World._engine(self, number, task_status=task_status)
+            return
+        if self.starts_fail:
+            raise StartFailed("it does not start")
+        host = self.hosts[number] = self.wires[f"line {number}"] = SimulatedHost(self.costs, self.spot.plan.rng)
+        with self.engines[number].offering(host.engine):
+            await host.engine.run(task_status=task_status)
+
     async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         await work(self, self.directory, self.inboxes, number, task_status=task_status)
 
-    def check_idle(self) -> None:
-        """Check that nothing of any request is left at this node."""
-        self.check_engines()
-        check_links(self.directory)
-        for inbox in self.inboxes:
-            assert inbox.waiting == (0, 0), "a call waits for ever"
-        for here in self.directory.here.values():
-            assert (here.load.busy, here.load.tokens) == (0, 0), "a worker counts what is over"
+    def check_idle(self, gone: Collection[str] = ()) -> None:
+        """Check that nothing of any request is left at this node, and no link to the nodes that have `gone`."""
+        if self.spot.simulated:
+            for number, host in self.hosts.items():
+                host.check_free()
+                assert self.engines[number].now is host.engine, "an engine is down"
+        else:
+            self.check_engines()
+        check_links(self.directory, gone)
+        check_inboxes(self.directory, self.inboxes)
 
 
 @define(eq=False)
@@ -130,6 +167,7 @@ class Spot:
     listens: bool = True
     joins: bool = False
     drain_s: float = 5.0
+    simulated: bool = False  # its engines are the product's own simulated ones
     fell: bool = False  # in one of its lives, as it began
     life: Back | None = None
     lives: list[Back] = Factory(list)
@@ -173,23 +211,41 @@ class Spot:
 
     async def drain(self) -> None:
         """Leave as a node does that is told to."""
-        life, began_at = self.life, trio.current_time()
+        life, plan = self.life, self.plan
         house = SimpleNamespace(directory=life.directory, door=None, links=life.links)
         node = _Node(house, SimpleNamespace(hurry=Hurry()), terminal=None, drain_s=self.drain_s, tree=life.scope)
-        life.directory.drain()
-        await node._shut_down()
-        assert trio.current_time() <= began_at + self.drain_s + BYE_S + 0.01
-        with trio.fail_after(STOP_S):
-            await life.over.wait()
+        life.links.drains_until = trio.current_time() + self.drain_s
+        life.links.heard_at = trio.current_time() + min(plan.section.tell_s, self.drain_s)
+        drains_until = plan.age_s + self.drain_s
+        async with trio.open_nursery() as node._nursery:
+            node.drain("somebody asks for it")
+        assert plan.age_s <= drains_until + BYE_S + 0.01, "a drain takes longer than it may"
+        assert life.links.said_bye, "a node left without a word"
+        await life.over.wait()
+        assert plan.age_s <= drains_until + BYE_S + STOP_S
         self.life = None
         for host in life.hosts.values():
             host.scheduler.crash()  # its process has ended with the node's
         self.plan.net.cut(self.name)
 
 
-def check_links(directory: Directory) -> None:
-    """Check that a node is linked to all others, and that nothing is open on its links."""
+def check_inboxes(directory: Directory, inboxes: list[Queue]) -> None:
+    """Check that nobody waits for a worker of this node, and that none of them counts a request."""
+    for inbox in inboxes:
+        assert inbox.waiting == (0, 0), "a call waits for ever"
+    for here in directory.here.values():
+        assert (here.load.busy, here.load.tokens) == (0, 0), "a worker counts what is over"
+
+
+def check_links(directory: Directory, gone: Collection[str] = ()) -> None:
+    """Check that a node is linked to all others, and that nothing is open on its links.
+
+    While some have `gone`, it is linked to none of those; one that joins may miss others, too, who are told of to it.
+    """
     for name, (_, link, _) in directory.nodes.items():
+        assert name not in gone or link is None, f"{directory.name} has a link to {name}, which has gone"
+        if gone and link is None:
+            continue
         assert link is not None, f"{directory.name} has no link to {name}"
         assert not link.lost
         assert not link._asked, "an asked stream is open"

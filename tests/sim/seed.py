@@ -12,7 +12,7 @@ from attrs import define, evolve, field
 
 from actors.decode import Deadlines
 from actors.router import Limits
-from supervisor.node import FAREWELL_S
+from supervisor.node import BYE_S, FAREWELL_S
 from tests.fakes import Costs
 from tests.sim.clients import DeafClient, HttpClient
 from tests.sim.clock import simulate
@@ -139,15 +139,15 @@ class Run:
         if self.rng.random() < 0.3:
             self.system.node.world.hurry.now()  # the second signal
         begun_at = trio.current_time()
-        self.system.directory.drain()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.system.node._shut_down)
+        async with trio.open_nursery() as self.system.node._nursery:
+            self.system.node.drain("somebody asks for it")
             await trio.sleep(0.1)
+            await trio.testing.wait_all_tasks_blocked()  # the clock may have jumped
             assert not self.system.door.gate.waiting, "nobody told those who wait"
         drained_at = trio.current_time()
         await self.system.over.wait()
         if not self.times.get("jump"):
-            assert drained_at <= begun_at + self.system.drain_s + FAREWELL_S
+            assert drained_at <= begun_at + self.system.drain_s + FAREWELL_S + BYE_S
             assert trio.current_time() <= drained_at + STOP_S
 
     async def all(self) -> None:

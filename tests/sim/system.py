@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
@@ -56,12 +56,8 @@ class Seeded(Scheduler):
 
     def submit(self, request: Generate) -> None:
         Scheduler.submit(self, request)
-        if (seed := request.sampling.seed) is not None:
-            held, said = self.waiting[-1], len(request.tokens) - request.said
-            seeded = evolve(request, tokens=[*request.tokens[:said], seed, *request.tokens[said:]])
-            held.ids, finished = whole(seeded, self.costs.vocabulary_size)
-            usage = evolve(finished.usage, prompt_tokens=len(request.tokens))
-            held.finished = evolve(finished, usage=usage)
+        held = self.waiting[-1]
+        held.ids, held.finished = seeded(request, self.costs.vocabulary_size)
 
     def abort(self, request_id: str) -> None:
         self._remember(request_id)
@@ -75,6 +71,16 @@ class Seeded(Scheduler):
         if (held := self._find(request_id)) is not None:
             asked = prompt_of(held.request), held.request.sampling.seed
             self.given[asked] = held.request.said + held.given
+
+
+def seeded(request: Generate, vocabulary_size: int) -> tuple[list[int], Finished]:
+    """Return the ids and the end that a request gets, which its seed has a part in."""
+    if (seed := request.sampling.seed) is None:
+        return whole(request, vocabulary_size)
+    said = len(request.tokens) - request.said
+    other = evolve(request, tokens=[*request.tokens[:said], seed, *request.tokens[said:]])
+    ids, finished = whole(other, vocabulary_size)
+    return ids, evolve(finished, usage=evolve(finished.usage, prompt_tokens=len(request.tokens)))
 
 
 def prompt_of(request: Generate) -> tuple[int, ...]:
@@ -145,6 +151,8 @@ class System(World):
     routing: Routing = field(init=False)
     routed: Queue = field(init=False)
     node: _Node = field(init=False)
+    numbers: Iterator[int] = field(factory=partial(count, 1))  # of requests
+    rooms: Iterator[int] = field(factory=partial(count, 1))
     refused: set[tuple[int, ...]] = Factory(set)  # prompts that the engines will not like
     sockets: list[trio.SocketStream] = Factory(list)  # the gateway's ends
     _refusing: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(4))
@@ -153,11 +161,10 @@ class System(World):
     def __attrs_post_init__(self) -> None:
         World.__attrs_post_init__(self)
         self._plug_workers()
-        numbers, rooms = count(1), count(1)
-        new_id = lambda: f"{next(numbers) << 16:032x}"  # noqa: E731  # the last digits tell choices apart
+        new_id = lambda: f"{next(self.numbers) << 16:032x}"  # noqa: E731  # the last digits tell choices apart
         address, self.routed = queue(ROUTED_MAX, _urgency)
         self.routing = Routing(
-            self.directory.pool("tiny"), least_loaded, self.route, partial(next, rooms), new_id, 0, NEVER_ENDS
+            self.directory.pool("tiny"), least_loaded, self.route, partial(next, self.rooms), new_id, 0, NEVER_ENDS
         )
         self.decode = _Decode(address)
         self.costs.refused = self._refuses

@@ -1,0 +1,54 @@
+"""What a request that lost its worker must not do: go on where that is not exact, forget what was first, keep a place."""
+
+from __future__ import annotations
+
+import pytest
+from trio.testing import wait_all_tasks_blocked
+
+from actors.routing.least_loaded import least_loaded
+from protocol.errors import LinkLost
+from protocol.messages import Grammar, GrammarKind, Usage
+from tests.test_router import Fake, Play, ask, generate, pair, routed
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"grammar": Grammar(GrammarKind.REGEX, "a*")},
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": -0.5},
+        {"repetition_penalty": 1.1},
+    ],
+)
+async def test_what_has_begun_and_cannot_go_on_exactly_ends_with_the_link_that_was_lost(sampling, autojump_clock):
+    plays = [Play(LinkLost("first"), 0), Play(LinkLost("then"), 2)]
+    async with routed(Fake("a", plays[:1]), Fake("b", plays[1:], more=2), Fake("c", more=3)) as world:
+        got: list = []
+        with pytest.raises(LinkLost, match="then"):
+            await ask(world, generate(**sampling), got)
+        assert len(got) == 3
+        assert not world.worker("c").asked
+
+
+async def test_what_was_cached_is_what_the_first_prefill_had_though_the_second_has_more(autojump_clock):
+    plays = {"prefill": [Play(cached=3), Play(cached=5)], "decode": [Play(LinkLost("gone"), 2)]}
+    async with routed(*pair(**plays)) as world:
+        got = await ask(world, generate())
+        assert len(world.worker("p").asked) == 2
+        assert got.finished.usage == Usage(4, 6, 3)
+
+
+async def test_a_pair_that_cannot_meet_after_all_keeps_no_place(autojump_clock):
+    async with routed(*pair(), Fake("w")) as world:
+        prefill = world.worker("p")
+        await wait_all_tasks_blocked()
+
+        def forgetful(loads):
+            if [load.name for load in loads] == ["d"]:  # the prefill has just been chosen
+                prefill.bootstrap = None
+            return least_loaded(loads)
+
+        world.routing.policy = forgetful
+        got = await ask(world, generate())
+        assert len(got.ids) == 6
+        assert len(world.worker("w").asked) == 1  # and `routed` sees that no place is kept
