@@ -174,7 +174,7 @@ class Reload:
 class Reloaded:
     """What a node changed without a restart, and what it could not, one sentence each.
 
-    `starts` names nodes that are new in the file and that the launcher of this node starts.
+    `starts` names nodes of the same host that cannot be reached, which its launcher may be starting.
     """
 
     changed: tuple[str, ...] = ()

@@ -176,7 +176,8 @@ def _limits(directory: Directory, model: str, live: Live) -> Limits | None:
 
 def _others(cluster: Cluster, name: str, directory: Directory, plug: Plug[Engine]) -> Others:
     section = cluster.engine[name]
-    return Others(name, section.ranks_on, agreed(cluster, name), directory, section.start_within_s, plug)
+    gateway, within_s = cluster.gateway.node, section.start_within_s
+    return Others(name, section.ranks_on, agreed(cluster, name), directory, within_s, plug, gateway)
 
 
 def _other_ranks(

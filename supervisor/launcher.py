@@ -75,9 +75,10 @@ def tree(cluster: Cluster, name: str, launcher: Launcher) -> Tree:
 
 def _patience(cluster: Cluster, name: str) -> tuple[float, Ladder]:
     """Return how long a node may take to start, and to stop when it is asked once."""
-    engines = cluster.engines_on(name).values()
+    engines = [each for each in cluster.engine.values() if name in each.nodes]
     start_s = START_S + ZYGOTE_S * any(each.device == "cpu" for each in engines)
-    start_s += sum(each.start_within_s for each in engines)
+    own = [each for each in engines if each.node == name]
+    start_s += sum(each.start_within_s * (2 if each.ranks_on else 1) for each in own)  # one waits for the other nodes
     stop_s = STOP_S + sum(each.ladder.total_s + each.deadlines.release_s for each in engines)
     return start_s, Ladder(term_s=cluster.node[name].drain_s + stop_s)
 
@@ -200,6 +201,8 @@ class Launcher:
         gone, self.gone = self.gone, alive - new.node.keys()
         for name in sorted(self.gone - gone):
             log.warning("node %s is in the file no more, and runs until it is drained", name)
+        for name in self.gone - self.serving:  # it could not even start: there is no such node
+            self._kept[name].cancel(reason="the file has it no more")
         fresh, self._placed = placed - self._placed - alive, placed
         for name in (each for each in new.node if each in fresh):
             try:

@@ -41,6 +41,7 @@ from supervisor.link import Heart, Link
 from supervisor.links import Tls
 
 ANSWERS_S = 5.0
+PASSED_ON_S = 15.0  # for all nodes that are asked through others
 LOOKS_S = 1.0  # between two looks
 DRAINS_S = 0.25  # the same, at a node that drains or starts
 STARTS_S = 20.0  # for a node that its launcher starts to answer
@@ -69,10 +70,11 @@ class Operator:
                 nursery.start_soon(self._see, name, at, seen)
         reached = dict(self.routes)
         others = {other.name for each in seen.values() if isinstance(each, Status) for other in each.state.neighbours}
-        for name in (*seen, *sorted(others - seen.keys())):
-            for through, at in reached.items():
-                if name not in self.routes and _linked(seen[through], name):
-                    await self._see(name, at, seen)
+        with trio.move_on_after(PASSED_ON_S):  # a node may tell of many that do not answer, and lie
+            for name in (*seen, *sorted(others - seen.keys())):
+                for through, at in reached.items():
+                    if name not in self.routes and _linked(seen[through], name):
+                        await self._see(name, at, seen)
         return seen
 
     async def ask(self, name: str, request: Message) -> Message:
@@ -280,8 +282,10 @@ async def _look_at(operator: Operator, name: str) -> Status | None:
 
     Raises `PeerLost` if nobody is left who could say so.
     """
-    direct = operator.routes[name] == operator.at(name)
+    through = operator.routes[name]
+    direct = through == operator.at(name)
     while True:
+        operator.routes.setdefault(name, through)  # a look that did not see it has lost the way
         try:
             status = await operator.ask(name, GetStatus(name))
             return status if isinstance(status, Status) else None

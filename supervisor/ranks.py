@@ -74,6 +74,7 @@ class Others:
     directory: Directory
     linked_within_s: float
     plug: Plug[Engine]  # says what the engine waits for
+    gateway: str  # the node where it is asked
 
     async def together(  # noqa: ASYNC128  # keep calls started()
         self, keep: Keeps, *, task_status: trio.TaskStatus[None]
@@ -121,14 +122,15 @@ class Others:
     async def _give_way(self, ended: Callable[[ActorError], None]) -> None:
         """End the engine in peace once another of its nodes drains: it is chosen no more, and what runs may finish.
 
-        That node waits for it, as long as its drain may take.
+        That node waits for it, as long as its drain may take. The gateway's has admitted some: they are served.
         """
         while (lacks := self._lacks()) is None or self.directory.draining:
             await self.directory.changed.park()
         log.info("giving way", extra={"engine": self.engine, "reason": lacks})
         if self.plug.now is not None:
             self.plug.lack(lacks)
-            self.plug.withdraw()
+            if not (self.gateway in self.nodes and self.directory.nodes[self.gateway][0].draining):
+                self.plug.withdraw()
             while self.directory.here[self.engine].busy:
                 await self.directory.changed.park()
         ended(EngineDied(f"engine {self.engine} gave way: {lacks}"))

@@ -89,7 +89,9 @@ class Reloader:
         """
         told = _Told()
         try:
-            self._apply_all(self._read(), told)
+            read = self._read()
+            self._apply_all(read, told)
+            told.starts += self._to_start(read.cluster)
         except StartFailed as error:
             log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
             told.stays.append(f"the file changes nothing: {error}")
@@ -139,6 +141,14 @@ class Reloader:
             if links.tls is not None and read.tls is not None:
                 links.tls = read.tls  # its files may have others in them
 
+    def _to_start(self, new: Cluster) -> list[str]:
+        """Return the nodes that the launcher of this one may start now: those of its host that nobody reaches."""
+        if self.ask_launcher is None:
+            return []
+        host, known = new.node[self.name].host, self.house.directory.nodes
+        away = (name for name in new.node if name != self.name and (name not in known or known[name][1] is None))
+        return [name for name in away if new.node[name].host == host]
+
     def _note(self, change: Change, new: Cluster, told: _Told) -> None:
         """Note what has been applied, and whether the launcher that started this node now starts a new one."""
         self._applied[change.path] = change.new
@@ -147,7 +157,6 @@ class Reloader:
             name = change.path[1]
             if new.node[name].host == new.node[self.name].host:
                 told.changed[-1] += ", and the launcher here starts it"
-                told.starts.append(name)
 
     # What each key takes -----------------------------------------------------------------
 

@@ -83,9 +83,10 @@ def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts],
     return Tree(
         name=each.name,
         strategy=Strategy.ONE_FOR_ALL,
-        restarts_max=5,
+        # Other nodes come back when they do: what is theirs to mend must not end this one.
+        restarts_max=5 if each.others is None else 30,
         restarts_window_s=300.0,
-        backoff=Backoff(min_s=0.1),
+        backoff=Backoff(min_s=0.1 if each.others is None else 1.0),
         about=f"{section.model} {on}{over}",
         children=(
             _simulated(each, world) if section.kind == "simulated" else _sglang(cluster, each, hosts_of, world),

@@ -62,6 +62,7 @@ def following(one, monkeypatch):
 
     def start(self, name, cluster, nursery):
         self._ended[name], self._ladders[name] = trio.Event(), launcher._patience(cluster, name)[1]
+        self._kept[name] = trio.CancelScope()
         started.append(name)
 
     monkeypatch.setattr(Launcher, "_start", start)
@@ -180,6 +181,7 @@ async def test_a_node_that_was_drained_stays_away_until_it_is_new_in_the_file_ag
 
 async def test_a_node_that_is_in_the_file_no_more_is_said_once_and_its_end_is_its_last(one, following, caplog):
     following(FILE + THREE)
+    one.serving.add("three")
     with caplog.at_level(logging.WARNING):
         assert following(FILE) == following(FILE) == []
     assert [each.message for each in caplog.records] == [
@@ -188,6 +190,20 @@ async def test_a_node_that_is_in_the_file_no_more_is_said_once_and_its_end_is_it
     assert one.gone == {"three"}
     assert following(FILE + THREE) == []  # it runs
     assert one.gone == set()
+
+
+async def test_a_node_that_is_in_the_file_no_more_and_not_up_is_not_tried_for_ever(one, following):
+    following(FILE + THREE)
+    following(FILE)
+    assert one._kept["three"].cancel_called
+
+
+def test_a_node_has_time_for_what_its_engines_wait_for_and_for_its_ranks_of_others():
+    cluster = config.read(TINY.parent / "spanning.toml")
+    (first_s, first), (second_s, second) = (launcher._patience(cluster, name) for name in ("first", "second"))
+    assert second_s == launcher.START_S + launcher.ZYGOTE_S
+    assert first_s == second_s + 2 * cluster.engine["tiny-0"].start_within_s
+    assert first.term_s == second.term_s > cluster.node["second"].drain_s + cluster.engine["tiny-0"].ladder.total_s
 
 
 async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reload(following, monkeypatch, caplog):

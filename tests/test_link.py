@@ -25,7 +25,7 @@ from protocol.errors import (
     PeerViolation,
     TooLarge,
 )
-from protocol.frames import VERSION, Beat, Credit, End, Fail, FrameReader, Hello, Item, Open, Tell, encode
+from protocol.frames import VERSION, Beat, Credit, End, Fail, FrameReader, Hello, Item, Open, Step, Tell, encode
 from protocol.messages import Done, Embedded, FlushCache, GetLoad, Started, Text, Tokens
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from protocol.tensors import Tensor
@@ -105,6 +105,14 @@ def at_rest(ends):
         assert not link._serving
         assert len(link.peer.asked) == len(link.peer.served) == 0
     return True
+
+
+async def test_a_node_that_sends_what_only_an_engines_host_may_send_is_lost(autojump_clock):
+    async with linked(forever, heart=Heart()) as ends, ends.asker.ask(FlushCache(), 9):
+        await trio.sleep(0.1)
+        ends.server._send(Step([1], [1], [-7], [], []))
+        await trio.sleep(0.1)
+        assert ends.how["asker"][0] is PeerViolation
 
 
 # Asking across ----------------------------------------------------------------------------

@@ -90,6 +90,7 @@ class Group:
     nursery: trio.Nursery
     hosts: Hosts = Factory(Hosts)
     agreed: dict = Factory(lambda: dict(AGREED))
+    gateway: str = "a"
     directory: Directory = Factory(lambda: Directory("a"))
     plug: Plug = field(init=False)
     here: Here = field(init=False)
@@ -109,7 +110,7 @@ class Group:
         offer = Offer("big", "tiny", Leg.BOTH, 4, up=False)
         self.here = Here("a", offer, address, self.plug, self.directory.changed, inbox, self.directory)
         self.directory.here["big"] = self.here
-        self.others = Others("big", ("b", "c"), self.agreed, self.directory, LINKED_WITHIN_S, self.plug)
+        self.others = Others("big", ("b", "c"), self.agreed, self.directory, LINKED_WITHIN_S, self.plug, self.gateway)
         for node, rank in (("b", 1), ("c", 2)):
             self.directory.expect(node, f"{node}:7400")
             address, inbox = mailbox(1)
@@ -322,6 +323,19 @@ async def test_when_a_node_drains_the_engine_is_chosen_no_more_finishes_what_it_
         made.nodes["c"].draining = False
         made.directory.told("c", NodeState())
         await made.until_ready(2)
+
+
+async def test_when_the_gateways_node_drains_whoever_it_has_admitted_is_served_first(autojump_clock):
+    async with group("b", "c", gateway="c") as made:
+        await made.until_ready()
+        made.here.busy = 1
+        made.directory.told("c", NodeState(draining=True))
+        await trio.sleep(5)
+        assert made.plug.now is not None
+        made.here.busy = 0
+        made.directory.changed.unpark_all()
+        await trio.sleep(LADDER_S + 1)
+        assert made.why == ["engine big gave way: node c drains"]
 
 
 async def test_an_engine_that_is_not_ready_yet_gives_way_at_once_whoever_waits_for_it(autojump_clock):

@@ -235,9 +235,9 @@ async def test_a_launcher_is_asked_each_time_and_starts_nodes_of_its_own_host_th
     far = NEW.replace("two", "far").replace("tiny-2", "tiny-3").replace("7403", "7404")
     far = far.replace('listen = "127.0.0.1:7404"', 'listen = "127.0.0.1:7404"\nhost = "10.0.0.9"')
     assert node.reload(text=FILE + NEW + far) == Reloaded(
-        ("node two is known now, and the launcher here starts it", "node far is known now"), (), ("two",)
+        ("node two is known now, and the launcher here starts it", "node far is known now"), (), ("one", "two")
     )
-    assert node.reload(text=FILE + NEW + far) == Reloaded()
+    assert node.reload(text=FILE + NEW + far) == Reloaded(starts=("one", "two"))  # nobody reaches them yet
     assert node.reload(text="nonsense").not_changed[0].startswith("the file changes nothing: ")
     assert asked == ["reload"] * 3
 

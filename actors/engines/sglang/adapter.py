@@ -13,6 +13,8 @@ from actors.engines.port import Generation
 from protocol.codec import Message
 from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad
 
+CONTROLS_MAX = 4  # asked at a time: the host keeps some streams for them, and the others are for requests
+
 
 class HostLink(Asks[Message, Message, Message], Protocol):
     """What this needs of the link to its host."""
@@ -34,6 +36,7 @@ class SglangEngine:
     link: HostLink
     info: EngineInfo
     _streams: dict[str, tuple[int, Generation]] = field(factory=dict)
+    _controls: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(CONTROLS_MAX))
 
     def submit(self, request: Generate) -> Generation:
         """Start a request; raises `BadRequest` for one that would crash the engine, or be changed by it."""
@@ -70,5 +73,5 @@ class SglangEngine:
         await self._control(FlushCache())
 
     async def _control(self, request: Message) -> Message | None:
-        async with self.link.ask(request, 0) as answer:
+        async with self._controls, self.link.ask(request, 0) as answer:
             return await answer.result()

@@ -364,7 +364,7 @@ def run(boot: settings.Boot, link: socket.socket, guard: Guard) -> NoReturn:
     folder = Path(boot.folder)
     tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
     os.environ.update(boot.environment)
-    if (held_s := os.environ.get(hold.VARIABLE)) is not None:
+    if (held_s := boot.environment.get(hold.VARIABLE)) is not None:
         hold.hold_transfers(float(held_s))
     rank = boot.arguments.get("node_rank")
     if isinstance(rank, int) and boot.arguments.get("device") == "cpu":

@@ -14,7 +14,7 @@ READ_BYTES = 4096
 
 
 def bind_to_a_core(rank: int) -> None:
-    """Give this rank's scheduler a core that no other rank on the same machine has, unless its operator has chosen."""
+    """Give this rank's scheduler a core that no other rank of the same engine has, unless its operator has chosen."""
     cores = sorted(os.sched_getaffinity(0))
     os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", str(cores[rank % len(cores)]))
 
