@@ -7,6 +7,7 @@ import ssl
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from math import inf
 
 import trio
 from attrs import define, field, frozen
@@ -111,11 +112,11 @@ class Links:
 
     async def _keep(self, name: str | None, join: wires.At | None) -> None:
         """Dial a node again and again while there is no link to it; the longer it does not answer, the more seldom."""
-        peer, failures = name, 0
+        peer, failures, met_at = name, 0, inf
 
         async def talk(wire: wires.Wire) -> None:
-            nonlocal peer
-            peer = await self._greeted("dials", name, wire)
+            nonlocal peer, met_at
+            peer, met_at = await self._greeted("dials", name, wire), trio.current_time()
             if peer.startswith(OPERATOR):
                 raise PeerRefused(f"{at} greets as an operator, who is no node")
             if peer not in self._dialed:
@@ -128,14 +129,14 @@ class Links:
                 self._dialing.discard(name or "")  # it was forgotten; whoever hears of it again dials it again
                 return
             section = self.section  # as it is by now
-            failures, began = failures + 1, trio.current_time()
+            failures, met_at = failures + 1, inf
             try:
                 await self.dial(at, self.tls.dials if self.tls else None, section.greet_s, talk)
             except ActorError as error:
                 self._nodes.say(name or str(at), error)
             except Exception:
                 log.exception("a bug ended a link")
-            if trio.current_time() - began > section.greet_s + section.retry_max_s:  # it was a link, and a good one
+            if trio.current_time() - met_at > section.silent_s:  # it was a link, and a good one
                 failures = 1
             backoff = Backoff(min_s=section.retry_min_s, max_s=section.retry_max_s, jitter=1.0)
             await trio.sleep(backoff.wait_s(failures, self.chance.random()))

@@ -39,7 +39,7 @@ from protocol.messages import EngineInfo, Text, Tokens
 from supervisor import wires
 from supervisor.directory import FORGET_S
 from supervisor.line import STRANGER_BYTES_MAX
-from supervisor.links import FORGETS_S, STRANGERS_MAX, Tls
+from supervisor.links import FORGETS_S, STRANGERS_MAX, Links, Tls
 from tests import certificate
 from tests.fakes import generate
 from tests.nodes import LOOPBACK, QUICK, SECRET, UPGRADE, Node, all_linked, as_peer, ended, grove, stranger, until
@@ -163,6 +163,35 @@ async def test_waits_between_tries_grow_and_are_not_all_the_same(autojump_clock)
     assert all(5 <= wait <= 10 for wait in waits[6:])
     assert len({round(wait, 6) for wait in waits[6:]}) > 5
     assert len(tries) > 20
+
+
+@pytest.mark.parametrize(("lasts_s", "grow"), [(3.1, False), (2.9, True)], ids=["good", "hardly one"])
+async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(lasts_s, grow, monkeypatch, autojump_clock):
+    begun, ended = [], []
+
+    async def greeted(*_):
+        return "b"
+
+    async def carry(*_):
+        begun.append(trio.current_time())
+        await trio.sleep(lasts_s)
+        ended.append(trio.current_time())
+        raise PeerLost("draining: it restarts")
+
+    async def dial(at, tls, within_s, talk):
+        await talk(None)
+
+    monkeypatch.setattr(Links, "_greeted", greeted)
+    monkeypatch.setattr(Links, "_carry", carry)
+    section = evolve(QUICK, silent_s=3.0, retry_min_s=0.1, retry_max_s=5.0)
+    a = Node("a", port=None, section=section)
+    a.links.dial = dial
+    a.directory.expect("b", "127.0.0.1:1")
+    with trio.move_on_after(100):
+        await a.run()
+    waits = [began - over for over, began in zip(ended, begun[1:], strict=False)]
+    assert len(waits) > 8
+    assert all(0.1 <= wait <= 0.2 for wait in waits) is not grow
 
 
 async def test_a_node_that_is_only_heard_of_is_dialed_for_a_while_and_anew_when_it_is_heard_of_anew(autojump_clock):
