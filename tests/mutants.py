@@ -22,7 +22,14 @@ from tests.planted_doors import DOORS, TEXT
 from tests.planted_pairs import PAIRS
 
 ROOT = Path(__file__).parent.parent
-MUTANTS = [(path, bug) for part in (LINKS, TEXT, DOORS, CLUSTER, PAIRS) for path, bugs in part.items() for bug in bugs]
+PARTS = {  # where a bug of each is likeliest to be noticed
+    "links": (LINKS, ("streams", "contract", "examples")),
+    "text": (TEXT, ("text",)),
+    "doors": (DOORS, ("doors",)),
+    "cluster": (CLUSTER, ("streams", "directory", "attached", "examples", "links")),
+    "pairs": (PAIRS, ("directory", "router")),
+}
+MUTANTS = [(path, bug, part) for part, (of, _) in PARTS.items() for path, bugs in of.items() for bug in bugs]
 SUITES = {  # the quickest first
     "streams": ["tests/test_streams.py", "tests/test_frames.py"],
     "contract": ["tests/test_engine_contract.py"],
@@ -90,19 +97,24 @@ def verdict(path: str, bug: Bug, suites: list[str], *, first: bool) -> str:
 
 
 def main() -> int:
-    """Try each mutant whose name has one of the words in it; fail if a harmful one survives."""
+    """Try each mutant whose name, or part, has one of the words in it; fail if a harmful one survives."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", default=[""])
     parser.add_argument("--suite", action="append", choices=SUITES, help="only this one")
     parser.add_argument("--first", action="store_true", help="stop at the first suite that notices")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    chosen = [(path, bug) for path, bug in MUTANTS if any(word in bug.name for word in options.words)]
-    suites = options.suite or list(SUITES)
+    chosen = [each for each in MUTANTS if any(word in f"{each[2]}: {each[1].name}" for word in options.words)]
     survived = 0
+
+    def judged(mutant: tuple[str, Bug, str]) -> str:
+        path, bug, part = mutant
+        home = PARTS[part][1]
+        suites = options.suite or [*home, *(name for name in SUITES if name not in home)]
+        return verdict(path, bug, suites, first=options.first)
+
     with ThreadPoolExecutor(options.processes) as pool:
-        verdicts = pool.map(lambda each: verdict(each[0], each[1], suites, first=options.first), chosen)
-        for (_, bug), said in zip(chosen, verdicts, strict=True):
+        for (_, bug, _), said in zip(chosen, pool.map(judged, chosen), strict=True):
             survived += said == "SURVIVED"
             print(f"{bug.name:62s} {said}", flush=True)  # noqa: T201
     print(f"{len(chosen)} planted, {survived} survived")  # noqa: T201
