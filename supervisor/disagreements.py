@@ -11,6 +11,7 @@ from attrs import asdict
 from protocol.cluster import OPERATOR
 from protocol.dialects.mistakes import Mistake, describe, join, segment
 from supervisor.doors.door import ANY
+from supervisor.rendezvous import PORTS
 from supervisor.sections import EVERYWHERE, LOOPBACK, Cluster, EngineSection, SimulatedSection
 
 RESERVED = ("gateway", "links", "metrics", "zygote")
@@ -129,10 +130,12 @@ def _leg_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterator
     if engine.leg == "prefill" and engine.kind == "sglang":
         if engine.bootstrap_port is None:
             yield Mistake(f"{at}.bootstrap_port", "is missing: decodes find a prefill by it")
-        place = (_host(cluster, engine), engine.bootstrap_port)
-        same = [key for key, each in cluster.engine.items() if (_host(cluster, each), each.bootstrap_port) == place]
-        if engine.bootstrap_port is not None and len(same) > 1:
-            yield Mistake(f"{at}.bootstrap_port", f"is shared by {' and '.join(same)} on one host")
+        first, host = engine.bootstrap_port, _host(cluster, engine)
+        here = ((key, each.bootstrap_port) for key, each in cluster.engine.items() if _host(cluster, each) == host)
+        near = [key for key, port in here if first is not None and port is not None and abs(port - first) < PORTS]
+        if len(near) > 1:
+            said = f"is shared by {' and '.join(near)} on one host, where each has {PORTS} ports"
+            yield Mistake(f"{at}.bootstrap_port", said)
     elif engine.bootstrap_port is not None:
         yield Mistake(f"{at}.bootstrap_port", "is for a prefill of SGLang")
 

@@ -25,6 +25,7 @@ from supervisor.hosts import Starts, descriptors
 from supervisor.link import Link
 from supervisor.plug import Plug
 from supervisor.process import Hurry, Ladder, Process
+from supervisor.rendezvous import for_a_new_life
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class EngineHouse:
     chatter: Callable[[str], Chatter]
     hurry: Hurry
     ladder: Ladder
+    now: Callable[[], float]
 
 
 Use: TypeAlias = Callable[[Link, Process], Awaitable[None]]
@@ -79,7 +81,7 @@ async def engine(
             task_status.started()
             await process.wait()
 
-    await _host(spec, starts, house, offer)
+    await _host(for_a_new_life(spec, house.now()), starts, house, offer)
 
 
 async def silent(spec: settings.EngineSpec, starts: Starts, house: EngineHouse) -> None:

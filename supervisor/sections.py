@@ -115,7 +115,8 @@ class EngineSection:
     kind: Literal["sglang", "simulated"] = "sglang"
     device: Literal["cpu", "cuda"] | None = None  # of SGLang
     leg: Literal["both", "prefill", "decode"] = "both"
-    bootstrap_port: Annotated[int, Within(at_least=1, at_most=65535)] | None = None  # of a prefill, its own on its host
+    # Of a prefill: the first of 32 ports of its host that are its own. Each life of the engine takes another.
+    bootstrap_port: Annotated[int, Within(at_least=1, at_most=65504)] | None = None
     transfer: str | None = None  # SGLang's way to move KV caches; on a CPU "mooncake_tcp"
     slots: Count = 16
     kv_tokens_max: Count

@@ -146,7 +146,7 @@ def _all_ranks(cluster: Cluster, name: str) -> str:
 
 
 def _house(cluster: Cluster, node: str, section: EngineSection, world: World) -> EngineHouse:
-    return EngineHouse(world.folder, chatter_of(cluster, node, world), world.hurry, section.ladder)
+    return EngineHouse(world.folder, chatter_of(cluster, node, world), world.hurry, section.ladder, world.now)
 
 
 def _simulated(each: Worker, world: World) -> Child:

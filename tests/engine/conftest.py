@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -56,7 +57,7 @@ async def real_engine() -> AsyncIterator[Engine]:
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         environment["TMPDIR"] = str(base)
         zygote = partial(hosts.zygote, zygotes, chatter("zygote"), hurry, Ladder(0.5, 0.5, 1.0), environment)
-        house = EngineHouse(folder, chatter, hurry, Ladder())
+        house = EngineHouse(folder, chatter, hurry, Ladder(), time.time)
         async with trio.open_nursery() as nursery:
             await nursery.start(zygote)
             with trio.fail_after(STARTED_WITHIN_S):

@@ -37,7 +37,7 @@ TRUTHS: dict[str, frozenset[str]] = {
     "half-open link": AWAY_ERRORS | LATE,
     "stopped node": AWAY_ERRORS | LATE,
     "node crash": AWAY_ERRORS,
-    "node drain": AWAY_ERRORS,
+    "node drain": AWAY_ERRORS | {"actor_lost"},  # its tree may stop before its links say goodbye
     "front crash": frozenset({"unanswered", "cut"}),  # the gateway's node
     "stays away": AWAY_ERRORS | LOST | LATE,  # a node that has gone, until all is healed
     # No faults of anybody, but what small limits come to.
