@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from ctypes.util import find_library
-from functools import partial
-from http.client import HTTPConnection
-from random import Random
 
 import pytest
 
 from bench._client import Chat, Running, chat_body
 from bench._node import GONE_WITHIN_S, MODEL, ROOT, place, wait_until
+from tests.engine.greedy import all_completed, prompts
 from tests.launched import free_ports, launched, nodes
 
 pytestmark = [
@@ -23,8 +19,8 @@ pytestmark = [
 
 READY_WITHIN_S = 120.0
 WITHIN_S = 60.0
-PROMPTS, AT_ONCE, TOKENS = 64, 16, 24
-VOCABULARY = 512
+AT_ONCE = 16
+PROMPTS = prompts(64, longest=300, seed=5)
 
 EXAMPLE = (ROOT / "examples" / "disagg.toml").read_text()
 
@@ -43,37 +39,12 @@ def pair():
         yield of
 
 
-def prompts():
-    chance = Random(5)
-    return [[chance.randrange(3, VOCABULARY) for _ in range(chance.randint(5, 300))] for _ in range(PROMPTS)]
-
-
-def completed(port, prompt):
-    """Return the tokens that greedily follow a prompt, why they ended, and how many of the prompt were counted."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=WITHIN_S)
-    try:
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "return_token_ids": True}
-        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        answer = connection.getresponse()
-        said = json.loads(answer.read())
-        assert answer.status == 200, said
-        choice = said["choices"][0]
-        return choice["token_ids"], choice["finish_reason"], said["usage"]["prompt_tokens"]
-    finally:
-        connection.close()
-
-
-def all_completed(port):
-    with ThreadPoolExecutor(AT_ONCE) as clients:
-        return list(clients.map(partial(completed, port), prompts()))
-
-
 def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_nothing(served, pair):
-    wanted, got = all_completed(served.port), all_completed(pair.port)
+    wanted, got = (all_completed(port, PROMPTS, AT_ONCE) for port in (served.port, pair.port))
     different = [index for index, pairs in enumerate(zip(wanted, got, strict=True)) if pairs[0] != pairs[1]]
     assert different == []
     assert {len(tokens) for tokens, _, _ in got} != {0}
-    assert [count for _, _, count in got] == [len(prompt) for prompt in prompts()]
+    assert [count for _, _, count in got] == [len(prompt) for prompt in PROMPTS]
     assert list(nodes(pair)) == ["decode", "front", "prefill"]
     # No answer needed a second try: whoever resumes, restarts or loses a link says so.
     assert not [line for line in pair.output().splitlines() if '"level": "warning"' in line]

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from http.client import HTTPConnection
-from random import Random
 
 import pytest
 
 from bench._node import GONE_WITHIN_S, MODEL, ROOT, SGLANG, node, place, wait_until
+from tests.engine.greedy import TOKENS, all_completed, completed, prompts
 from tests.launched import free_ports, launched, nodes
 
 pytestmark = pytest.mark.engine
@@ -20,8 +17,8 @@ pytestmark = pytest.mark.engine
 READY_WITHIN_S = 120.0
 WITHIN_S = 60.0
 NOTICED_WITHIN_S = 4.0  # on a busy machine
-PROMPTS, AT_ONCE, TOKENS = 32, 8, 24
-VOCABULARY = 512
+AT_ONCE = 8
+PROMPTS = prompts(32, longest=200, seed=11)
 EXACT = 'settings.dtype = "float32"\n'  # with fewer bits, adding up in another order changes some likeliest token
 
 EXAMPLE = (ROOT / "examples" / "spanning.toml").read_text()
@@ -41,28 +38,6 @@ def spanning():
         yield of
 
 
-def completed(port, prompt):
-    """Return the tokens that greedily follow a prompt, and why they ended."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=WITHIN_S)
-    try:
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "return_token_ids": True}
-        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        answer = connection.getresponse()
-        said = json.loads(answer.read())
-        assert answer.status == 200, said
-        choice = said["choices"][0]
-        return choice["token_ids"], choice["finish_reason"]
-    finally:
-        connection.close()
-
-
-def all_completed(port):
-    chance = Random(11)
-    prompts = [[chance.randrange(3, VOCABULARY) for _ in range(chance.randint(5, 200))] for _ in range(PROMPTS)]
-    with ThreadPoolExecutor(AT_ONCE) as clients:
-        return list(clients.map(partial(completed, port), prompts))
-
-
 def schedulers(of):
     """Return the processes that compute, by their rank."""
     found = [seen for seen in of.alive() if seen.command.startswith("sglang::scheduler_TP")]
@@ -80,9 +55,9 @@ def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning):
     info = json.loads(spanning.get("/server_info")[1])
     assert [engine["ranks"] for engine in info["engines"].values()] == [2]
     with place() as folder, node(folder, engine=SGLANG + EXACT) as one:
-        wanted, got = all_completed(one.port), all_completed(spanning.port)
+        wanted, got = (all_completed(port, PROMPTS, AT_ONCE) for port in (one.port, spanning.port))
     assert [index for index, pair in enumerate(zip(wanted, got, strict=True)) if pair[0] != pair[1]] == []
-    assert max(len(tokens) for tokens, _ in got) == TOKENS
+    assert max(len(tokens) for tokens, *_ in got) == TOKENS
 
 
 @pytest.mark.parametrize("what", ["scheduler 1", "host 1", "host 0", "node second", "node first"])
