@@ -7,7 +7,7 @@ sees what it would see of an actor next door.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
 from typing import Protocol, TypeAlias
@@ -20,6 +20,7 @@ from protocol import codec
 from protocol.codec import Message
 from protocol.errors import (
     DeadlineExceeded,
+    Draining,
     LinkLost,
     NotReady,
     Overloaded,
@@ -143,10 +144,6 @@ class Link:
             answer.enough()
 
     # The serving side ------------------------------------------------------------------
-
-    def address(self, to: str) -> Asks[Message, Message, Message]:
-        """Return where one of those that the other end serves is asked."""
-        return _Far(self, to)
 
     async def _serve(self, stream: int, server: Asks[Message, Message, Message], request: Message, credit: int) -> None:
         serving = self._serving[stream]
@@ -272,6 +269,9 @@ class Link:
                 self._granted(frame)
             case Bye():
                 self._bye = frame
+                if frame.code == Draining.code:  # its node stops what still runs: whoever asked can go on elsewhere
+                    for answer in self._asked.values():
+                        answer.fail(Draining(frame.detail))
             case Tell():
                 self._told(frame)
 
@@ -384,15 +384,3 @@ class Link:
         for answer in asked.values():
             answer.fail(self.lost_as("the link went down"))
         self._permits.unpark_all()
-
-
-@frozen
-class _Far:
-    """One of those that the other end of a link serves."""
-
-    link: Link
-    to: str
-
-    def ask(self, request: Message, credit: int) -> AbstractAsyncContextManager[Replies]:
-        """Ask, waiting for a free stream; leaving the context is leaving the answer."""
-        return self.link.ask(request, credit, self.to)

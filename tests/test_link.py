@@ -15,6 +15,7 @@ from actors._kit import Answer, Bugs, mailbox
 from protocol import codec
 from protocol.cluster import NodeState
 from protocol.errors import (
+    Draining,
     EngineLost,
     EngineRefused,
     Internal,
@@ -411,6 +412,16 @@ async def test_a_bye_says_why(nursery, autojump_clock):
     assert link.farewell.detail == "the node stops it"
 
 
+async def test_a_node_that_shuts_down_fails_whoever_asked_at_once_and_truthfully(autojump_clock):
+    async with linked(forever) as ends, ends.asker.ask(FlushCache(), 9) as replies:
+        await trio.sleep(1)
+        ends.server.bye("draining", "node b shuts down")
+        with pytest.raises(Draining, match="node b shuts down"):
+            await replies.result()
+        assert trio.current_time() == 1
+        assert ends.how == {}  # the link is there for the last words
+
+
 # A peer that lies or sleeps ---------------------------------------------------------------
 
 
@@ -710,7 +721,7 @@ async def test_a_deadline_crosses_two_links_as_what_is_left_of_it(autojump_clock
     async with linked(leaves_slowly(0, released)) as second:
         near, far = sim_pair()
         first = Link(near, Peer("a", serves_max=0))
-        middle = Link(far, Peer("b", serves_max=4), {("worker", FlushCache): second.asker.address("")})
+        middle = Link(far, Peer("b", serves_max=4), {("worker", FlushCache): second.asker})
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first.run)
             nursery.start_soon(middle.run)

@@ -50,7 +50,7 @@ FAULTS = tuple(
     if kind
     not in {*OF_NODES, "front crash", "a leg dies", "stays away", "drain", "impatient", "trickles", "too many bugs"}
 )
-GOES_ON = frozenset({"engine_lost", "actor_lost", "link_lost"})  # what is not said where somebody else goes on
+GOES_ON = frozenset({"engine_lost", "actor_lost", "link_lost", "draining"})  # not said where somebody else goes on
 DEATHS = frozenset(kind for kind, codes in TRUTHS.items() if "engine_lost" in codes)  # of engines
 LOSSES = frozenset(kind for kind, codes in TRUTHS.items() if codes & {"engine_lost", "link_lost"})
 AWAY = frozenset({"half-open line", "stuck", "start fails", "jump", "slow", "trickles", *OF_NODES[1:]})
