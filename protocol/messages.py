@@ -197,6 +197,7 @@ class RunRank:
     """
 
     agreed: dict[str, str]
+    bootstrap_port: int | None = None  # where this life of a prefill is met, one of those that the files give it
 
 
 @frozen

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import trio
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from actors.engines.port import Engine
 from actors.engines.sglang import leftovers, settings
@@ -25,7 +25,6 @@ from supervisor.hosts import Starts, descriptors
 from supervisor.link import Link
 from supervisor.plug import Plug
 from supervisor.process import Hurry, Ladder, Process
-from supervisor.rendezvous import for_a_new_life
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +67,11 @@ async def engine(
     starts: Starts,
     plug: Plug[Engine],
     house: EngineHouse,
+    port: int | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Keep one engine; `started()` means that it can be asked.
+    """Keep one engine, met at `port` if it is a prefill; `started()` means that it can be asked.
 
     Raises `StartFailed` if it cannot become ready, `EngineDied` when its process or its link ends later.
     """
@@ -81,12 +81,12 @@ async def engine(
             task_status.started()
             await process.wait()
 
-    await _host(for_a_new_life(spec, house.now()), starts, house, offer)
+    await _host(evolve(spec, bootstrap_port=port), starts, house, offer)
 
 
-async def silent(spec: settings.EngineSpec, starts: Starts, house: EngineHouse) -> None:
-    """Keep the host of a rank that nobody asks; raises as `engine` does."""
-    await _host(spec, starts, house, lambda _, process: process.wait())
+async def silent(spec: settings.EngineSpec, starts: Starts, house: EngineHouse, port: int | None) -> None:
+    """Keep the host of a rank that nobody asks, of an engine met at `port`; raises as `engine` does."""
+    await _host(evolve(spec, bootstrap_port=port), starts, house, lambda _, process: process.wait())
 
 
 async def _host(spec: settings.EngineSpec, starts: Starts, house: EngineHouse, use: Use) -> None:

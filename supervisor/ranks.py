@@ -7,7 +7,7 @@ and its supervisor starts them all again. The others run their ranks exactly as 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
@@ -60,8 +60,8 @@ def agreed(cluster: Cluster, name: str) -> dict[str, str]:
 class Keeps(Protocol):
     """Keeps the host of rank 0, which is to say the engine."""
 
-    async def __call__(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Keep it until it ends; raises `ActorError` then."""
+    async def __call__(self, port: int | None, *, task_status: trio.TaskStatus[None]) -> None:
+        """Keep it until it ends, met at `port` if it is a prefill; raises `ActorError` then."""
 
 
 @define(eq=False)
@@ -77,14 +77,15 @@ class Others:
     gateway: str  # the node where it is asked
 
     async def together(  # noqa: ASYNC128  # keep calls started()
-        self, keep: Keeps, *, task_status: trio.TaskStatus[None]
+        self, keep: Keeps, another: Callable[[], int | None], *, task_status: trio.TaskStatus[None]
     ) -> None:
         """Keep all ranks of the engine, of which `keep` keeps the first; `started()` is for that one to say.
 
         Raises `StartFailed` if another node cannot be asked or refuses, `EngineDied` when any other rank ends, and what
-        `keep` raises.
+        `keep` and `another`, which says where this life is met, raise.
         """
         links = await self._linked()
+        port = another()
         failures: list[ActorError] = []
 
         def ended(error: ActorError) -> None:
@@ -96,19 +97,25 @@ class Others:
                 nursery.start_soon(self._give_way, ended)
                 # First all that an earlier life has left elsewhere must be gone: it could meet the new rank 0.
                 for rank, link in enumerate(links, 1):
-                    await nursery.start(self._hold, rank, link, ended)
-                await keep(task_status=task_status)
+                    await nursery.start(self._hold, rank, link, port, ended)
+                await keep(port, task_status=task_status)
             except ActorError as error:
                 ended(error)  # raised below: here, the nursery would wrap it in a group
         raise failures[0]
 
     async def _hold(
-        self, rank: int, link: Link, ended: Callable[[ActorError], None], *, task_status: trio.TaskStatus[None]
+        self,
+        rank: int,
+        link: Link,
+        port: int | None,
+        ended: Callable[[ActorError], None],
+        *,
+        task_status: trio.TaskStatus[None],
     ) -> None:
         """Have another node run its rank; `started()` when that begins. Raises `StartFailed` before, ends all after."""
         started, why = False, "it ended"
         try:
-            async with link.ask(RunRank(self.agreed), 1, self.engine) as answer:
+            async with link.ask(RunRank(self.agreed, port), 1, self.engine) as answer:
                 async for _ in answer:
                     started = True
                     task_status.started()
@@ -174,6 +181,7 @@ class Own:
 
     directory: Directory
     agreed: Mapping[str, str]
+    ports: Container[int | None] = (None,)  # at which a life of it may be met
 
     def check(self, request: RunRank) -> None:
         """Raise `BadRequest` if the asker's file says something else: the ranks would not be of one engine.
@@ -187,6 +195,9 @@ class Own:
             differ.append("keys that are unknown here")
         if differ:
             raise BadRequest(f"the file of node {self.directory.name} disagrees about {', '.join(differ)}")
+        if (port := request.bootstrap_port) not in self.ports:
+            met = "no port" if port is None else f"port {port}"
+            raise BadRequest(f"the file of node {self.directory.name} has no life of it at {met}")
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -202,13 +213,13 @@ class Own:
 async def other_rank(
     inbox: Inbox[Asked],
     own: Own,
-    keep: Callable[[], Awaitable[None]],
+    keep: Callable[[int | None], Awaitable[None]],
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run this node's rank of an engine whenever it is asked for, one at a time: the next waits until the last is gone.
 
-    `keep` starts its host and keeps it until it ends, which it says by an `ActorError`.
+    `keep` starts its host with the port that it is told and keeps it until it ends, which it says by an `ActorError`.
     """
     bugs = Bugs()
     task_status.started()
@@ -218,6 +229,6 @@ async def other_rank(
             own.check(call.request)
             answer.put(RankStarted())
             try:
-                await keep()
+                await keep(call.request.bootstrap_port)
             except ActorError as error:  # whoever asked is to judge it, and starts all ranks again
                 raise EngineLost(str(error)) from error

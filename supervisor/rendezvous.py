@@ -7,27 +7,46 @@ again at the same one, within seconds, is never asked: they wait for the process
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from attrs import evolve
+from attrs import define
 
 from actors.engines.sglang.settings import EngineSpec
 from protocol.errors import StartFailed
 
-PORTS = 32  # from `bootstrap_port` on; a second each, and 15 s after a life its decodes have forgotten its port
+PORTS = 32  # from `bootstrap_port` on; 15 s after a life its decodes have forgotten its port
 
 
-def for_a_new_life(spec: EngineSpec, now_s: float) -> EngineSpec:
-    """Return the same engine at a port that no life of the last half minute had, and that is free.
+def ports(spec: EngineSpec) -> Sequence[int | None]:
+    """Return the ports at which the lives of an engine are met: `PORTS` of a prefill, one None of any other."""
+    first = spec.bootstrap_port
+    return (None,) if first is None else range(first, first + PORTS)
 
-    Raises `StartFailed` if none is.
-    """
-    if spec.bootstrap_port is None or spec.nodes > 1:  # ranks on other nodes are told of one port, by their files
-        return spec
-    family = socket.AF_INET6 if ":" in spec.host else socket.AF_INET
-    for later in range(PORTS):
-        port = spec.bootstrap_port + (int(now_s) + later) % PORTS
-        with suppress(OSError), socket.create_server((spec.host, port), family=family):
-            return evolve(spec, bootstrap_port=port)
-    last = spec.bootstrap_port + PORTS - 1
-    raise StartFailed(f"engine {spec.name}: none of the ports {spec.bootstrap_port} to {last} of {spec.host} is free")
+
+@define(eq=False)
+class Lives:
+    """The lives of one engine, as far as its decodes tell them apart."""
+
+    spec: EngineSpec
+    now: Callable[[], float]
+    _turn: int | None = None  # of the last one
+
+    def another(self) -> int | None:
+        """Return where a new life is met: at the free port that no life had for longest, or None if it is no prefill.
+
+        Raises `StartFailed` if no port is free.
+        """
+        first = self.spec.bootstrap_port
+        if first is None:
+            return None
+        family = socket.AF_INET6 if ":" in self.spec.host else socket.AF_INET
+        # The first life's is a matter of time, as the one before may have been another process's.
+        begin = int(self.now()) if self._turn is None else self._turn + 1
+        for turn in range(begin, begin + PORTS):
+            port = first + turn % PORTS
+            with suppress(OSError), socket.create_server((self.spec.host, port), family=family):
+                self._turn = turn
+                return port
+        last = first + PORTS - 1
+        raise StartFailed(f"engine {self.spec.name}: none of the ports {first} to {last} of {self.spec.host} is free")

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import trio
 from attrs import Factory, define, field
 
 from actors._kit import mailbox
 from actors._queue import queue
+from protocol import codec
 from protocol.cluster import Leg, NodeState, Offer
-from protocol.errors import BadRequest, Draining, EngineDied, PeerLost, StartFailed
+from protocol.errors import BadRequest, Draining, EngineDied, PeerLost, PeerViolation, StartFailed
 from protocol.messages import RunRank
 from protocol.peer import Peer
 from supervisor.directory import Directory, Here
@@ -29,6 +33,7 @@ from tests.sim import SimTransport, counting, sim_pair, simulate, tasks
 
 LOAD_S, LADDER_S = 2.0, 1.0  # of a host: until it is ready once all have met, and from its end's beginning to its end
 LINKED_WITHIN_S = 60.0
+PORTS = (None, *range(9000, 9032))  # where nodes b and c let the engine be met
 AGREED = {"slots": "16", "nodes": '["a","b","c"]'}
 STEPS_MAX = 2_000
 
@@ -41,16 +46,18 @@ class Hosts:
     met: dict[int, object] = Factory(dict)  # who has found the rank 0 that lives now
     ends: dict[int, trio.Event] = Factory(dict)
     log: list[tuple[float, str]] = Factory(list)
+    ports: dict[int, int | None] = Factory(dict)  # that the hosts alive were told, by rank
     ladder_s: dict[int, float] = Factory(lambda: dict.fromkeys(range(3), LADDER_S))
     plug: Plug = Factory(Plug)
     changed: trio.lowlevel.ParkingLot = Factory(trio.lowlevel.ParkingLot)
 
-    async def keep(self, rank, *, task_status=trio.TASK_STATUS_IGNORED):
+    async def keep(self, rank, port, *, task_status=trio.TASK_STATUS_IGNORED):
         """Do what keeps one rank's host in a node."""
         await trio.lowlevel.checkpoint()
         assert rank not in self.alive, "two hosts of one rank"
         life = self.alive[rank] = object()
         self.ends[rank] = trio.Event()
+        self.ports[rank] = port
         self.tell(f"{rank} starts")
         if rank == 0:
             self.met = dict(self.alive)  # even one that is being ended still finds whoever is there
@@ -71,7 +78,7 @@ class Hosts:
                 await trio.sleep_forever()
             raise
         finally:
-            del self.alive[rank]
+            del self.alive[rank], self.ports[rank]
             self.tell(f"{rank} is gone")
         raise EngineDied(f"host {rank} was killed")
 
@@ -91,6 +98,7 @@ class Group:
     hosts: Hosts = Factory(Hosts)
     agreed: dict = Factory(lambda: dict(AGREED))
     gateway: str = "a"
+    another: Callable[[], int | None] = lambda: None  # where the next life is met
     directory: Directory = Factory(lambda: Directory("a"))
     plug: Plug = field(init=False)
     here: Here = field(init=False)
@@ -115,7 +123,7 @@ class Group:
             self.directory.expect(node, f"{node}:7400")
             address, inbox = mailbox(1)
             self.asked[node] = address
-            own = Own(self.nodes[node], AGREED)
+            own = Own(self.nodes[node], AGREED, PORTS)
             run = partial(other_rank, inbox, own, partial(self.hosts.keep, rank))
             self.nursery.start_soon(run, name=f"rank {rank}")
 
@@ -163,7 +171,7 @@ class Group:
         self.over.set()
 
     async def _engine(self, *, task_status):
-        await self.others.together(partial(self.hosts.keep, 0), task_status=task_status)
+        await self.others.together(partial(self.hosts.keep, 0), self.another, task_status=task_status)
 
     @property
     def ready(self):
@@ -216,6 +224,42 @@ async def test_whichever_rank_ends_all_end_and_all_start_again(rank, autojump_cl
         )
         assert len(made.why) == 1
         assert where in made.why[0]
+
+
+async def test_each_life_of_a_prefill_is_met_at_one_port_that_all_ranks_are_told(autojump_clock):
+    async with group("b", "c", another=partial(next, count(9000))) as made:
+        for life in range(3):
+            await made.until_ready(life + 1)
+            assert made.hosts.ports == dict.fromkeys(range(3), 9000 + life)
+            made.hosts.kill(life)
+
+
+async def test_a_life_that_waits_for_its_nodes_takes_no_port_yet(autojump_clock):
+    taken = []
+    async with group("b", another=lambda: taken.append(trio.current_time())) as made:
+        await trio.sleep(40)
+        made.link("c")
+        await made.until_ready()
+        assert taken == [40]
+
+
+async def test_a_prefill_for_which_no_port_is_free_starts_no_rank(autojump_clock):
+    def another():
+        raise StartFailed("none of the ports is free")
+
+    async with group("b", "c", another=another) as made:
+        await made.over.wait()
+        assert str(made.failed) == "none of the ports is free"
+        assert made.hosts.log == []
+
+
+async def test_a_port_that_another_nodes_file_does_not_give_the_engine_is_refused_there(autojump_clock):
+    async with group("b", "c", another=lambda: 9032) as made:
+        with trio.fail_after(1):
+            await made.over.wait()
+        said = "rank 1 of engine big on node b: the file of node b has no life of it at port 9032"
+        assert str(made.failed) == said
+        assert made.hosts.log == []
 
 
 async def test_a_rank_that_ends_before_the_engine_is_ready_ends_the_start(autojump_clock):
@@ -392,6 +436,30 @@ def test_what_a_node_is_asked_never_goes_beyond_its_own_file(agreed, said):
     with pytest.raises(BadRequest) as caught:
         own.check(RunRank(agreed))
     assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("ports", "port", "met"),
+    [
+        (range(9000, 9032), None, "no port"),
+        *((range(9000, 9032), port, f"port {port}") for port in (-1, 0, 22, 8999, 9032, 65_536, 2**64 - 1)),
+        ((None,), 9000, "port 9000"),
+    ],
+)
+def test_a_rank_is_met_nowhere_that_its_own_file_does_not_say(ports, port, met):
+    own = Own(Directory("b"), AGREED, ports)
+    for allowed in ports:
+        own.check(RunRank(dict(AGREED), allowed))
+    with pytest.raises(BadRequest) as caught:
+        own.check(RunRank(dict(AGREED), port))
+    assert str(caught.value) == f"the file of node b has no life of it at {met}"
+
+
+@pytest.mark.parametrize("port", [True, 9000.5, "9000", b"9000", [9000]])
+def test_a_port_that_is_no_whole_number_breaks_the_protocol(port):
+    said = codec.encode(RunRank({}, 9000))[:1] + msgspec.msgpack.encode({"agreed": {}, "bootstrap_port": port})
+    with pytest.raises(PeerViolation, match="a RunRank that cannot be read"):
+        codec.decode(said)
 
 
 def test_a_node_that_drains_begins_no_rank():

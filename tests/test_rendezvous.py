@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from contextlib import ExitStack
+from contextlib import nullcontext
+from itertools import count
 
 import pytest
 from attrs import evolve
@@ -11,29 +12,54 @@ from attrs import evolve
 from actors.engines.sglang.settings import EngineSpec
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
-from supervisor.rendezvous import PORTS, for_a_new_life
+from supervisor.rendezvous import PORTS, Lives, ports
 
 PREFILL = EngineSpec("p", "/models/x", "cpu", 4, 4096, leg=Leg.PREFILL, bootstrap_port=20_400)
 
 
-def test_no_two_lives_within_half_a_minute_are_met_at_one_port():
-    ports = [for_a_new_life(PREFILL, 1000.7 + second).bootstrap_port for second in range(PORTS)]
-    assert len(set(ports)) == PORTS
-    assert {port - 20_400 for port in ports} == set(range(PORTS))
+@pytest.fixture(autouse=True)
+def taken(monkeypatch):
+    """The ports at which somebody listens; here nobody does in truth."""
+    taken: set[int] = set()
+
+    def create_server(at, **_):
+        if at[1] in taken:
+            raise OSError("it is taken")
+        return nullcontext()
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    return taken
 
 
-def test_a_port_that_is_taken_is_passed_over_and_none_left_is_said():
-    with ExitStack() as stack:
-        first = for_a_new_life(PREFILL, 0.0).bootstrap_port
-        stack.enter_context(socket.create_server(("127.0.0.1", first)))
-        assert for_a_new_life(PREFILL, 0.0).bootstrap_port == first + 1
-        for port in range(first + 1, first + PORTS):
-            stack.enter_context(socket.create_server(("127.0.0.1", port)))
-        with pytest.raises(StartFailed, match=r"none of the ports 20400 to 20431 of .* is free"):
-            for_a_new_life(PREFILL, 0.0)
+@pytest.mark.parametrize("life_s", [0.1, 1.0, 7.0, PORTS, 10 * PORTS])
+def test_a_life_is_met_where_none_of_the_lives_before_it_was_however_long_they_were(life_s):
+    lives = Lives(PREFILL, count(1000.7, life_s).__next__)
+    met = [lives.another() for _ in range(PORTS)]
+    assert sorted(met) == list(ports(PREFILL)) == list(range(20_400, 20_400 + PORTS))
+    assert lives.another() == met[0]
 
 
-def test_who_has_no_port_of_its_own_is_left_alone():
-    assert for_a_new_life(evolve(PREFILL, leg=Leg.DECODE, bootstrap_port=None), 5.0).bootstrap_port is None
-    spanning = evolve(PREFILL, nodes=2, meet="127.0.0.1:1")
-    assert for_a_new_life(spanning, 5.0) is spanning
+def test_the_lives_of_processes_that_follow_each_other_within_half_a_minute_are_met_apart():
+    met = {Lives(PREFILL, lambda at_s=at_s: at_s).another() for at_s in range(1000, 1000 + PORTS)}
+    assert len(met) == PORTS
+
+
+def test_a_port_that_is_taken_is_passed_over_and_none_left_is_said(taken):
+    last = 20_400 + PORTS - 1
+    taken |= set(ports(PREFILL)) - {last}
+    lives = Lives(PREFILL, lambda: 0.0)
+    assert lives.another() == lives.another() == last
+    taken.add(last)
+    with pytest.raises(StartFailed, match=r"none of the ports 20400 to 20431 of .* is free"):
+        lives.another()
+
+
+def test_an_engine_that_spans_nodes_has_as_many_ports_as_any():
+    lives = Lives(evolve(PREFILL, nodes=2, meet="127.0.0.1:1"), lambda: 5.0)
+    assert [lives.another(), lives.another()] == [20_405, 20_406]
+
+
+def test_who_has_no_port_of_its_own_is_met_at_none():
+    decode = evolve(PREFILL, leg=Leg.DECODE, bootstrap_port=None)
+    assert Lives(decode, lambda: 5.0).another() is None
+    assert ports(decode) == (None,)

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import trio
+from attrs import evolve
 
+from actors._kit import mailbox
 from actors.engines.sglang import settings
-from protocol.errors import StartFailed
+from bench._cluster import free_ports
+from protocol.errors import BadRequest, EngineLost, StartFailed
 from protocol.messages import Generate, RunRank
 from supervisor import check, config, known, ranks, scrape
-from supervisor.workers import _spec
-from tests.watched import built
+from supervisor.directory import Directory
+from supervisor.folders import Folder
+from supervisor.metrics import Metrics
+from supervisor.plug import Plug
+from supervisor.process import Hurry
+from supervisor.rendezvous import PORTS
+from supervisor.workers import Worker, _spec, rank_of, worker
+from tests.houses import built
 
 ROOT = Path(__file__).parent.parent
 SPAN = f"""
@@ -48,6 +60,32 @@ node = "a"
 device = "cpu"
 leg = "prefill"
 bootstrap_port = 7500
+kv_tokens_max = 4096
+[engine.d]
+model = "tiny"
+node = "b"
+device = "cpu"
+leg = "decode"
+kv_tokens_max = 4096
+"""
+OVER_TWO = f"""
+[node.a]
+listen = "127.0.0.1:7401"
+[node.b]
+listen = "127.0.0.1:7402"
+[gateway]
+node = "a"
+[model.tiny]
+path = "{ROOT / "examples" / "tiny"}"
+[engine.p]
+model = "tiny"
+node = "a"
+ranks_on = ["b"]
+dist_port = 7500
+device = "cpu"
+tensor_parallel = 2
+leg = "prefill"
+bootstrap_port = 20400
 kv_tokens_max = 4096
 [engine.d]
 model = "tiny"
@@ -161,6 +199,54 @@ def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read):
     ]:
         other = ranks.agreed(read(old, new), "big")
         assert [name for name in said if said[name] != other[name]] == [key]
+
+
+# In the hosts ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Hosts of a prefill over two nodes: how they are started, which all fail, and what a node has for them."""
+    (tmp_path / "cluster.toml").write_text(OVER_TWO.replace("20400", str(free_ports(1)[0])))
+    boots = []
+
+    async def starts(boot, _):
+        await trio.lowlevel.checkpoint()
+        boots.append(boot)
+        raise StartFailed("nothing starts here")
+
+    folder, cluster = Folder(tmp_path, -1), config.read(tmp_path / "cluster.toml")
+    world = SimpleNamespace(folder=folder, logs=tmp_path, hurry=Hurry(), now=lambda: 5.0, metrics=Metrics())
+    return SimpleNamespace(cluster=cluster, starts={"cpu": starts}, world=world, boots=boots)
+
+
+async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(hosts):
+    section = hosts.cluster.engine["p"]
+    others = ranks.Others("p", (), {}, Directory("a"), 1.0, Plug(), "a")
+    each = Worker("p", section, None, Plug(), inbox=None, came=lambda: None, turn_away=lambda: None, others=others)
+    for alone in (each, evolve(each, others=None)):
+        child = worker(hosts.cluster, alone, hosts.starts, hosts.world).children[0]
+        for _ in range(3):
+            with pytest.raises(StartFailed, match="nothing starts here"):
+                await child.run(*child.args, task_status=trio.TASK_STATUS_IGNORED)
+        told = [boot.arguments["disaggregation_bootstrap_port"] for boot in hosts.boots[-3:]]
+        assert len(set(told)) == 3
+        assert set(told) <= set(range(section.bootstrap_port, section.bootstrap_port + PORTS))
+
+
+async def test_another_rank_of_a_prefill_is_started_with_the_port_that_its_node_is_told(hosts, nursery):
+    first = hosts.cluster.engine["p"].bootstrap_port
+    address, inbox = mailbox(1)
+    child = rank_of(hosts.cluster, "p", Directory("b"), inbox, hosts.starts, hosts.world)
+    await nursery.start(partial(child.run, *child.args))
+    agreed = ranks.agreed(hosts.cluster, "p")
+    for port, refused in ((first, EngineLost), (first + PORTS - 1, EngineLost), (first + PORTS, BadRequest)):
+        with pytest.raises(refused):
+            async with address.ask(RunRank(agreed, port), 1) as answer:
+                await answer.result()
+    assert [boot.arguments["disaggregation_bootstrap_port"] for boot in hosts.boots] == [first, first + PORTS - 1]
+    assert {boot.arguments["node_rank"] for boot in hosts.boots} == {1}
+    nursery.cancel_scope.cancel()
 
 
 # In the trees ----------------------------------------------------------------------------
