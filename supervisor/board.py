@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from rich.console import Group, RenderableType
+from attrs import field, frozen
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from protocol.cluster import ChildState, Reloaded, Status
+from supervisor.crossing import plain
 from supervisor.standing import UP
 
 Seen: TypeAlias = Status | str
 """How a node is, or why that is not known."""
 
-TEXT_LENGTH_MAX = 2000
 GOOD, SO_SO, BAD, ASIDE = "green", "yellow", "red", "dim"
 VERBS = {"starting": "is starting", "ended": "has ended", "stopping": "is stopping", "stopped": "has stopped"}
 VERBS |= {"not started": "is not started"}  # the other states are verbs themselves
 UNITS = ("B", "kB", "MB", "GB", "TB")
+ABOUT = "about"
+GAP = 2  # between two columns
+WIDTH_MIN, ABOUT_WIDTH_MIN = 32, 16  # to which a column is folded before another is left out
 
 
 def board(name: str, seen: Mapping[str, Seen]) -> RenderableType:
@@ -31,8 +36,8 @@ def board(name: str, seen: Mapping[str, Seen]) -> RenderableType:
     troubles = list(_troubles(seen))
     if known and not troubles:
         head.append(", all is up", GOOD)
-    lines = [Text(f"  {plain(said)}", style) for said, style in troubles]
-    tables = [table for table in (_trees(seen), _engines(known), _links(known)) if table.row_count]
+    lines = [_Hanging("  ", "    ", Text(plain(said), style)) for said, style in troubles]
+    tables = [table for table in (_trees(seen), _engines(known), _links(known)) if table.rows]
     return Group(head, *lines, *(each for table in tables for each in (Text(), table)))
 
 
@@ -73,32 +78,79 @@ def reloaded(name: str, what: Reloaded) -> RenderableType:
     return text
 
 
-def plain(text: str) -> str:
-    """Return what others say as a terminal may show it: without a say in where the cursor goes, and not for ever."""
-    cut = text if len(text) <= TEXT_LENGTH_MAX else f"{text[:TEXT_LENGTH_MAX]}..."
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)
+@frozen
+class _Hanging:
+    """A text with something before its first line, and something else before each line into which it is folded."""
+
+    first: str
+    others: str
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = max(1, options.max_width - len(self.others))
+        for number, line in enumerate(self.text.wrap(console, room, overflow="fold")):
+            lead = self.others if number else self.first
+            yield Text.assemble((lead[: options.max_width - room], ASIDE), line)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, self.cell_len)
+
+    @property
+    def cell_len(self) -> int:
+        return len(self.others) + self.text.cell_len
 
 
-def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style=ASIDE, title=None)
-    for column in (title, *columns):
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
-    return table
+Cell: TypeAlias = str | Text | _Hanging
 
 
-def _trees(seen: Mapping[str, Seen]) -> Table:
-    table = _table("node", "state", "since", "restarts", "", right=("since", "restarts"))
+@frozen
+class _Columns:
+    """A table that fits a narrow terminal: of the `spare` columns, as many as have room; the others are named below.
+
+    What still has no room is folded. Nothing is cut but what is `ABOUT` a member.
+    """
+
+    heads: Sequence[str]
+    spare: Sequence[str]  # the first is missed the most
+    right: Sequence[str]  # which stand at the right of their columns
+    rows: list[Sequence[Cell]] = field(factory=list)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = zip(self.heads, zip(*self.rows, strict=True), strict=True)
+        widths = {head: max(_width(cell) for cell in (head, *cells)) for head, cells in columns}
+        least = {head: min(width, ABOUT_WIDTH_MIN if head == ABOUT else WIDTH_MIN) for head, width in widths.items()}
+        shown = [head for head in self.heads if head not in self.spare]
+        for head in self.spare:
+            if sum(least[each] + GAP for each in (*shown, head)) - GAP <= options.max_width:
+                shown.append(head)
+        rest = options.max_width - sum(widths[head] + GAP for head in shown if head != ABOUT)
+        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style=ASIDE)
+        for head in (each for each in self.heads if each in shown):
+            most = max(ABOUT_WIDTH_MIN, rest) if head == ABOUT else None
+            table.add_column(head, justify="right" if head in self.right else "left", max_width=most, overflow="fold")
+        for row in self.rows:
+            table.add_row(*(cell for head, cell in zip(self.heads, row, strict=True) if head in shown))
+        yield table
+        if left_out := [head for head in self.heads if head not in shown]:
+            yield Text(f"no room for: {', '.join(left_out)}", ASIDE)
+
+
+def _width(cell: Cell) -> int:
+    return len(cell) if isinstance(cell, str) else cell.cell_len
+
+
+def _trees(seen: Mapping[str, Seen]) -> _Columns:
+    table = _Columns(("node", "state", "since", "restarts", ABOUT), (ABOUT,), ("since", "restarts"))
     for name, each in seen.items():
         if isinstance(each, str):
-            table.add_row(Text(plain(name), "bold"), Text("no answer", BAD), "", "", Text(plain(each), ASIDE))
+            table.rows.append((Text(plain(name), "bold"), Text("no answer", BAD), "", "", Text(plain(each), ASIDE)))
             continue
-        for lead, child in _drawn(each.tree):
-            root = not lead
-            title = Text.assemble((lead, ASIDE), (plain(child.path.rpartition("/")[2]), "bold" if root else ""))
+        for first, others, child in _drawn(each.tree):
+            root = not first
+            title = _Hanging(first, others, Text(plain(child.path.rpartition("/")[2]), "bold" if root else ""))
             state = "draining" if root and each.state.draining else child.state
             restarts = Text(str(child.restarts), SO_SO) if child.restarts else Text("" if root else "0", ASIDE)
-            table.add_row(title, _state(state), _time(child.since_s), restarts, _about(child))
-    table.columns[-1].no_wrap = False  # where a terminal is narrow, this one alone is
+            table.rows.append((title, _state(state), _time(child.since_s), restarts, _about(child)))
     return table
 
 
@@ -111,8 +163,8 @@ def _about(child: ChildState) -> Text:
     return Text(plain(child.about), ASIDE, no_wrap=True, overflow="ellipsis")
 
 
-def _drawn(tree: Sequence[ChildState]) -> Iterator[tuple[str, ChildState]]:
-    """Yield each member with the lines that lead to it; each stands before its children."""
+def _drawn(tree: Sequence[ChildState]) -> Iterator[tuple[str, str, ChildState]]:
+    """Yield each member with the lines that lead to it, and past it; each stands before its children."""
     parents, more = set[str](), list[bool]()  # whether another of the same parent follows
     for child in reversed(tree):
         parent = child.path.rpartition("/")[0]
@@ -123,36 +175,33 @@ def _drawn(tree: Sequence[ChildState]) -> Iterator[tuple[str, ChildState]]:
         depth = child.path.count("/")
         open_at[depth:] = [follows]
         lead = "".join("│  " if each else "   " for each in open_at[1:depth])
-        yield (f"{lead}{'├─ ' if follows else '└─ '}" if depth else ""), child
+        first, others = ("├─ ", "│  ") if follows else ("└─ ", "   ")
+        yield (f"{lead}{first}", f"{lead}{others}", child) if depth else ("", "", child)
 
 
-def _engines(known: Sequence[Status]) -> Table:
-    numbers = ("running", "waiting", "slots", "tokens", "KV")
-    table = _table("engine", "node", "model", "leg", "state", *numbers, right=numbers)
+def _engines(known: Sequence[Status]) -> _Columns:
+    numbers = ("run", "wait", "slots", "tokens", "KV")
+    heads = ("engine", "node", "model", "leg", "state", *numbers)
+    table = _Columns(heads, ("slots", "leg", "model", "tokens"), numbers)
     for status in known:
         for offer in status.state.offers:
             state = "draining" if status.state.draining else UP if offer.up else "starting"
-            table.add_row(
-                *(Text(plain(each)) for each in (offer.name, status.node, offer.model, offer.leg)),
-                _state(state),
-                *map(str, (offer.running, offer.waiting, offer.slots)),
-                f"{offer.tokens:,}",
-                f"{offer.kv_used:.0%}",
-            )
+            names = (Text(plain(each)) for each in (offer.name, status.node, offer.model, offer.leg))
+            counts = map(str, (offer.running, offer.waiting, offer.slots))
+            table.rows.append((*names, _state(state), *counts, f"{offer.tokens:,}", f"{offer.kv_used:.0%}"))
     return table
 
 
-def _links(known: Sequence[Status]) -> Table:
+def _links(known: Sequence[Status]) -> _Columns:
     numbers = ("silent", "streams", "messages", "sent", "received")
-    table = _table("link", "to", "state", *numbers, right=numbers)
+    table = _Columns(("link", "to", "state", *numbers), ("silent", "sent", "received", "messages"), numbers)
     for status in known:
         for link in status.links:
             row = [f"{link.silent_s:.1f} s", str(link.streams), f"{link.messages_sent:,}"]
             row += [_size(link.bytes_sent), _size(link.bytes_received)]
             state = _state(UP) if link.up else Text("down", BAD)
-            table.add_row(
-                Text(plain(status.node)), Text(plain(link.node)), state, *(row if link.up else [""] * len(row))
-            )
+            names = (Text(plain(status.node)), Text(plain(link.node)))
+            table.rows.append((*names, state, *(row if link.up else [""] * len(row))))
     return table
 
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from protocol.cluster import ChildState, GateState, Leg, LinkState, NodeState, Offer, Reloaded, Status
-from supervisor import board
+from supervisor import board, crossing
 from supervisor.operate import as_data
 
 TREE = (
@@ -42,7 +42,7 @@ def test_every_node_engine_and_link_stands_in_its_row():
         "",
     ]
     assert [" ".join(line.split()) for line in lines[4:]] == [
-        "node state since restarts",
+        "node state since restarts about",
         "one starts again 2 h node on localhost",
         "├─ links up 61 s 0 other nodes",
         "├─ a up 3 s 0 tiny on cpu",
@@ -51,7 +51,7 @@ def test_every_node_engine_and_link_stands_in_its_row():
         "└─ b up 3 s 0 another",
         "two no answer 10.0.0.2:7401 cannot be reached",
         "",
-        "engine node model leg state running waiting slots tokens KV",
+        "engine node model leg state run wait slots tokens KV",
         "a one tiny decode up 3 2 16 12,345 50%",
         "",
         "link to state silent streams messages sent received",
@@ -114,7 +114,7 @@ def test_what_nodes_say_moves_no_cursor_and_changes_no_colour(evil):
 
 
 def test_what_a_node_says_for_ever_is_cut():
-    assert len(board.plain("x" * 1_000_000)) == board.TEXT_LENGTH_MAX + 3
+    assert len(crossing.plain("x" * 1_000_000)) == crossing.TEXT_LENGTH_MAX + 3
 
 
 def test_a_tree_that_is_none_is_drawn_in_time():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from io import StringIO
+from itertools import chain, pairwise
 from math import inf, nan
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -11,7 +13,7 @@ from rich.console import Console
 
 from protocol.cluster import ChildState, Leg, LinkState, NodeState, Offer, Reload, Reloaded, Status
 from protocol.errors import NotReady, PeerViolation
-from supervisor import operate
+from supervisor import __main__, operate
 from supervisor.operate import STARTS_S
 
 
@@ -96,3 +98,112 @@ def test_times_that_cannot_be_are_not_believed(lie):
 def test_engines_that_cannot_be_are_not_believed():
     with pytest.raises(PeerViolation):
         operate._checked(status("one", offers=(Offer("a", "m", Leg.BOTH, 4, True, None, 0, 0, 0, nan),)))
+
+
+# What a terminal shows --------------------------------------------------------------------
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+LOST = "the engine was killed by SIGKILL, and nobody knows why"
+HEADS = {
+    "node": ("node", "state", "since", "restarts", "about"),
+    "engine": ("engine", "node", "model", "leg", "state", "run", "wait", "slots", "tokens", "KV"),
+    "link": ("link", "to", "state", "silent", "streams", "messages", "sent", "received"),
+}
+
+
+def serving(node, engine, leg, model=LLAMA):
+    """A node whose one engine has crashed, under load."""
+    router = f"router-{model.replace('/', ':')}"
+    members = ("", "/links", f"/{engine}", f"/{engine}/engine", f"/{engine}/{leg}", f"/{router}")
+    tree = tuple(ChildState(f"{node}{member}", "up", 0, 250_000.0, f"what serves {model}") for member in members)
+    lost = ChildState(tree[3].path, "starts again", 3, 4.0, "SGLang", LOST)
+    offers = (Offer(engine, model, leg, 256, False, None, 200, 13, 1_234_567, 0.87),)
+    links = (LinkState("gpu-node-17", True, 0.2, 128, 4_567_890, 2_500_000_123, 870_000_000_000),)
+    return Status(node, "r", "1", 250_000.0, NodeState(offers), (*tree[:3], lost, *tree[4:]), links)
+
+
+LARGE = {
+    "prefill-host-one": serving("prefill-host-one", "llama-prefill-0", Leg.PREFILL),
+    "decode-host-two": serving("decode-host-two", "llama-decode-0", Leg.DECODE),
+    "gpu-node-17": "10.0.0.17:7401 cannot be reached",
+}
+LONGEST = {"n" * 128: serving("n" * 128, "e" * 128, Leg.BOTH, "m" * 128)}
+
+
+class Seen(Cluster):
+    """Stands for an operator that has seen this."""
+
+    cluster = SimpleNamespace(cluster=SimpleNamespace(name="oak"))
+
+    async def look(self):
+        await trio.lowlevel.checkpoint()
+        return self.at
+
+
+async def looked(seen, width):
+    """Return the lines that a look at a cluster prints in a terminal of this width."""
+    console = Console(file=StringIO(), width=width, color_system=None)
+    code = await operate._status(Seen(seen), console, as_json=False, watch=False)
+    assert code == any(isinstance(each, str) for each in seen.values())
+    assert all(len(line) <= width for line in printed(console))
+    return [line.rstrip() for line in printed(console)]
+
+
+def heads(lines):
+    """Return the heads of the tables, by the first of each table."""
+    return {line.split()[0]: tuple(line.split()) for before, line in pairwise(lines) if not before}
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+@pytest.mark.parametrize("seen", [LARGE, LONGEST], ids=["large", "longest"])
+async def test_no_head_of_a_column_is_cut_and_what_has_no_room_is_named(seen, width):
+    lines = await looked(seen, width)
+    shown = heads(lines)
+    left_out = [line.removeprefix("no room for: ").split(", ") for line in lines if line.startswith("no room for: ")]
+    assert shown.keys() == HEADS.keys()
+    for first, every in HEADS.items():
+        assert shown[first] == tuple(head for head in every if head in shown[first])
+    assert sorted(chain(*shown.values(), *left_out)) == sorted(chain(*HEADS.values()))
+
+
+async def test_with_short_names_nothing_has_to_be_left_out_at_80_columns():
+    assert heads(await looked({"one": serving("one", "tiny-1", Leg.BOTH, "tiny")}, 80)) == HEADS
+
+
+@pytest.mark.parametrize("width", [60, 80])
+async def test_names_of_nodes_and_engines_are_whole_in_a_narrow_terminal(width):
+    lines = await looked(LARGE, width)
+    rows = [line.split()[:2] for line in lines]
+    assert ["llama-prefill-0", "prefill-host-one"] in rows
+    assert ["prefill-host-one", "gpu-node-17"] in rows
+    assert {"prefill-host-one", "decode-host-two", "gpu-node-17"} <= {line.partition("  ")[0] for line in lines}
+
+
+async def test_a_name_too_long_for_a_terminal_is_folded_between_the_lines_of_the_tree():
+    lines = await looked(LONGEST, 60)
+    for lead, others, letter in (("├─ ", "│  ", "e"), ("└─ router-", "   ", "m")):
+        first = next(at for at, line in enumerate(lines) if line.startswith(lead + letter))
+        folded = [line for line in lines[first + 1 : first + 6] if line.startswith(others + letter)]
+        assert lines[first].split()[1].count(letter) + sum(line.count(letter) for line in folded) == 128
+
+
+async def test_what_is_wrong_comes_first_and_its_lines_are_told_apart():
+    lines = await looked(LARGE, 60)
+    assert lines[1:8] == [
+        "  prefill-host-one/llama-prefill-0/engine starts again:",
+        f"    {LOST}",
+        "  decode-host-two/llama-decode-0/engine starts again: the",
+        f"    {LOST.removeprefix('the ')}",
+        "  node gpu-node-17 does not answer: 10.0.0.17:7401 cannot",
+        "    be reached",
+        "",
+    ]
+
+
+def test_whatever_keeps_a_command_from_being_done_is_one_sentence(monkeypatch, capsys):
+    def away(*_):
+        raise NotReady("node b is away")
+
+    monkeypatch.setattr(operate, "main", away)
+    assert __main__.operated(["cluster.toml", "drain", "b"]) == 1
+    assert capsys.readouterr().err == "espalier: node b is away\n"
