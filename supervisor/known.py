@@ -138,7 +138,8 @@ async def all_loads(directory: Directory) -> dict[str, EngineLoad]:
 
 
 async def all_metrics_text(directory: Directory, metrics: Metrics) -> bytes:
-    """Return the metrics with what `all_loads` returns."""
+    """Return the metrics with what `all_loads` returns, and without the calls of nodes that have been forgotten."""
+    metrics.keep({directory.name, *directory.nodes})
     return metrics.text(await all_loads(directory))
 
 

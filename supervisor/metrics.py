@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from attrs import define, field, frozen
 from prometheus_client import CollectorRegistry, generate_latest
@@ -106,6 +106,11 @@ class Metrics:
         """Return what counts what becomes of a model's requests."""
         return _Routed(model, self._calls, self._resumes)
 
+    def keep(self, nodes: Collection[str]) -> None:
+        """Forget how calls ended whose workers are on other nodes than these."""
+        for labels in [labels for labels in self._calls if labels[1].partition("/")[0] not in nodes]:
+            del self._calls[labels]
+
     def text(self, loads: Mapping[str, EngineLoad]) -> bytes:
         """Return everything in Prometheus's text format; `loads` is each engine's own count."""
         registry = CollectorRegistry()
@@ -131,7 +136,7 @@ class Metrics:
             ),
             _counter_family("espalier_resumes", "Requests that went on elsewhere", "model code kind", self._resumes),
             _histogram_family(
-                "espalier_time_to_abort", "Time from an asker's leaving to its slot", "engine", self._to_abort
+                "espalier_time_to_abort", "Time from an asker's leaving to its slot's release", "engine", self._to_abort
             ),
         )
         for source in self.sources:

@@ -16,14 +16,15 @@ from protocol.errors import EngineLost, NotReady, Overloaded, PeerLost
 from protocol.messages import EngineLoad, FlushCache, GetLoad
 from protocol.peer import Peer
 from supervisor import known
-from supervisor.directory import Directory, Here
+from supervisor.directory import FORGET_S, Directory, Here
 from supervisor.link import Link
+from supervisor.links import FORGETS_S
 from supervisor.metrics import Metrics
 from supervisor.plug import Plug
 from tests.doors import INFO
+from tests.houses import built
 from tests.sim import sim_pair
 from tests.test_metrics import cluster, lines
-from tests.watched import built
 
 OFFER = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=True, engine=INFO)
 LOAD = EngineLoad(1, 2, 3)
@@ -150,6 +151,40 @@ async def test_one_that_does_not_answer_in_time_is_left_out_and_keeps_nobody_wai
 async def test_counts_that_cannot_be_are_left_out(lie, autojump_clock):
     async with front(Engine(), a=Engine(lie)) as (directory, _):
         assert (await known.all_loads(directory)).keys() == {"main/tiny-0"}
+
+
+# Calls ----------------------------------------------------------------------------------------
+
+
+async def counted(directory, metrics):
+    """Return how many calls each worker is told to have ended."""
+    told = (await known.all_metrics_text(directory, metrics)).decode().splitlines()
+    calls = (line.split('worker="')[1].split('"} ') for line in told if line.startswith("espalier_calls_total{"))
+    return {worker: float(count) for worker, count in calls}
+
+
+async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autojump_clock):
+    metrics, passed_s = Metrics(), 0.0
+    watch = metrics.router("tiny")
+    async with front(None, a=Engine(), b=None, filed=None) as (directory, wires):
+        directory.expect("filed", None, [OFFER])
+        every = {"main/tiny-0": 1.0, "a/tiny-0": 1.0, "b/tiny-0": 1.0, "filed/tiny-0": 1.0}
+        for worker in every:
+            watch.called(worker, "ended")
+        for node in ("a", "filed"):
+            wires[node].cut()
+            directory.unlinked(node, directory.nodes[node][1])
+        while not (gone := directory.forget()):
+            assert await counted(directory, metrics) == every
+            await trio.sleep(FORGETS_S)
+            passed_s += FORGETS_S
+        assert (gone, passed_s) == (["a"], FORGET_S)
+        del every["a/tiny-0"]
+        assert await counted(directory, metrics) == every, "an engine that is down, and a node of the file, are kept"
+        directory.told("a", NodeState((OFFER,)))
+        watch.called("a/tiny-0", "ended")
+        watch.called("b/tiny-0", "ended")
+        assert await counted(directory, metrics) == {**every, "a/tiny-0": 1.0, "b/tiny-0": 2.0}
 
 
 # Flushing -------------------------------------------------------------------------------------
