@@ -53,18 +53,18 @@ class Neighbour:
 
 @frozen
 class NodeState:
-    """How a node is at the moment; a node that drains is not to be asked anything new, and `why` says what it is at."""
+    """How a node is at the moment; a node that drains is not to be asked anything new."""
 
     offers: tuple[Offer, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
     draining: bool = False
-    why: str | None = None
 
 
 OFFERS_MAX = 1024
 NEIGHBOURS_MAX = 4096
+PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5]))))"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
-_AT = re.compile(r"(\[[0-9a-fA-F:]{2,45}\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}")
+_AT = re.compile(r"(\[[0-9a-fA-F:]{2,45}\]|[A-Za-z0-9._-]{1,253}):" + PORT)
 
 
 def check(state: NodeState) -> NodeState:

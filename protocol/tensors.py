@@ -33,6 +33,9 @@ BYTES = {
 }
 
 
+DIMENSIONS_MAX = 8
+
+
 @frozen
 class Tensor:
     """A dense, C-ordered array: `data` holds `prod(shape)` elements of `dtype`."""
@@ -44,6 +47,8 @@ class Tensor:
 
 def size_bytes(tensor: Tensor) -> int:
     """Return how many bytes a tensor has by its dtype and shape; raise `PeerViolation` for a shape that cannot be."""
+    if len(tensor.shape) > DIMENSIONS_MAX:  # a product of so many numbers could take a minute
+        raise PeerViolation(f"a tensor of {len(tensor.shape)} dimensions; the limit is {DIMENSIONS_MAX}")
     if any(size < 0 for size in tensor.shape):
         raise PeerViolation(f"a tensor of shape {tensor.shape} has a negative size")
     return prod(tensor.shape) * BYTES[tensor.dtype]

@@ -13,7 +13,7 @@ from random import SystemRandom
 
 import trio
 
-from protocol.errors import ActorError, StartFailed
+from protocol.errors import ActorError, EspalierError, StartFailed
 from supervisor import check, config, launcher, node, reaper, say
 from supervisor.doors import keys
 from supervisor.upward import Upward
@@ -90,12 +90,12 @@ def _running(
 
 def operated(arguments: list[str]) -> int:
     """Ask a running cluster what the command line says, and return the exit code."""
-    from supervisor import board, operate  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
+    from supervisor import crossing, operate  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
 
     try:
         return operate.main(arguments, os.environ, node.new_nonce)
-    except ActorError as error:
-        print("\n".join(map(board.plain, f"espalier: {error}".split("\n"))), file=sys.stderr)
+    except EspalierError as error:
+        print("\n".join(map(crossing.plain, f"espalier: {error}".split("\n"))), file=sys.stderr)
         return 1
 
 

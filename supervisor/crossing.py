@@ -19,6 +19,7 @@ WITHIN_MS_MAX = 2**31 - 1
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # what else stands in the frame is short
 TOKEN_IDS = 2**31
 FREE_REPLIES_MAX = 4096  # to one request, of those that take no credit
+TEXT_LENGTH_MAX = 2000
 
 ANSWERS: Mapping[type[Message], tuple[tuple[type[Message], ...], type[Message]]] = {
     Generate: ((Started, Tokens), Finished),
@@ -96,3 +97,9 @@ def first(group: BaseExceptionGroup[RequestError]) -> RequestError:
         error = error.exceptions[0]
     assert isinstance(error, RequestError)
     return error
+
+
+def plain(text: str) -> str:
+    """Return what others say as a log or a terminal may show it: on one line, with no say in where the cursor goes."""
+    cut = text if len(text) <= TEXT_LENGTH_MAX else f"{text[:TEXT_LENGTH_MAX]}..."
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)

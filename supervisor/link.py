@@ -32,7 +32,7 @@ from protocol.errors import (
 from protocol.frames import Beat, Bye, Cancel, Credit, End, Fail, Frame, Hello, Item, Open, Step, Tell
 from protocol.messages import Finished, Started, Tokens, Usage
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
-from supervisor.crossing import Rules, encoded, failed, first, rules_of, within_ms
+from supervisor.crossing import Rules, encoded, failed, first, plain, rules_of, within_ms
 from supervisor.traffic import Traffic
 
 Replies = Answer[Message, Message]
@@ -200,7 +200,7 @@ class Link:
             raise self._violation
         if self._silent is not None:
             raise PeerLost(self._silent)
-        raise PeerLost(f"{self._bye.code}: {self._bye.detail}" if self._bye else "the other end closed the link")
+        raise PeerLost(plain(f"{self._bye.code}: {self._bye.detail}") if self._bye else "the other end closed the link")
 
     async def _read_frames(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         while data := await self._read():
@@ -361,7 +361,7 @@ class Link:
         quiet_until = self._heard_at + heart.silent_s
         while trio.current_time() < quiet_until:
             await trio.sleep_until(quiet_until)
-            if trio.current_time() > quiet_until + heart.beat_s:
+            if trio.current_time() > quiet_until + heart.beat_s / 10:
                 # It was this end that stood still: what has come meanwhile lies unread, and counts.
                 self._heard_at = max(self._heard_at, trio.current_time() - heart.silent_s + heart.beat_s)
             quiet_until = self._heard_at + heart.silent_s

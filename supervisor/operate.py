@@ -37,6 +37,7 @@ from protocol.peer import Peer
 from supervisor import board, check, config, wires
 from supervisor.board import Seen
 from supervisor.config import EVERYWHERE, Cluster
+from supervisor.crossing import plain
 from supervisor.link import Heart, Link
 from supervisor.links import Tls
 
@@ -340,4 +341,4 @@ async def _wait_for(operator: Operator, seen: Mapping[str, Seen], starts: Collec
 
 def _say(console: Console, text: str) -> None:
     """Print a sentence in which others may have had a say."""
-    console.print(board.plain(text), markup=False, emoji=False, soft_wrap=True)
+    console.print(plain(text), markup=False, emoji=False, soft_wrap=True)

@@ -10,7 +10,7 @@ CLUSTER: Bugs = {
         Bug("a link with nothing to say does not say that it lives", "self._send(Beat())", "pass"),
         Bug(
             "an end that stood still blames the other at once",
-            "if trio.current_time() > quiet_until + heart.beat_s:",
+            "if trio.current_time() > quiet_until + heart.beat_s / 10:",
             "if False:",
         ),
         Bug("a deadline is not carried", "credit, to, within_ms(), sum(", "credit, to, None, sum("),

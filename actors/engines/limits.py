@@ -7,6 +7,9 @@ from math import isfinite
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
 from protocol.messages import EngineInfo, Generate, HandOff
 
+ROOM_MAX = 2**63 - 1  # SGLang's scheduler computes with 64 bits, one of them a sign
+PORT_MAX = 65535
+
 
 def check(request: Generate, info: EngineInfo) -> None:
     """Raise `BadRequest` for what an engine would die of, or change in silence; `ContextTooLong` if it is too long."""
@@ -20,6 +23,9 @@ def check(request: Generate, info: EngineInfo) -> None:
         raise Unsupported(f"this engine cannot keep an answer to a {wanted.grammar.kind}", param="grammar")
     if (request.rendezvous is None) is (info.hand_off is HandOff.RENDEZVOUS):
         raise BadRequest("one leg of a pair wants a rendezvous, and an engine that computes both knows none")
+    meeting = request.rendezvous
+    if meeting is not None and not (0 <= meeting.room <= ROOM_MAX and 0 < meeting.port <= PORT_MAX):
+        raise BadRequest("a room is a number from 0 to 2**63 - 1, and a port one to 65535", param="rendezvous")
     if wanted.tokens_max < 1:
         raise BadRequest("an answer has at least one token", param="tokens_max")
     if not 0 <= wanted.tokens_min <= wanted.tokens_max:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import TypeAlias
 
 import msgspec
@@ -115,11 +116,21 @@ def boot(spec: EngineSpec, folder: str) -> Boot:
 
 
 def _beside_others(spec: EngineSpec) -> dict[str, str]:
-    """Return the variables of an engine's host that has others on other nodes."""
+    """Return the variables of an engine's host that others must find."""
+    if spec.nodes == 1 and (spec.leg is Leg.BOTH or not _is_address(spec.host)):
+        return {}  # SGLang cannot listen at a name, and finds an address of this host by itself
     if spec.nodes == 1:
-        return {}
+        return {"SGLANG_HOST_IP": spec.host}
     # Without the first, SGLang never returns to a host whose rank is not 0.
     return {"SGLANG_BLOCK_NONZERO_RANK_CHILDREN": "0", "SGLANG_HOST_IP": spec.host}
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def environment(device: str) -> dict[str, str]:

@@ -143,8 +143,6 @@ class SimulatedEngine:
         if not 0 <= request.said < len(request.tokens):
             raise BadRequest(f"said must be from 0 to {len(request.tokens) - 1}, got {request.said}", param="said")
         where, own = request.rendezvous, self.info.bootstrap
-        if where is not None and not 0 <= where.room < 2**63:
-            raise BadRequest("a room is a number from 0 to 2**63 - 1", param="rendezvous")
         if where is not None and own is not None and (where.host, where.port) != own:
             raise BadRequest("the rendezvous is at another prefill", param="rendezvous")
 
