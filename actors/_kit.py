@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 import trio
 from attrs import Factory, define, field, frozen
 
-from protocol.errors import ActorError, ActorLost, Internal, RequestError, TooManyBugs
+from protocol.errors import ActorError, ActorLost, Internal, Left, RequestError, TooManyBugs
 from protocol.trace import fields
 
 Req = TypeVar("Req")
@@ -171,6 +171,7 @@ class Call(Generic[Req, Rep, Res]):
     request: Req
     answer: Answer[Rep, Res]
     scope: trio.CancelScope = field(factory=trio.CancelScope)
+    begun: bool = False  # somebody answers it
 
     @contextmanager
     def answering(self, bugs: Bugs) -> Iterator[Answer[Rep, Res]]:
@@ -179,6 +180,7 @@ class Call(Generic[Req, Rep, Res]):
         A `RequestError` fails the call. An `ActorError` ends the actor. Anything else is a bug: it fails the call as
         `internal`, is logged here with the request's id, and is counted.
         """
+        self.begun = True
         try:
             with self.scope:
                 yield self.answer
@@ -251,6 +253,8 @@ class Address(Generic[Req, Rep, Res]):
             # The scope first: an answerer that runs on must find itself cancelled, not unheard.
             call.scope.cancel(reason="the asker left")
             call.answer.enough()
+            if not call.begun:  # nobody holds anything for it
+                call.answer.fail(Left("the asker left before anybody answered"))
 
 
 def mailbox(size: int) -> tuple[Address[Req, Rep, Res], trio.MemoryReceiveChannel[Call[Req, Rep, Res]]]:

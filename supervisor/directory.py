@@ -17,7 +17,7 @@ from actors.router import Worker
 from actors.routing.least_loaded import Load
 from protocol.cluster import COUNT_MAX, NEIGHBOURS_MAX, Leg, Neighbour, NodeState, Offer
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady, PeerViolation
-from protocol.messages import EngineInfo, Finished, Generate, Started, Tokens
+from protocol.messages import REQUEST_ID_LENGTH, EngineInfo, Finished, Generate, Started, Tokens
 from supervisor.link import Link
 from supervisor.plug import Plug
 
@@ -27,7 +27,7 @@ NODES_MAX = NEIGHBOURS_MAX - 1  # beside this one
 RUMOURS_MAX = 256  # nodes that others have told of and that no link has been to
 FORGET_S = 600.0  # after which a node is forgotten that neither the file nor any node that can be heard names
 PORT_MAX = 65535
-REQUEST_ID = re.compile(r"[0-9a-f]{32}")
+REQUEST_ID = re.compile(rf"[0-9a-f]{{{REQUEST_ID_LENGTH}}}")
 
 
 @define(eq=False)
@@ -222,17 +222,18 @@ class Directory:
         for offer in state.offers:
             if offer.engine is not None:
                 _check(offer.name, offer.engine)
-        for neighbour in state.neighbours:
-            if neighbour.address is not None and int(neighbour.address.rpartition(":")[2]) > PORT_MAX:
-                raise PeerViolation(f"a neighbour at {neighbour.address}, which is no address")
         known = self._nodes.setdefault(node, _Node())
         self._told(node, known, state)
         for neighbour in state.neighbours:
             self._heard(neighbour, from_itself=neighbour.name == node)
+        self.turn_away()
+        self.changed.unpark_all()
+
+    def turn_away(self) -> None:
+        """Let what waits for engines that are down go elsewhere, where it can; to be called when others come up."""
         for here in self.here.values():
             if here.plug.now is None:
-                here.turn_away()  # what waits for its engine may have somewhere else to go since this moment
-        self.changed.unpark_all()
+                here.turn_away()
 
     def _heard(self, neighbour: Neighbour, *, from_itself: bool) -> None:
         """Note where a node listens: the file knows best, then the node itself; a rumour never replaces another.
@@ -267,7 +268,7 @@ class Directory:
             offers.append(evolve(offer, up=False, engine=last or offer.engine))
         for worker in known.workers.values():
             worker.link = None
-        self._told(node, known, NodeState(tuple(offers), why=known.state.why))
+        self._told(node, known, NodeState(tuple(offers)))
 
     def forget(self) -> list[str]:
         """Forget each node that nobody has named for `FORGET_S`, and return their names; to be called now and then.

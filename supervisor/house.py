@@ -81,7 +81,8 @@ def build(cluster: Cluster, node: str, world: World) -> House:
         here = Here(node, offer(name, section), work, engines[name], directory.changed, inbox, directory)
         directory.here[name] = here
         others = None if not section.ranks_on else _others(cluster, name, directory, engines[name])
-        one = Worker(name, section, texts.get(section.model), engines[name], inbox, here.turn_away, others)
+        text, away = texts.get(section.model), (directory.turn_away, here.turn_away)
+        one = Worker(name, section, text, engines[name], inbox, *away, others)
         children.append(worker(cluster, one, hosts_of, world))
     controls = Controls(directory, world.new_id(), version(), partial(known.loads, engines))
     live = Live(cluster.gateway.prompt_tokens_max)

@@ -20,7 +20,7 @@ from actors.engines.simulated.lines import SENTENCES
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.cluster import Leg
 from protocol.messages import Finished, Generate, Started, Tokens
-from supervisor import hosts, ranks
+from supervisor import hosts, ranks, rendezvous
 from supervisor.chatter import Chatter
 from supervisor.config import Cluster, EngineSection
 from supervisor.directory import Directory
@@ -71,6 +71,7 @@ class Worker:
     model: TextModel | None  # for a simulated engine to speak by
     plug: Plug[Engine]
     inbox: Work
+    came: Callable[[], None]  # to be called when the engine is there: what waits for its siblings may come to it
     turn_away: Callable[[], None]  # what waits in the inbox for an engine that is gone
     others: ranks.Others | None = None  # of an engine that spans nodes
 
@@ -106,15 +107,23 @@ def _sglang(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts]
     section, others = each.section, each.others
     assert section.device is not None  # the configuration has been checked
     spec = _spec(cluster, each.name, section, section.device)
-    keep = partial(engine, spec, hosts_of[section.device], each.plug, _house(cluster, section.node, section, world))
+    house = _house(cluster, section.node, section, world)
+    keep = partial(engine, spec, hosts_of[section.device], each.plug, house)
     return Child(
         name="engine",
-        run=keep if others is None else partial(others.together, keep),
+        run=_alone if others is None else others.together,
+        args=(keep, rendezvous.Lives(spec, house.now).another),
         start_within_s=section.start_within_s if others is None else others.linked_within_s + section.start_within_s,
         stop_within_s=section.ladder.total_s + 1.0,
         about="SGLang, in a process of its own" if others is None else "SGLang's rank 0, in a process of its own",
         limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots)),
     )
+
+
+async def _alone(  # noqa: ASYNC128  # keep calls started()
+    keep: ranks.Keeps, another: Callable[[], int | None], *, task_status: trio.TaskStatus[None]
+) -> None:
+    await keep(another(), task_status=task_status)
 
 
 def rank_of(
@@ -133,7 +142,7 @@ def rank_of(
     return Child(
         name=name,
         run=ranks.other_rank,
-        args=(inbox, ranks.Own(directory, ranks.agreed(cluster, name)), keep),
+        args=(inbox, ranks.Own(directory, ranks.agreed(cluster, name), rendezvous.ports(spec)), keep),
         stop_within_s=section.ladder.total_s + 1.0,
         about=f"rank {spec.rank} of {section.model} on {section.device}{_all_ranks(cluster, name)}",
         limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots)),
@@ -201,6 +210,7 @@ async def _decode(  # noqa: ASYNC128  # decode calls started()
 ) -> None:
     section = each.section
     engine = await each.plug.wait()
+    each.came()
     try:
         await decode(each.inbox, engine, section.slots, section.deadlines, aborted, task_status=task_status)
     finally:

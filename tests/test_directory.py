@@ -288,7 +288,7 @@ async def test_whom_nobody_names_any_more_is_forgotten_after_a_while_and_can_be_
 
 
 @asynccontextmanager
-async def two_nodes(step_s=1.0):
+async def two_nodes():
     """A worker of node `far`, as that node has it and as node `here` has it over a link."""
     here, far = Directory("here"), Directory("far")
     address_, inbox = mailbox(1)
@@ -304,7 +304,7 @@ async def two_nodes(step_s=1.0):
         with call.answering(bugs) as answer:
             answer.put(Started(), 0)
             for number in range(call.request.sampling.tokens_max):
-                await trio.sleep(step_s)
+                await trio.sleep(1)
                 answer.put(Tokens([number]))
             answer.end(Finished(FinishReason.LENGTH, Usage(4, call.request.sampling.tokens_max)))
 
@@ -438,6 +438,22 @@ async def test_what_waits_for_an_engine_goes_elsewhere_as_soon_as_there_is_an_el
             directory.told("far", NodeState((ONE, TWO)))
             await wait_all_tasks_blocked()
             assert (heard, inbox.waiting) == ([], (1, 0)), "its engine is there"
+
+
+async def test_what_waits_for_an_engine_goes_to_its_sibling_of_the_same_node_when_that_comes_up(autojump_clock):
+    directory = Directory("here")
+    for name in ("one", "two"):
+        address, inbox = queue(2, lambda request: request.priority)
+        offer, plug = Offer(name, "oak", Leg.BOTH, 2, up=False), Plug(directory.changed)
+        directory.here[name] = Here("here", offer, address, plug, directory.changed, inbox, directory)
+    async with waiting(directory.here["one"], 2) as heard:
+        directory.turn_away()
+        await wait_all_tasks_blocked()
+        assert heard == []
+        with directory.here["two"].plug.offering(SimpleNamespace(info=INFO)):
+            directory.turn_away()
+            await wait_all_tasks_blocked()
+            assert heard == [ActorLost] * 2
 
 
 async def test_a_worker_whose_engine_is_down_takes_nothing_that_another_could(autojump_clock):

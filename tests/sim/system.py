@@ -387,6 +387,7 @@ async def work(
 ) -> None:
     """Do what `supervisor.workers` does for one worker, until its engine is lost."""
     engine = await world.engines[number].wait()
+    directory.turn_away()
     try:
         await decode(inboxes[number], engine, world.costs.slots, world.deadlines, task_status=task_status)
     finally:
