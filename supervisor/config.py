@@ -46,7 +46,8 @@ def read(path: Path, join: Sequence[str] = ()) -> Cluster:
         raise StartFailed(f"{path} is not TOML: {error}") from error
     if join:
         section = data.setdefault("cluster", {})
-        section["join"] = [*section.get("join", ()), *join]
+        if isinstance(section, dict) and isinstance(section.get("join", []), list):  # else it is one of the mistakes
+            section["join"] = [*section.get("join", ()), *join]
     try:
         cluster = structure(data, Cluster)
         object.__setattr__(cluster, "folder", path.parent)

@@ -27,6 +27,8 @@ def disagreements(cluster: Cluster) -> Iterator[Mistake]:
         at = join("model", segment(name))
         if all(engine.model != name for engine in cluster.engine.values()):
             yield Mistake(at, "no engine serves it")
+        if any(name.replace("/", ":") == other.replace("/", ":") for other in cluster.model if other != name):
+            yield Mistake(at, "differs from another model's name by nothing but / and :")
         if not cluster.model_path(name).is_dir():
             yield Mistake(f"{at}.path", f"there is no folder {cluster.model_path(name)}")
         if model.template is not None and not (cluster.folder / model.template).is_file():
@@ -36,7 +38,7 @@ def disagreements(cluster: Cluster) -> Iterator[Mistake]:
     yield from _gateway_disagrees(cluster)
     for name, engine in cluster.engine.items():
         at = join("engine", segment(name))
-        if name in RESERVED or name.startswith("processor-"):
+        if name in RESERVED or name.startswith(("processor-", "router-")):
             yield Mistake(at, "is the name of another part of the tree")
         yield from _engine_disagrees(cluster, engine, at)
 
@@ -105,6 +107,8 @@ def _nodes_disagree(cluster: Cluster) -> Iterator[Mistake]:
         yield Mistake(f"cluster.{tls[0]}", "means nothing without tls_certificate, tls_key and tls_authority together")
     if section.silent_s < 2 * section.beat_s:
         yield Mistake("cluster.silent_s", f"must be at least two beats of {section.beat_s:g} s")
+    if section.retry_min_s > section.retry_max_s:
+        yield Mistake("cluster.retry_min_s", f"must be at most retry_max_s ({section.retry_max_s:g})")
 
 
 def _metrics_disagree(cluster: Cluster) -> Iterator[Mistake]:
@@ -188,9 +192,9 @@ def _ports(cluster: Cluster) -> Iterator[tuple[str, str | None, int]]:
     if cluster.gateway.node in cluster.node:
         yield "gateway.port", cluster.node[cluster.gateway.node].host, cluster.gateway.port
     for name, engine in cluster.engine.items():
-        for key, port in (("bootstrap_port", engine.bootstrap_port), ("dist_port", engine.dist_port)):
-            if port is not None:
-                yield join(join("engine", segment(name)), key), _host(cluster, engine), port
+        for key, port, count in (("bootstrap_port", engine.bootstrap_port, PORTS), ("dist_port", engine.dist_port, 1)):
+            for each in () if port is None else range(port, port + count):
+                yield join(join("engine", segment(name)), key), _host(cluster, engine), each
 
 
 def _host(cluster: Cluster, engine: EngineSection) -> str | None:

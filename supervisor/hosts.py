@@ -59,19 +59,20 @@ class Zygote:
 
     control: trio.socket.SocketType
     busy: trio.Lock
+    used: trio.CancelScope  # cancelled when it does not answer: whoever keeps it ends it
 
     async def fork(self, boot: settings.Boot, descriptors: Descriptors) -> Process:
-        """Fork a host; raises `EngineDied` if the zygote is gone."""
+        """Fork a host; raises `EngineDied` if the zygote is gone, or does not answer."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _packed(descriptors))]
         answer, ancillary = b"", list[tuple[int, int, bytes]]()
         async with self.busy:
             # Shielded, because a question without its answer would leave the answer to the next question.
-            with trio.move_on_after(FORK_WITHIN_S, shield=True), suppress(OSError):
+            with trio.move_on_after(FORK_WITHIN_S, shield=True), suppress(OSError, trio.ClosedResourceError):
                 await self.control.sendmsg([settings.encode(boot)], rights)
                 answer, ancillary, _, _ = await self.control.recvmsg(ANSWER_BYTES, socket.CMSG_SPACE(4))
         if not answer:
-            self.control.close()
-            raise EngineDied("the zygote died while it forked a host")
+            self.used.cancel(reason="it does not answer")
+            raise EngineDied("the zygote did not fork a host")
         return Process(boot.name, int(answer), int.from_bytes(ancillary[0][2][:4], sys.byteorder))
 
 
@@ -105,7 +106,7 @@ async def zygote(
             nursery.start_soon(chatter.keep, output)
             if ready := bool(await _received(control)):
                 task_status.started()
-                with plug.offering(Zygote(control, trio.Lock())):
+                with trio.CancelScope() as used, plug.offering(Zygote(control, trio.Lock(), used)):
                     await process.wait()
             nursery.cancel_scope.cancel(reason="the zygote has ended")
     finally:

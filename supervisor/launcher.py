@@ -15,19 +15,19 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
 from supervisor import check, config, folders, reaper
 from supervisor.config import Cluster
 from supervisor.process import Hurry, Ladder, Process, start
-from supervisor.run import Chance, supervise
+from supervisor.run import Chance, Up, supervise
 from supervisor.say import Terminal, readable
 from supervisor.tree import Backoff, Child, Restart, Tree
 from supervisor.upward import Lines, hear
@@ -154,7 +154,7 @@ class Launcher:
         try:
             with self._kept[name]:
                 one = tree(cluster, name, self)
-                await supervise(one, rng=self.chance, watch=self.terminal.watch, task_status=_Up(is_up))
+                await supervise(one, rng=self.chance, watch=self.terminal.watch, task_status=Up(is_up))
         except ActorError as error:
             if came_up or cluster is self.cluster:
                 self._failure = self._failure or error
@@ -231,14 +231,19 @@ class Launcher:
 
     def _is_up(self, name: str) -> None:
         self._up.add(name)
-        if self.cluster.gateway.node not in self.names and self._up.issuperset(self.names):
+        if self.cluster.gateway.node not in self.names and self._all_up:
             ready = (each for each in self._ended if each in self._up & self._alive)
             self._told.append(f"Ready: nodes {', '.join(ready)}  (Ctrl-C drains and stops)")
         self._say_ready()
 
+    @property
+    def _all_up(self) -> bool:
+        """Whether each node that was started at first has been ready, but for those that the file has no more."""
+        return self._up.issuperset(name for name in self.names if name not in self.gone)
+
     def _say_ready(self) -> None:
         """Say that all is ready, once it is, and where to knock whenever the gateway has come back."""
-        if self._up.issuperset(self.names) and not self._stopping:
+        if self._all_up and not self._stopping:
             for text in self._told:
                 self.terminal.tell(text)
             self._told.clear()
@@ -301,17 +306,6 @@ def _leave_nothing() -> None:
     folders.sweep(Path(tempfile.gettempdir()))
 
 
-@frozen
-class _Up:
-    """Where a tree says that it is up."""
-
-    ready: Callable[[], None]
-
-    def started(self, value: object = None) -> None:  # noqa: ARG002  # the shape of Trio's own
-        """Pass it on."""
-        self.ready()
-
-
 # One node ------------------------------------------------------------------------------
 
 
@@ -352,13 +346,19 @@ async def _process(
             await process.end(launcher.ladder(name), launcher.hurry)  # noqa: ASYNC102  # shielded, rung by rung
             del launcher.processes[name]
             aside.deadline = trio.current_time() + LAST_LINES_S
-    if up and not done and name in launcher.gone:
-        log.error("node %s has ended, and is not started again: the file has it no more", name)
-    if up and (done or name in launcher.gone):
-        return
+    if not done:
+        _died(name, launcher, why, up=up)
+    elif not up:
+        task_status.started()  # it was drained before it was up, and has done as it was asked to
+
+
+def _died(name: str, launcher: Launcher, why: str, *, up: bool) -> None:
+    """Raise what has become of a node that nobody told to end, unless the file has it no more."""
     if not up:
         raise StartFailed(f"node {name} did not start{why}")
-    raise NodeDied(f"node {name} ended{why}")
+    if name not in launcher.gone:
+        raise NodeDied(f"node {name} ended{why}")
+    log.error("node %s has ended, and is not started again: the file has it no more", name)
 
 
 def _started(name: str, says: int, launcher: Launcher, nursery: trio.Nursery, aside: trio.CancelScope) -> Process:

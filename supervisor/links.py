@@ -22,7 +22,7 @@ from supervisor.config import EVERYWHERE, ClusterSection
 from supervisor.directory import FORGET_S, Directory
 from supervisor.link import Heart, Link, Serves
 from supervisor.refusals import Refusals
-from supervisor.run import Chance
+from supervisor.run import Chance, Up
 from supervisor.traffic import Traffic
 from supervisor.tree import Backoff
 
@@ -220,7 +220,7 @@ class Links:
             nursery.start_soon(self._end_in_time, peer, one)
             try:
                 with one.scope:
-                    await link.run(task_status=_Up(partial(self._linked, peer, one)))
+                    await link.run(task_status=Up(partial(self._linked, peer, one)))
             finally:
                 self._unlinked(peer, one)
 
@@ -304,14 +304,3 @@ def _host(stream: trio.SocketStream) -> str:
         return str(stream.socket.getpeername()[0])
     except OSError:
         return "somebody"
-
-
-@frozen
-class _Up:
-    """Where a link says that the other end has said Hello."""
-
-    ready: Callable[[], None]
-
-    def started(self, value: object = None) -> None:  # noqa: ARG002  # the shape of Trio's own
-        """Pass it on."""
-        self.ready()

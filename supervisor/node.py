@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random, SystemRandom
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
 from protocol.greeting import NONCE_BYTES
@@ -28,7 +28,7 @@ from supervisor.house import House, build
 from supervisor.metrics import Metrics
 from supervisor.process import Hurry
 from supervisor.reload import Reloader
-from supervisor.run import supervise
+from supervisor.run import Up, supervise
 from supervisor.say import Terminal
 from supervisor.world import World
 
@@ -142,7 +142,7 @@ class _Node:
 
             try:
                 with self._tree:
-                    await supervise(self.house.tree, rng=SystemRandom(), watch=self._watch, task_status=_Up(ready))
+                    await supervise(self.house.tree, rng=SystemRandom(), watch=self._watch, task_status=Up(ready))
             except ActorError as error:
                 failure = error  # raised below: here, the nursery would wrap it in a group
             nursery.cancel_scope.cancel(reason="the tree has ended")
@@ -223,17 +223,6 @@ class _Node:
         reaper.end_all()
         folders.remove(self.world.folder.path)
         os._exit(self.exit_code)
-
-
-@frozen
-class _Up:
-    """Where the tree says that all of it is ready."""
-
-    ready: Callable[[], None]
-
-    def started(self, value: object = None) -> None:  # noqa: ARG002  # the shape of Trio's own
-        """Pass it on."""
-        self.ready()
 
 
 def _lock(door: Door, cluster: Cluster, keys: Keys) -> None:

@@ -29,11 +29,14 @@ class Refusals:
     def say(self, who: str, error: ActorError) -> None:
         """Log why there is no link, unless that has been said."""
         now, key = trio.current_time(), (who, str(error))
-        said_at = self._said.pop(key, (-FORGET_S, False))[0]
+        known = self._said.pop(key, None)
+        news = known is None or now - known[0] >= FORGET_S
+        if news and not self._may(now):
+            return  # it is still news when there is room again
         self._said[key] = now, isinstance(error, PeerViolation)
         if len(self._said) > SENTENCES_MAX:
             self._said.popitem(last=False)
-        if now - said_at < FORGET_S or not self._may(now):
+        if not news:
             return
         self._up.discard(who)
         level = logging.WARNING if isinstance(error, PeerRefused | PeerViolation) else logging.INFO

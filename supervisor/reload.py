@@ -186,6 +186,8 @@ class Reloader:
                 # The processors' own places are as many as there were at the start.
                 most = min(section.requests_max, self.cluster.gateway.requests_max)
                 door.gate.change(most, section.admit_s, section.waiting_max)
+                if key == "requests_max":
+                    self._applied["gateway", key] = most  # whatever the file says: its next change is judged by this
                 return key != "requests_max" or most == section.requests_max
             case (key,) if key in ASKING:
                 setattr(door.asking, key, getattr(section, key))

@@ -14,7 +14,7 @@ from math import inf
 from typing import NoReturn, Protocol
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from protocol.errors import ActorError, StartFailed
 
@@ -304,3 +304,14 @@ def _raise_start_failed(life: _Life, error: BaseException | None) -> NoReturn:
     if isinstance(error, StartFailed):
         raise error  # it has its sentence
     raise StartFailed(f"{life.path} could not start: {words(error)}") from error
+
+
+@frozen
+class Up:
+    """A `trio.TaskStatus` that calls a function when what is started says that it is up."""
+
+    ready: Callable[[], None]
+
+    def started(self, value: object = None) -> None:  # noqa: ARG002  # the shape of Trio's own
+        """Call it."""
+        self.ready()

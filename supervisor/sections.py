@@ -11,6 +11,7 @@ from actors.decode import Deadlines
 from actors.engines.sglang.settings import Setting
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
+from protocol.cluster import PORT
 from protocol.dialects.options import Holds, Matches, Within
 from supervisor.doors.door import Count, DoorLimits, Seconds
 from supervisor.doors.tls import Certificate
@@ -18,7 +19,7 @@ from supervisor.process import Ladder
 
 NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letters, digits and dashes")]
 EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]
-AT = r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}"
+AT = rf"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):{PORT}"
 ListenAt = Annotated[str, Matches(AT, "like 127.0.0.1:7401 or [::1]:7401")]
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here, not bound

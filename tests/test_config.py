@@ -145,6 +145,8 @@ terms_s = 1
         ),
         ("4096", "4096\nladder.kill_s = 0", "engine.tiny-0.ladder.kill_s", "must be above 0"),
         ("tiny-0]", "zygote]", "engine.zygote", "is the name of another part of the tree"),
+        ("tiny-0]", "router-tiny]", "engine.router-tiny", "is the name of another part of the tree"),
+        ("[model.tiny]", "[cluster]\nretry_min_s = 10\n[model.tiny]", "cluster.retry_min_s", "at most retry_max_s (5)"),
         ("tiny-0]", '"a/b"]', "engine", "must be letters, digits"),
         ("4096", "4096\nprefill_chunk = inf", "engine.tiny-0.prefill_chunk", "expected"),
     ],
@@ -168,6 +170,8 @@ def test_keys_that_disagree_are_mistakes_too(written, old, new, path, said):
         (GOOD + "[node.main]\ndrain_s = nan\n", "finite"),
         (GOOD + "[nodes.main]\n", "did you mean node?"),
         ("[model]\n[engine]\n", "must not be empty"),
+        (GOOD + '[node.main]\nlisten = "127.0.0.1:65536"\n', "must be like 127.0.0.1:7401"),
+        (GOOD + f'[model."a/b"]\npath = "{TINY}"\n[model."a:b"]\npath = "{TINY}"\n', "by nothing but / and :"),
     ],
 )
 def test_what_cannot_be_meant_is_a_mistake(written, text, said):
@@ -463,6 +467,14 @@ def test_a_node_that_joins_needs_no_word_of_the_rest_of_the_cluster(written):
     assert config.read(path, ["10.0.0.1:7411"]).cluster.join == ("b:1", "10.0.0.1:7411")
     with pytest.raises(StartFailed, match=r"cluster\.join\[1\]: must be like"):
         config.read(path, ["nowhere"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"), [("cluster = 5\n", "cluster: "), ("[cluster]\njoin = 5\n", r"cluster\.join: ")]
+)
+def test_what_is_no_place_to_join_is_a_mistake_though_another_is_given(lines, said, written):
+    with pytest.raises(StartFailed, match=said):
+        config.read(written(lines + GOOD), ["10.0.0.1:7411"])
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "https://status.example", "tauri://localhost"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -94,6 +95,16 @@ async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(one, monk
             await launcher._process("one", one)
         assert caught.group_contains(OSError, match="no process can be had")
     assert descriptors() == before
+    assert one.processes == {}
+
+
+@pytest.mark.realtime
+async def test_a_node_that_is_drained_before_it_is_up_has_done_as_it_was_asked_to(one):
+    says = "import sys; from supervisor.upward import Upward; Upward(int(sys.argv[-1])).say('done')"
+    one.command, one.environment = (sys.executable, "-c", says), dict(os.environ)
+    one._ladders["two"] = process.Ladder()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(launcher._process, "two", one)
     assert one.processes == {}
 
 

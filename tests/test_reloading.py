@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
 from pathlib import Path
 
@@ -12,16 +11,13 @@ from trio.testing import wait_all_tasks_blocked
 
 from protocol.cluster import Leg, NodeState, Offer, Reloaded
 from protocol.errors import Overloaded
-from supervisor import check, config, house, known
+from supervisor import check, config, known
 from supervisor.directory import Directory
 from supervisor.doors.gate import Gate
 from supervisor.doors.keys import line
-from supervisor.folders import Folder
-from supervisor.metrics import Metrics
-from supervisor.process import Hurry
 from supervisor.reload import Reloader
-from supervisor.world import World
 from tests import certificate
+from tests.houses import built
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny"
 FILE = f"""
@@ -49,23 +45,6 @@ kv_tokens_max = 4096
 """
 
 
-def world(tmp_path):
-    return World(
-        folder=Folder(tmp_path, -1),
-        logs=tmp_path,
-        environment={},
-        new_id=str,
-        now=float,
-        strftime=str,
-        aside=trio.to_thread.run_sync,
-        hurry=Hurry(),
-        metrics=Metrics(),
-        chance=random.Random,
-        new_nonce=bytes,
-        new_room=int,
-    )
-
-
 class Node:
     """A node of the file, as it is after the start; what it reads anew is `text`."""
 
@@ -74,7 +53,7 @@ class Node:
         self.file.write_text(text)
         self.text = text
         self.cluster = config.read(self.file)
-        self.house = house.build(self.cluster, name, world(tmp_path))
+        self.house, _ = built(self.cluster, name)
         self.drain_s = None
         environment = environment or {}
         if self.house.door is not None:
@@ -157,6 +136,15 @@ async def test_more_places_than_at_the_start_take_a_restart(front):
         ),
     )
     assert node.house.door.gate.requests_max == 8
+
+
+async def test_places_that_were_lowered_raised_too_far_and_lowered_again_are_as_the_file_says(front):
+    node, gate = front(), lambda: node.house.door.gate.requests_max
+    node.reload(("requests_max = 8", "requests_max = 2"))
+    node.reload(("requests_max = 8", "requests_max = 99"))
+    assert gate() == 8
+    told = node.reload(("requests_max = 8", "requests_max = 2"))
+    assert (gate(), told) == (2, Reloaded(("gateway.requests_max is 2 now, and was 8",)))
 
 
 async def test_the_limits_of_a_router_change_at_once(front):

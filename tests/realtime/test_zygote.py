@@ -1,0 +1,49 @@
+"""A zygote that does not answer is ended, so that another can take its place."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+import trio
+
+from actors.engines.sglang.settings import Boot
+from protocol.errors import EngineDied
+from supervisor import hosts
+from supervisor.chatter import Chatter
+from supervisor.plug import Plug
+from supervisor.process import Hurry, Ladder
+
+pytestmark = pytest.mark.realtime
+
+STANDS_STILL = (
+    "import os, signal, socket, sys;"
+    "socket.socket(fileno=int(sys.argv[1])).send(b'ready');"
+    "os.kill(os.getpid(), signal.SIGSTOP)"
+)
+
+
+async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "FORK_WITHIN_S", 0.2)
+    plug, ends = Plug(), []
+
+    async def keep(*, task_status):
+        with pytest.raises(EngineDied, match="the zygote died"):
+            await hosts.zygote(
+                plug,
+                Chatter(tmp_path / "zygote.log"),
+                Hurry(),
+                Ladder(asked_s=0.1, term_s=0.1, kill_s=5.0),
+                dict(os.environ),
+                (sys.executable, "-c", STANDS_STILL),
+                task_status=task_status,
+            )
+        ends.append(plug.now)
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(keep)
+            with pytest.raises(EngineDied, match="did not fork"):
+                await plug.now.fork(Boot("e", str(tmp_path), {}, {}), hosts.Descriptors(0, 1, 2, 0))
+    assert ends == [None]

@@ -1,0 +1,24 @@
+"""What the log says of links that end or do not come about."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from protocol.errors import PeerLost
+from supervisor.refusals import LINES_MAX, WINDOW_S, Refusals
+
+
+@pytest.fixture
+def said(caplog):
+    caplog.set_level("INFO")
+    return lambda: [each.peer for each in caplog.records if each.message == "no link"]
+
+
+async def test_a_sentence_for_which_there_was_no_room_is_said_when_there_is(said, autojump_clock):
+    refusals, nodes = Refusals(), [f"n{number}" for number in range(LINES_MAX + 10)]
+    for _ in range(int(WINDOW_S) // 5 + 1):
+        for node in nodes:
+            refusals.say(node, PeerLost("nobody is there"))
+        await trio.sleep(5)
+    assert said() == nodes
