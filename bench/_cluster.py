@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,7 +17,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
-from bench._node import MARK, MODEL, READY_WITHIN_S, ROOT, Node, Seen, _die_with_us, metric, wait_until
+from bench._node import MARK, MODEL, READY_WITHIN_S, ROOT, Node, Seen, metric, started, wait_until
 
 FRONT = "front"
 COUNTS = ("running", "waiting", "kv_tokens_used")
@@ -55,7 +53,7 @@ kind = "simulated"
 slots = {slots}
 {leg}
 context_max = 8192
-kv_tokens_max = {kv_tokens_max}
+kv_tokens_max = 1_000_000
 [engine.{name}.simulated]
 {simulated}
 [engine.{name}.simulated.costs]
@@ -80,20 +78,13 @@ def free_ports(count: int) -> list[int]:
 
 
 def simulated(
-    node: str,
-    leg: str = "both",
-    *,
-    slots: int = 16,
-    costs: Mapping[str, float] | None = None,
-    kv_tokens_max: int = 1_000_000,
-    **more: float,
+    node: str, leg: str = "both", *, slots: int = 16, costs: Mapping[str, float] | None = None, **more: float
 ) -> str:
     """Return the section of a simulated engine on a node; `more` is what stands in its table `simulated`."""
     return SIMULATED.format(
         name=engine_on(node),
         slots=slots,
         leg=_leg(leg),
-        kv_tokens_max=kv_tokens_max,
         simulated=_lines(more),
         costs=_lines(costs or {}),
     )
@@ -205,18 +196,8 @@ class Cluster:
         cluster, tmp = folder / "cluster.toml", folder / "t"
         cluster.write_text(self.file(name))
         mark = f"{os.getpid()}-{self.windows[name]}-{len(self.nodes) + len(self.past)}"  # of this life alone
-        own = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         with (folder / "output").open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "supervisor", "--node", name, str(cluster)],
-                cwd=ROOT,
-                env=own | {"TMPDIR": str(tmp), MARK: mark},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                preexec_fn=_die_with_us,  # noqa: PLW1509  # one system call, and no lock is taken
-            )
+            process = started(["--node", name, str(cluster)], output, {"TMPDIR": str(tmp), MARK: mark})
         node = Node(process, self.windows[name], folder, tmp, mark, time.perf_counter())
         if (before := self.nodes.get(name)) is not None:
             node.names |= before.names
@@ -309,9 +290,7 @@ class Cluster:
 
 
 @contextmanager
-def cluster(
-    folder: Path, plan: Plan, *, ready: bool = True, before: Callable[[Cluster], None] | None = None
-) -> Iterator[Cluster]:
+def cluster(folder: Path, plan: Plan, *, before: Callable[[Cluster], None] | None = None) -> Iterator[Cluster]:
     """Start the nodes of a plan, and end them whatever happens in the body; `before` may still change addresses."""
     made = Cluster(plan, folder)
     if before is not None:
@@ -319,8 +298,7 @@ def cluster(
     try:
         for name in plan.names:
             made.start(name)
-        if ready:
-            made.wait_ready()
+        made.wait_ready()
         yield made
     finally:
         made.end()

@@ -48,7 +48,6 @@ class Cutter:
 
     def __init__(self, to: int) -> None:
         self.to = to
-        self.passed = 0
         self._refuses_until = 0.0
         self._passing: list[Passing] = []
         self._lock = Lock()
@@ -130,7 +129,6 @@ class Cutter:
         came, there = one.ends
         with self._lock:
             self._passing.append(one)
-            self.passed += 1
         back = Thread(target=self._one_way, args=(one, one.ways[1], there, came), daemon=True)
         try:
             back.start()

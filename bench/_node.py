@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).parent.parent
 MODEL = "tiny"
@@ -283,6 +284,21 @@ def _die_with_us() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def started(arguments: Sequence[str], output: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a node or a launcher, a session of its own, that logs to `output`; `environment` is added to our own."""
+    own = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "supervisor", *arguments],
+        cwd=ROOT,
+        env={**own, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=_die_with_us,  # noqa: PLW1509  # one system call, and no lock is taken
+    )
+
+
 @contextmanager
 def place() -> Iterator[Path]:
     """Make a short folder for nodes, and remove it: Unix sockets have short names only."""
@@ -326,23 +342,12 @@ def node(
         )
     )
     mark = f"{os.getpid()}-{port}"
-    own = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    own |= {"TMPDIR": str(tmp), MARK: mark, **(environment or {})}
     with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "supervisor", str(cluster)],
-            cwd=ROOT,
-            env=own,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=_die_with_us,  # noqa: PLW1509  # one system call, and no lock is taken
-        )
-    started = Node(process, port, folder, tmp, mark, time.perf_counter())
+        process = started([str(cluster)], output, {"TMPDIR": str(tmp), MARK: mark, **(environment or {})})
+    made = Node(process, port, folder, tmp, mark, time.perf_counter())
     try:
         if ready:
-            started.wait_ready()
-        yield started
+            made.wait_ready()
+        yield made
     finally:
-        started.end()
+        made.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench._node import MARK, ROOT, Node, Seen, _die_with_us
+from bench._cluster import free_ports
+from bench._node import MARK, ROOT, Node, Seen, started
 
 SIMULATED = """\
 [node.front]
@@ -53,20 +55,6 @@ kv_tokens_max = 65536
 """
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on now, all different."""
-    import socket
-
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
-
-
 @contextmanager
 def launched(folder: Path, cluster: str, port: int, *arguments: str) -> Iterator[Node]:
     """Start `cluster` as one launcher and its nodes; its gateway will listen at `port`."""
@@ -74,18 +62,8 @@ def launched(folder: Path, cluster: str, port: int, *arguments: str) -> Iterator
     tmp.mkdir(exist_ok=True)
     file.write_text(cluster)
     mark = f"{os.getpid()}-{port}"
-    own = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "supervisor", str(file), *arguments],
-            cwd=ROOT,
-            env=own | {"TMPDIR": str(tmp), MARK: mark},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=_die_with_us,  # noqa: PLW1509  # one system call, and no lock is taken
-        )
+        process = started([str(file), *arguments], output, {"TMPDIR": str(tmp), MARK: mark})
     running = Node(process, port, folder, tmp, mark, time.perf_counter())
     try:
         yield running
@@ -93,8 +71,15 @@ def launched(folder: Path, cluster: str, port: int, *arguments: str) -> Iterator
         running.end()
 
 
+def at_free_ports(text: str, *ports: int) -> tuple[str, list[int]]:
+    """Return a cluster's file with ports that nobody listens on now in place of these, and the new ones."""
+    free = dict(zip(map(str, ports), free_ports(len(ports)), strict=True))
+    assert all(port in text for port in free)
+    return re.sub("|".join(free), lambda old: str(free[old.group()]), text), list(free.values())
+
+
 def operate(of: Node, *arguments: str) -> tuple[int, str]:
-    """Run an operator's command on a launcher's cluster, and return its exit code and what it printed."""
+    """Run an operator's command on a cluster, and return its exit code and what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", "supervisor", str(of.folder / "cluster.toml"), *arguments],
         cwd=ROOT,
@@ -110,8 +95,19 @@ def operate(of: Node, *arguments: str) -> tuple[int, str]:
 
 def seen(of: Node) -> dict[str, dict[str, Any]]:
     """Return what an operator sees of each node of a launcher's cluster."""
-    told: dict[str, dict[str, Any]] = json.loads(operate(of, "status", "--json")[1])["nodes"]
-    return told
+    every: dict[str, dict[str, Any]] = json.loads(operate(of, "status", "--json")[1])["nodes"]
+    return every
+
+
+def lines(of: Node) -> list[dict[str, Any]]:
+    """Return every line of the log that is written whole."""
+    whole = of.output().rpartition("\n")[0].splitlines()
+    return [json.loads(text) for text in whole if text.startswith("{")]  # the others are for a person who looks on
+
+
+def told(of: Node, event: str, **given: object) -> list[dict[str, Any]]:
+    """Return the lines of the log that tell of an event, with these fields."""
+    return [each for each in lines(of) if each["event"] == event and given.items() <= each.items()]
 
 
 def nodes(of: Node) -> dict[str, Seen]:

@@ -33,7 +33,7 @@ MUTANTS = [(path, bug, part) for part, (of, _) in PARTS.items() for path, bugs i
 SUITES = {  # the quickest first
     "streams": ["tests/test_streams.py", "tests/test_frames.py"],
     "contract": ["tests/test_engine_contract.py"],
-    "directory": [f"tests/test_{name}.py" for name in ("directory", "controls", "one_link")],
+    "directory": [f"tests/test_{name}.py" for name in ("directory", "controls", "one_link", "dialing")],
     "attached": ["tests/test_attached.py", "tests/protocol/test_greeting.py"],
     "router": ["tests/test_router.py", "tests/test_resumes.py"],
     "examples": [f"tests/test_{name}.py" for name in ("kit", "queue", "link", "decode")],

@@ -197,10 +197,10 @@ async def ended(stream, within_s=WITHIN_S):
             said += data
 
 
-async def as_peer(node, name, say, *, secret=SECRET, cluster="grove", hello=True):
+async def as_peer(node, name, say, *, hello=True):
     """Be a node that greets another as it should, and then says what it likes; return what the other said at last."""
     numbers = count()
-    greeter = Greeter("dials", cluster, name, secret, f"{name} {next(numbers)} nonce".encode().ljust(32))
+    greeter = Greeter("dials", "grove", name, SECRET, f"{name} {next(numbers)} nonce".encode().ljust(32))
     heard = []
 
     async def talk(wire):

@@ -68,8 +68,8 @@ class Pair:
         self.near.send(Open(stream, b"ask", credit, attached=len(data)), views(data) if data else ())
         return stream
 
-    def reply(self, data, body=b"reply", units=1, stream=1):
-        self.far.send(Item(stream, body, units, len(data)), views(data))
+    def reply(self, data, body=b"reply", units=1):
+        self.far.send(Item(1, body, units, len(data)), views(data))
 
     def at_rest(self):
         assert len(self.near.asked) == len(self.far.served) == 0

@@ -16,7 +16,7 @@ from protocol.peer import Peer
 from supervisor import config
 from supervisor.link import Link
 from supervisor.metrics import Metrics
-from tests.watched import built
+from tests.houses import built
 
 ROOT = Path(__file__).parent.parent
 BOARD = json.loads((ROOT / "examples" / "grafana" / "espalier.json").read_text())

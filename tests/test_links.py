@@ -37,9 +37,8 @@ from protocol.frames import (
 )
 from protocol.messages import EngineInfo, Text, Tokens
 from supervisor import wires
-from supervisor.directory import FORGET_S
 from supervisor.line import STRANGER_BYTES_MAX
-from supervisor.links import FORGETS_S, STRANGERS_MAX, Links, Tls
+from supervisor.links import STRANGERS_MAX, Tls
 from tests import certificate
 from tests.fakes import generate
 from tests.nodes import LOOPBACK, QUICK, SECRET, UPGRADE, Node, all_linked, as_peer, ended, grove, stranger, until
@@ -141,79 +140,9 @@ async def test_after_a_cut_the_link_comes_back_and_its_streams_have_ended():
         with pytest.raises(LinkLost):
             await a.ask(b, tokens_max=1000)
         await until(lambda: b.freed == ["r"])
-        await until(lambda: a.link(b) not in {None, lost})
+        await until(lambda: a.link(b) not in {None, lost} and a.offers_of(b))
         b.step_s = 0
         assert await a.ask(b) == [0, 1, 2]
-
-
-async def test_waits_between_tries_grow_and_are_not_all_the_same(autojump_clock):
-    tries = []
-
-    async def refuse(at, tls, within_s, talk):
-        tries.append(trio.current_time())
-        raise PeerLost("nobody there")
-
-    a = Node("a", port=None, section=evolve(QUICK, retry_min_s=0.1, retry_max_s=5.0))
-    a.links.dial = refuse
-    a.directory.expect("b", "127.0.0.1:1")
-    with trio.move_on_after(200):
-        await a.run()
-    waits = [later - sooner for sooner, later in itertools.pairwise(tries)]
-    assert all(0.1 * 2**n <= wait <= 0.2 * 2**n for n, wait in enumerate(waits[:5]))
-    assert all(5 <= wait <= 10 for wait in waits[6:])
-    assert len({round(wait, 6) for wait in waits[6:]}) > 5
-    assert len(tries) > 20
-
-
-@pytest.mark.parametrize(("lasts_s", "grow"), [(3.1, False), (2.9, True)], ids=["good", "hardly one"])
-async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(lasts_s, grow, monkeypatch, autojump_clock):
-    begun, ended = [], []
-
-    async def greeted(*_):
-        return "b"
-
-    async def carry(*_):
-        begun.append(trio.current_time())
-        await trio.sleep(lasts_s)
-        ended.append(trio.current_time())
-        raise PeerLost("draining: it restarts")
-
-    async def dial(at, tls, within_s, talk):
-        await talk(None)
-
-    monkeypatch.setattr(Links, "_greeted", greeted)
-    monkeypatch.setattr(Links, "_carry", carry)
-    section = evolve(QUICK, silent_s=3.0, retry_min_s=0.1, retry_max_s=5.0)
-    a = Node("a", port=None, section=section)
-    a.links.dial = dial
-    a.directory.expect("b", "127.0.0.1:1")
-    with trio.move_on_after(100):
-        await a.run()
-    waits = [began - over for over, began in zip(ended, begun[1:], strict=False)]
-    assert len(waits) > 8
-    assert all(0.1 <= wait <= 0.2 for wait in waits) is not grow
-
-
-async def test_a_node_that_is_only_heard_of_is_dialed_for_a_while_and_anew_when_it_is_heard_of_anew(autojump_clock):
-    tries = []
-
-    async def refuse(at, tls, within_s, talk):
-        tries.append(trio.current_time())
-        raise PeerLost("nobody there")
-
-    a, rumour = Node("a", port=None), NodeState(neighbours=(Neighbour("b", "127.0.0.1:1"),))
-    a.links.dial = refuse
-    async with trio.open_nursery() as nursery:
-        await nursery.start(a.run)
-        a.directory.told("gone", rumour)
-        a.links.traffic["gone"].sent(1)
-        await trio.sleep(3 * FORGET_S)
-        assert FORGET_S - 1 < tries[-1] < FORGET_S + 3 * FORGETS_S
-        assert (a.links._dialing, dict(a.links.traffic), a.directory.nodes) == (set(), {}, {})
-        a.directory.told("gone", rumour)
-        await trio.sleep(1)
-        assert tries[-1] > 3 * FORGET_S
-        nursery.cancel_scope.cancel()
 
 
 async def test_what_crosses_links_is_counted_for_nodes_alone_and_goes_on_with_a_nodes_next_link():
@@ -393,8 +322,8 @@ async def test_a_node_in_anothers_place_is_refused(lines):
     assert all("node c was expected in its place" in each for each in said)
 
 
-async def test_another_version_is_refused(lines, monkeypatch):
-    a, b = Node("a"), Node("b")
+async def test_another_version_is_refused(lines):
+    b = Node("b")
     async with grove(b):
 
         async def talk(wire):
@@ -407,7 +336,7 @@ async def test_another_version_is_refused(lines, monkeypatch):
         await until(lambda: reasons(lines))
     assert len(reasons(lines)) == 1
     assert f"it speaks version {VERSION + 1} of the protocol, and node b version {VERSION}" in reasons(lines)[0]
-    assert a.linked == set()
+    assert b.linked == set()
 
 
 # TLS ---------------------------------------------------------------------------------------
@@ -532,7 +461,7 @@ async def test_a_slow_handshake_has_its_time():
 
 
 async def test_a_proof_that_was_overheard_proves_nothing(lines):
-    a, b = Node("a"), Node("b")
+    b = Node("b")
     heard = []
 
     class Tapped(wires.Wire):
@@ -558,7 +487,6 @@ async def test_a_proof_that_was_overheard_proves_nothing(lines):
         await wires.dial(wires.At.read(b.at), None, 1.0, replay)
         await until(lambda: any("another secret" in each for each in reasons(lines)))
         assert b.linked == set()
-        assert a.linked == set()
 
 
 async def test_sentences_that_a_stranger_thinks_of_do_not_fill_the_log(lines):
@@ -657,7 +585,7 @@ async def test_frames_before_the_greeting_are_refused(lines):
     assert len(reasons(lines)) == 1
 
 
-@pytest.mark.parametrize("name", ["a b", "x\u00e9", "n" * 128 + "m"])
+@pytest.mark.parametrize("name", ["a b", "x\u00e9"])
 async def test_a_name_that_no_node_has_is_refused(name):
     a = Node("a")
     async with grove(a):
@@ -665,17 +593,17 @@ async def test_a_name_that_no_node_has_is_refused(name):
         async def say(wire):
             pass
 
-        with pytest.raises((PeerRefused, PeerLost, PeerViolation, ValueError)):
+        with pytest.raises((PeerRefused, PeerLost, PeerViolation)):
             await as_peer(a, name, say)
             raise PeerRefused("closed")
         assert name not in a.directory.nodes
 
 
 async def test_a_request_with_absurd_numbers_leaves_what_is_told_of_this_node_believable():
-    a, b = Node("a"), Node("b")
+    a, b = Node("a", step_s=1.0), Node("b")
     async with grove(a, b):
         await all_linked(a, b)
-        absurd = generate("absurd", tokens_max=2**62)
+        absurd, link = generate("absurd", tokens_max=2**62), b.link(a)
 
         async def say(wire):
             await wire.send_all(encode(Open(1, body(absurd), 1, "a-0")))
@@ -684,7 +612,7 @@ async def test_a_request_with_absurd_numbers_leaves_what_is_told_of_this_node_be
 
         await as_peer(a, "x", say)
         await trio.sleep(0.2)
-        assert b.linked == {"a"}
+        assert b.link(a) is link
         await until(lambda: a.directory.running == 0)
 
 

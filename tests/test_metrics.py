@@ -22,8 +22,8 @@ from supervisor.gateway import gateway
 from supervisor.link import Link
 from supervisor.metrics import Metrics
 from tests.fakes import Costs, FakeEngine, generate
+from tests.houses import built
 from tests.test_router import Fake, Play, routed
-from tests.watched import built
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny"
 
@@ -115,7 +115,7 @@ def test_a_router_tells_how_calls_end_and_why_requests_went_on():
     }
 
 
-async def test_the_counts_of_a_lost_link_go_on_with_the_next_one(tmp_path):
+async def test_what_crossed_a_link_is_told_though_there_is_none_now(tmp_path):
     house, metrics = built(cluster(tmp_path), "front")
     house.links.traffic["back"].received(40)
     assert lines(metrics, 'espalier_link_up{node="back"}') == {'espalier_link_up{node="back"}': 0.0}

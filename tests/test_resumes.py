@@ -1,33 +1,13 @@
-"""What a request that lost its worker must not do: go on where that is not exact, forget what was first, keep a place."""
+"""What a request that lost its worker must not do: forget what was first, keep a place."""
 
 from __future__ import annotations
 
-import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from actors.routing.least_loaded import least_loaded
 from protocol.errors import LinkLost
-from protocol.messages import Grammar, GrammarKind, Usage
+from protocol.messages import Usage
 from tests.test_router import Fake, Play, ask, generate, pair, routed
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        {"grammar": Grammar(GrammarKind.REGEX, "a*")},
-        {"frequency_penalty": 0.5},
-        {"presence_penalty": -0.5},
-        {"repetition_penalty": 1.1},
-    ],
-)
-async def test_what_has_begun_and_cannot_go_on_exactly_ends_with_the_link_that_was_lost(sampling, autojump_clock):
-    plays = [Play(LinkLost("first"), 0), Play(LinkLost("then"), 2)]
-    async with routed(Fake("a", plays[:1]), Fake("b", plays[1:], more=2), Fake("c", more=3)) as world:
-        got: list = []
-        with pytest.raises(LinkLost, match="then"):
-            await ask(world, generate(**sampling), got)
-        assert len(got) == 3
-        assert not world.worker("c").asked
 
 
 async def test_what_was_cached_is_what_the_first_prefill_had_though_the_second_has_more(autojump_clock):

@@ -604,6 +604,7 @@ async def test_what_is_no_loss_is_passed_as_it_is(error, tokens, autojump_clock)
         assert not world.worker("b").asked
 
 
+@pytest.mark.parametrize("loss", [EngineLost, LinkLost])
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -613,12 +614,12 @@ async def test_what_is_no_loss_is_passed_as_it_is(error, tokens, autojump_clock)
         {"repetition_penalty": 1.1},
     ],
 )
-async def test_what_cannot_be_resumed_exactly_ends_in_the_truth_but_may_begin_elsewhere(sampling, autojump_clock):
+async def test_what_cannot_be_resumed_exactly_ends_in_the_truth_but_may_begin_elsewhere(sampling, loss, autojump_clock):
     assert not resumes_exactly(Sampling(1, **sampling))
-    plays = [Play(EngineLost("first"), 0), Play(EngineLost("then"), 2)]
+    plays = [Play(loss("first"), 0), Play(loss("then"), 2)]
     async with routed(Fake("a", plays[:1]), Fake("b", plays[1:], more=2), Fake("c", more=3)) as world:
         got: list = []
-        with pytest.raises(EngineLost, match="then"):
+        with pytest.raises(loss, match="then"):
             await ask(world, generate(**sampling), got)
         assert len(got) == 3
         assert not world.worker("c").asked
@@ -887,7 +888,7 @@ ROOMS = {
 }
 
 
-async def sweep_one(legs: tuple[Leg, ...], step: int, crash: int | None) -> bool:
+async def sweep_one(legs: tuple[Leg, ...], step: int, crash: int | None, expected: list[int]) -> bool:
     """Leave, or crash one of the engines, just before the step; return whether the answer had ended by then."""
     async with over_engines(*legs, *legs) as world:
         victim = trio.CancelScope()
@@ -901,7 +902,7 @@ async def sweep_one(legs: tuple[Leg, ...], step: int, crash: int | None) -> bool
         async def one(name: str, scope: trio.CancelScope) -> None:
             with scope:
                 got = await ask(world, generate(name, 4, temperature=0.0))
-                assert (len(got.ids), got.ids) == (4, EXPECTED)
+                assert (len(got.ids), got.ids) == (4, expected)
                 ended.append(name)
 
         ended: list[str] = []
@@ -916,11 +917,12 @@ async def sweep_one(legs: tuple[Leg, ...], step: int, crash: int | None) -> bool
             assert await worker.engine.load() == EngineLoad(0, 0, 0)
         assert len(ended) == 3 - victim.cancelled_caught
         with trio.fail_after(60):
-            assert (await ask(world, generate("after", 4, temperature=0.0))).ids == EXPECTED
+            assert (await ask(world, generate("after", 4, temperature=0.0))).ids == expected
     return steps.taken < step
 
 
-def _expected() -> list[int]:
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
     async def scenario(_: random.Random) -> list[int]:
         async with over_engines(Leg.BOTH) as world:
             return (await ask(world, generate("a", 4, temperature=0.0))).ids
@@ -930,15 +932,12 @@ def _expected() -> list[int]:
     return ids
 
 
-EXPECTED = _expected()
-
-
 @pytest.mark.parametrize("crash", [None, 0, 1], ids=["leave", "crash the first", "crash the second"])
 @pytest.mark.parametrize("legs", ROOMS.values(), ids=ROOMS.keys())
-def test_at_every_step(legs, crash):
+def test_at_every_step(legs, crash, expected):
     for step in range(1, 2000):
         try:
-            if simulate(lambda _, step=step: sweep_one(legs, step, crash), seed=1):
+            if simulate(lambda _, step=step: sweep_one(legs, step, crash, expected), seed=1):
                 break
         except BaseException as error:
             error.add_note(f"at step {step}")

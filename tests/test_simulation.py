@@ -84,7 +84,18 @@ def test_the_seeds_of_clusters_see_most_faults_and_resumed_answers():
     traces = "".join(run_cluster_seed(seed) for seed in range(CLUSTER_SEEDS))
     seen = {kind for kind in KINDS if repr(kind) in traces}
     assert len(seen) >= len(KINDS) - 1, set(KINDS) - seen
-    for what in ("whole", "left", "back", "prefill", "decode", "both", "simulated", "'front crash'", "'drain'"):
+    for what in (
+        "whole",
+        "left",
+        "back",
+        "prefill",
+        "decode",
+        "both",
+        "simulated",
+        "'front crash'",
+        "'drain'",
+        "'resumed'",
+    ):
         assert what in traces, what
 
 

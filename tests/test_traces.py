@@ -84,7 +84,7 @@ async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers
     assert [span(line) for line in lines()] == [first, second]
 
 
-async def test_every_choice_of_a_request_is_asked_for_in_its_span(lines):
+async def test_every_choice_of_a_request_is_asked_for_in_its_span():
     async with rig(worker=Keeping()) as made:
         await (await made.client()).ask(post(chat("n=2", n=3), traceparent=PARENT))
         traces = {each.trace for each in made.worker.asked}
@@ -234,6 +234,7 @@ async def test_a_bug_of_a_worker_names_the_trace_whoever_began_it(lines, autojum
 # Between nodes ----------------------------------------------------------------------------
 
 
+@pytest.mark.realtime
 async def test_a_trace_crosses_a_link_as_it_is():
     a, b = Node("a"), Node("b")
     there, wanted = [], evolve(generate("a" * 32), trace=evolve(GATEWAY, state="a=b"))
@@ -247,6 +248,7 @@ async def test_a_trace_crosses_a_link_as_it_is():
     assert there == [wanted]
 
 
+@pytest.mark.realtime
 async def test_a_node_that_lies_about_a_trace_is_cut_off_and_asks_nobody(lines):
     a, b = Node("a"), Node("b")
     lie = codec.encode(evolve(generate(), trace=GATEWAY)).replace(ID.encode(), b"\n" * 32)

@@ -10,7 +10,7 @@ import pytest
 from bench._client import Chat, Running, chat_body
 from bench._node import GONE_WITHIN_S, MODEL, ROOT, place, wait_until
 from tests.engine.greedy import all_completed, prompts
-from tests.launched import free_ports, launched, nodes
+from tests.launched import at_free_ports, launched, nodes
 
 pytestmark = [
     pytest.mark.engine,
@@ -29,10 +29,7 @@ EXAMPLE = (ROOT / "examples" / "disagg.toml").read_text()
 def pair():
     """The example of a pair, at ports of its own."""
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
-    ports = free_ports(4)
-    for old, new in zip((8000, 7401, 7402, 8998), ports, strict=True):
-        assert str(old) in text
-        text = text.replace(str(old), str(new))
+    text, ports = at_free_ports(text, 8000, 7401, 7402, 8998)
     with place() as folder, launched(folder, text, ports[0]) as of:
         assert wait_until(lambda: "Ready: " in of.output(), READY_WITHIN_S) is not None, of.output()
         of.look()

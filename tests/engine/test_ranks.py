@@ -10,7 +10,7 @@ import pytest
 
 from bench._node import GONE_WITHIN_S, MODEL, ROOT, SGLANG, node, place, wait_until
 from tests.engine.greedy import TOKENS, all_completed, completed, prompts
-from tests.launched import free_ports, launched, nodes
+from tests.launched import at_free_ports, launched, nodes
 
 pytestmark = pytest.mark.engine
 
@@ -28,10 +28,7 @@ EXAMPLE = (ROOT / "examples" / "spanning.toml").read_text()
 def spanning():
     """The example of an engine over two nodes, at ports of its own."""
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
-    ports = free_ports(4)
-    for old, new in zip((8000, 7401, 7402, 7403), ports, strict=True):
-        assert str(old) in text
-        text = text.replace(str(old), str(new))
+    text, ports = at_free_ports(text, 8000, 7401, 7402, 7403)
     with place() as folder, launched(folder, text + EXACT, ports[0]) as of:
         assert wait_until(lambda: "Ready: " in of.output(), READY_WITHIN_S) is not None, of.output()
         of.look()

@@ -109,9 +109,9 @@ def raw(kind: int, body: object) -> bytes:
     return bytes((kind,)) + msgspec.msgpack.encode(body)
 
 
-def recorded(nonces=(b"1" * 32, b"2" * 32)) -> tuple[list[bytes], list[bytes]]:
+def recorded() -> tuple[list[bytes], list[bytes]]:
     """Return all that the dialer and all that the listener of an honest meeting said."""
-    ends = dialer(nonce=nonces[0]), listener(nonce=nonces[1])
+    ends = dialer(nonce=b"1" * 32), listener(nonce=b"2" * 32)
     (first,), (second,) = ends[0].start(), ends[1].start()
     assert ends[1].receive(first) == []
     (proof,) = ends[0].receive(second)

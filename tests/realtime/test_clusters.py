@@ -16,7 +16,7 @@ from bench._client import Chat, Running, chat_body
 from bench._cluster import FRONT, cluster, free_ports
 from bench._cutter import Cutter
 from bench._harm import NODES
-from bench._node import ROOT, place, wait_until
+from bench._node import ROOT, wait_until
 from tests.launched import SIMULATED, launched
 
 pytestmark = pytest.mark.realtime
@@ -24,12 +24,6 @@ pytestmark = pytest.mark.realtime
 CLIENTS = 8
 WITHIN_S = 20.0
 AT_ONCE_S = 2.0
-
-
-@pytest.fixture
-def folder():
-    with place() as made:
-        yield made
 
 
 def test_a_worker_drains_and_comes_back_under_load_and_nobody_notices(folder):

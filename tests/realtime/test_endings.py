@@ -8,15 +8,9 @@ import time
 import pytest
 
 from bench import endings
-from bench._node import node, place
+from bench._node import node
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture
-def folder():
-    with place() as made:
-        yield made
 
 
 def test_a_node_survives_its_parts(folder):

@@ -17,9 +17,10 @@ from threading import Thread
 import pytest
 
 from bench._client import Chat, Running, chat_body
-from bench._node import GONE_WITHIN_S, MODEL, ROOT, place, wait_until
+from bench._cluster import free_ports
+from bench._node import GONE_WITHIN_S, MODEL, ROOT, wait_until
 from supervisor.doors.keys import line
-from tests.launched import SIMULATED, THIRD, free_ports, launched, nodes, operate, seen
+from tests.launched import SIMULATED, THIRD, launched, lines, nodes, operate, seen, told
 
 pytestmark = pytest.mark.realtime
 
@@ -48,12 +49,6 @@ kv_tokens_max = 65536
 
 
 @pytest.fixture
-def folder():
-    with place() as made:
-        yield made
-
-
-@pytest.fixture
 def running(folder):
     """A launcher with a front and two workers, all ready."""
     ports = free_ports(3)
@@ -76,21 +71,17 @@ def asked(of):
         connection.close()
 
 
-def lines(of):
-    """Return every line of the log that is written whole."""
-    return [json.loads(text) for text in of.output().rpartition("\n")[0].splitlines() if text.startswith("{")]
-
-
-def told(of, event, **given):
-    return [each for each in lines(of) if each["event"] == event and given.items() <= each.items()]
-
-
 def stream(of, tokens):
     """Begin a stream of so many tokens, and return it once its first token has come."""
     chat = Chat(of.port, chat_body("Tell me a long story", tokens, stream_options={"include_usage": True}))
     running = Running(chat.read)
     assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None
     return running
+
+
+def pids(of):
+    """Return the process ids of nodes by their names."""
+    return {name: each.pid for name, each in of.items()}
 
 
 def test_all_nodes_come_up_and_one_line_says_so(running):
@@ -228,7 +219,7 @@ def test_a_new_node_that_cannot_start_disturbs_nobody_and_is_tried_again(running
     refused = "node three was not started; the others run on"
     assert wait_until(lambda: told(running, refused), WITHIN_S) is not None, running.output()
     assert told(running, refused)[0]["reason"].startswith("node three did not start: the folder for logs cannot be")
-    assert nodes(running) == before
+    assert pids(nodes(running)) == pids(before)
     assert asked(running) == (200, 4)
     rewrite(running, text + third)
     running.signal(signal.SIGHUP)
@@ -301,7 +292,7 @@ def test_nodes_of_a_second_file_join_serve_leave_and_come_back_and_the_others_st
             assert second.wait_exit(WITHIN_S) is not None, second.output()
             assert (second.process.returncode, second.left()) == (0, [])
         assert asked(running) == (200, 4)
-    assert nodes(running) == before
+    assert pids(nodes(running)) == pids(before)
     assert not [each for each in lines(running) if each.get("happening") == "restarting"]
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
 
 import pytest
 
-from bench._node import MODEL, ROOT, _die_with_us, free_port, place, wait_until
+from bench._node import MODEL, ROOT, free_port, place, started, wait_until
+from tests.launched import operate
 
 pytestmark = pytest.mark.realtime
 
@@ -55,39 +54,15 @@ class Running:
         )
         self.text = text + "".join(engines)
         self.file.write_text(self.text)
-        self.environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
 
     def start(self, name):
         output = self.stack.enter_context((self.folder / f"{name}.log").open("wb"))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "supervisor", str(self.file), "--node", name],
-            cwd=ROOT,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=_die_with_us,  # noqa: PLW1509  # one system call, and no lock is taken
-        )
+        process = started([str(self.file), "--node", name], output, {})
         self.stack.callback(end, process)
         return process
 
-    def operate(self, *arguments):
-        """Run an operator's command, and return its exit code and what it printed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "supervisor", str(self.file), *arguments],
-            cwd=ROOT,
-            env=self.environment | {"COLUMNS": "120"},
-            capture_output=True,
-            text=True,
-            timeout=WITHIN_S,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.returncode, done.stdout + done.stderr
-
     def seen(self):
-        code, said = self.operate("status", "--json")
+        code, said = operate(self, "status", "--json")
         told = json.loads(said)
         assert told["cluster"] == "proving"
         return code, told["nodes"]
@@ -150,14 +125,14 @@ def test_an_operator_sees_reloads_and_drains_a_cluster_that_runs(running):
     assert [(link["node"], link["up"]) for link in nodes["front"]["links"]] == [("back", True)]
     assert not any("operator" in each["name"] for node in nodes.values() for each in node["state"]["neighbours"])
     assert "operator" not in running.logs()
-    code, said = running.operate("status")
+    code, said = operate(running, "status")
     assert (code, f"{MODEL}-1" in said, "2 of 2 nodes answer" in said) == (0, True, True)
 
     more = running.text.replace('node = "front"\nport', 'node = "front"\nadmit_s = 2\nport')
     running.file.write_text(more + "slots = 3\n")  # which is no cost
-    assert running.operate("reload")[0] == 1  # the operator reads the file too
+    assert operate(running, "reload")[0] == 1  # the operator reads the file too
     running.file.write_text(more.replace("[node.back]", "[node.back]\ndrain_s = 15"))
-    code, said = running.operate("reload")
+    code, said = operate(running, "reload")
     assert code == 0, said
     assert said.splitlines() == [
         "front:",
@@ -169,7 +144,7 @@ def test_an_operator_sees_reloads_and_drains_a_cluster_that_runs(running):
     with ThreadPoolExecutor(8) as clients:
         answers = [clients.submit(running.ask, 100) for _ in range(8)]
         assert wait_until(lambda: running_on(running, "back"), WITHIN_S, every_s=0.05) is not None
-        code, said = running.operate("drain", "back")
+        code, said = operate(running, "drain", "back")
         assert (code, "Node back has gone." in said) == (0, True), said
         assert back.wait(WITHIN_S) == 0
         assert [answer.result() for answer in answers] == [(100, "length")] * 8
@@ -177,12 +152,12 @@ def test_an_operator_sees_reloads_and_drains_a_cluster_that_runs(running):
 
     code, nodes = running.seen()
     assert (code, list(nodes), set(nodes["back"])) == (1, ["front", "back"], {"unreachable"})
-    code, said = running.operate("drain", "front")
+    code, said = operate(running, "drain", "front")
     assert (code, "SIGTERM" in said) == (1, True), said
 
     again = running.start("back")
     running.wait_whole()
-    code, said = running.operate("drain", "front")
+    code, said = operate(running, "drain", "front")
     assert (code, "Node front has gone." in said) == (0, True), said
     assert front.wait(WITHIN_S) == 0
     assert again.poll() is None
@@ -196,6 +171,6 @@ def test_an_operator_with_another_secret_is_told_so_and_changes_nothing(running)
     back = running.start("back")
     assert wait_until(lambda: "unreachable" not in running.seen()[1]["back"], WITHIN_S, every_s=0.1) is not None
     (running.folder / "secret").write_text("another-secret-that-is-wrong")
-    code, said = running.operate("drain", "back")
+    code, said = operate(running, "drain", "back")
     assert (code, "it has another secret, or none" in said) == (1, True), said
     assert back.poll() is None

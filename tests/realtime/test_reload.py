@@ -8,8 +8,9 @@ from http.client import HTTPConnection
 
 import pytest
 
-from bench._node import MODEL, SIMULATED, node, place, wait_until
+from bench._node import MODEL, SIMULATED, node, wait_until
 from supervisor.doors.keys import line
+from tests.launched import lines, told
 
 pytestmark = pytest.mark.realtime
 
@@ -17,12 +18,6 @@ ALICE, BOB = "alices-secret-of-32-characters-01", "bobs-secret-of-32-characters-
 READ, KEPT = "read the keys", "the keys stay as they were"
 QUICK = SIMULATED.replace("fixed_s = 0.05", "fixed_s = 0.001")
 WITHIN_S = 10.0
-
-
-@pytest.fixture
-def folder():
-    with place() as made:
-        yield made
 
 
 def asked(of, secret):
@@ -37,16 +32,6 @@ def asked(of, secret):
         return answer.status
     finally:
         connection.close()
-
-
-def lines(of):
-    """Return every line of a node's log that is written whole."""
-    whole = of.output().rpartition("\n")[0].splitlines()
-    return [json.loads(text) for text in whole if text.startswith("{")]  # the others are for a person who looks on
-
-
-def told(of, event):
-    return [each for each in lines(of) if each["event"] == event]
 
 
 def hang_up(of, event):

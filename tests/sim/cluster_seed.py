@@ -9,9 +9,9 @@ from functools import cache, partial
 from itertools import count
 
 import trio
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
-from actors.router import Limits
+from actors.router import Limits, Watch
 from protocol.cluster import Leg
 from supervisor.link import Link
 from tests.sim.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, linked, others_up, together
@@ -160,6 +160,16 @@ class ClusterFaults(Faults):
         assert deaf or not any(name.startswith(f"{spot.name}/") for name in chosen), "a node that drains is chosen"
 
 
+@frozen
+class Noting(Watch):
+    """Notes each request that goes on elsewhere."""
+
+    note: Callable[..., None]
+
+    def went_on(self, code: str, sent: int) -> None:
+        self.note("resumed" if sent else "retried", code)
+
+
 @define(eq=False)
 class ClusterRun(Run):
     """One run of a cluster."""
@@ -178,6 +188,7 @@ class ClusterRun(Run):
             self.times.pop("jump", None)
         self.new_front = self._system()
         self.system = self.new_front()
+        self.system.routing.watch = Noting(self.note)
         self.faults = ClusterFaults(self.system, rng, self.note)
         self._small_limits()
         self._expect_falls()
@@ -307,6 +318,7 @@ class ClusterRun(Run):
         """Let the gateway's node come back, and demand liveness of that."""
         self.system = again = self.new_front()
         again.faults = before.faults
+        again.routing.watch = Noting(self.note)
         again.heal()
         async with together(again):
             await self._liveness(again)
