@@ -161,7 +161,8 @@ class Faults:
         match kind:
             case "start fails":
                 world.starts_fail = True
-                world.hosts[number].crash()
+                if number in world.hosts:  # else it has yet to start for the first time
+                    world.hosts[number].crash()
                 await trio.sleep(lasts_s)
                 world.starts_fail = False
             case "stuck":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import trio
-from attrs import Factory, define, frozen
+from attrs import Factory, define, evolve, frozen
 
 GONE_WITHIN_S = 2.0  # from leaving, or from the end of an answer, to a free slot
 DELAYS = frozenset({"half-open front", "jump"})  # nobody can hear of a leaving, or act on it, before these are over
@@ -47,6 +47,9 @@ class Freeing:
         """Note that the clock has just jumped so far ahead."""
         now = trio.current_time()
         self.jumped_s += jump_s
+        for at, period in enumerate(self.periods):
+            if period.kind in self.delays and period.ends_at > now - jump_s:  # who has stood still waits as long again
+                self.periods[at] = evolve(period, ends_at=period.ends_at + jump_s)
         self.periods.append(Period("jump", now - jump_s, now))
 
     def always(self, kind: str) -> None:

@@ -193,7 +193,7 @@ class Spot:
             self.fell = True
             self.plan.net.cut(self.name)
             await trio.sleep(AGAIN_S)
-            if self.life is life:
+            if self.life is life and not life.directory.draining:
                 self.start()
         finally:
             life.over.set()
