@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 from attrs import evolve
 
-from actors.engines.sglang.settings import EngineSpec
+from actors.engines.sglang.settings import EngineSpec, boot
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
 from supervisor.rendezvous import PORTS, Lives, ports
@@ -63,3 +63,11 @@ def test_who_has_no_port_of_its_own_is_met_at_none():
     decode = evolve(PREFILL, leg=Leg.DECODE, bootstrap_port=None)
     assert Lives(decode, lambda: 5.0).another() is None
     assert ports(decode) == (None,)
+
+
+@pytest.mark.parametrize(("host", "listens_at"), [("10.0.0.5", "10.0.0.5"), ("::1", "::1"), ("host-5", "")])
+def test_a_leg_listens_where_others_find_it_and_at_no_name(host, listens_at):
+    leg = boot(evolve(PREFILL, host=host), "/tmp/x")
+    assert (leg.arguments["host"], leg.environment["SGLANG_HOST_IP"]) == (host, listens_at)
+    whole = evolve(PREFILL, leg=Leg.BOTH, host=host, bootstrap_port=None)
+    assert boot(whole, "/tmp/x").environment["SGLANG_HOST_IP"] == "127.0.0.1"

@@ -117,10 +117,10 @@ def boot(spec: EngineSpec, folder: str) -> Boot:
 
 def _beside_others(spec: EngineSpec) -> dict[str, str]:
     """Return the variables of an engine's host that others must find."""
-    if spec.nodes == 1 and (spec.leg is Leg.BOTH or not _is_address(spec.host)):
-        return {}  # SGLang cannot listen at a name, and finds an address of this host by itself
-    if spec.nodes == 1:
-        return {"SGLANG_HOST_IP": spec.host}
+    if spec.nodes == 1 and spec.leg is Leg.BOTH:
+        return {}
+    if spec.nodes == 1:  # SGLang cannot listen at a name, and looks for an address of this host where it is given none
+        return {"SGLANG_HOST_IP": spec.host if _is_address(spec.host) else ""}
     # Without the first, SGLang never returns to a host whose rank is not 0.
     return {"SGLANG_BLOCK_NONZERO_RANK_CHILDREN": "0", "SGLANG_HOST_IP": spec.host}
 
