@@ -10,6 +10,7 @@ import pytest
 import trio
 from attrs import define, evolve, field
 
+from actors._kit import mailbox
 from protocol.cluster import (
     ChildState,
     Drain,
@@ -196,7 +197,7 @@ async def test_a_node_that_nobody_knows_or_that_has_gone_is_named(autojump_clock
 
 
 def links_of(node):
-    served = {**node.controls.serves, ("tiny-0", FlushCache): None}
+    served = {**node.controls.serves, ("tiny-0", FlushCache): mailbox(1)[0]}
     return Links(
         name=node.name,
         section=ClusterSection(),
@@ -247,7 +248,7 @@ async def test_an_operator_is_answered_and_is_no_node(autojump_clock):
         assert status.links == ()
         assert {each.name for each in status.state.neighbours} <= {"one"}
         async with link.ask(FlushCache(), 0, "tiny-0") as answer:
-            with pytest.raises(NotReady, match="there is no tiny-0 here"):
+            with trio.fail_after(1), pytest.raises(NotReady, match="there is no tiny-0 here"):
                 await answer.result()
         await trio.sleep(60)  # nothing is told to it, which it would take for a lie
         async with link.ask(GetStatus(), 0) as answer:
