@@ -87,7 +87,8 @@ class Generate:
 
     `logprobs` asks for each token's log probability and those of as many of the likeliest; None asks for none. Requests
     with different `cache_salt` share no prefix cache. Of those that wait for a slot, the higher `priority` goes first.
-    With a `rendezvous` a prefill and a decode are asked for the same tokens, each its part of the work.
+    With a `rendezvous` a prefill and a decode are asked for the same tokens, each its part of the work. Queues take
+    turns between `owner`s, the names of clients' keys.
     """
 
     id: str
@@ -99,6 +100,7 @@ class Generate:
     rendezvous: Rendezvous | None = None
     said: int = 0  # so many of the last tokens are the answer's own, from a worker that was lost
     trace: Trace | None = None
+    owner: str = ""  # the name of the client's key
 
 
 @frozen
@@ -272,6 +274,7 @@ class Respond:
     cache_salt: str | None = None
     params: dict[str, str] = Factory(dict)
     trace: Trace | None = None
+    owner: str = ""  # the name of the client's key
 
     @property
     def choices(self) -> int:
@@ -333,6 +336,7 @@ class Tokenize:
     turns: tuple[Turn, ...] = ()
     text: str = ""
     special: bool = True  # add what the tokenizer puts around a text
+    owner: str = ""  # the name of the client's key
 
 
 @frozen
@@ -348,6 +352,7 @@ class Detokenize:
     """Ask for the text of token ids; the result is `Detokenized`."""
 
     ids: tuple[int, ...]
+    owner: str = ""  # the name of the client's key
 
 
 @frozen

@@ -124,6 +124,7 @@ def generates(request: Respond, model: TextModel, prompts: list[list[int]], limi
                     cache_salt=request.cache_salt,
                     priority=request.priority or 0,
                     trace=request.trace,
+                    owner=request.owner,
                 )
                 for choice in range(choices)
             ]

@@ -245,7 +245,7 @@ class Door:
         with self.asking.counting(counted), key.asking():
             async with self.gate.admitted(priority):
                 counted.admitted_at = trio.current_time()
-                request = evolve(request, priority=priority, trace=counted.trace)
+                request = evolve(request, priority=priority, trace=counted.trace, owner=key.name)
                 answered = await self.asking.answer(request, served, counted, into)
             return finish(answered)  # in here: an answer that cannot be built must not be counted as whole
 

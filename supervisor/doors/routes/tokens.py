@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import trio
+from attrs import evolve
 
 from actors.processor import TextRequest, TextResult
 from protocol.dialects import tokens
@@ -37,6 +38,7 @@ async def _ask(exchange: Exchange, model: str | None, request: TextRequest) -> T
     key, limit_s = exchange.key or door.keys.anybody, door.asking.first_token_s
     asks = door.asking.find_only(model).ask
     with key.asking(), trio.move_on_after(limit_s):
-        async with door.gate.admitted(clamped(None, key.section.priority)), asks.ask(request, 0) as answer:
+        owned = evolve(request, owner=key.name)
+        async with door.gate.admitted(clamped(None, key.section.priority)), asks.ask(owned, 0) as answer:
             return await answer.result()
     raise DeadlineExceeded(f"there was no answer within {limit_s} s")
