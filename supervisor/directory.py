@@ -13,8 +13,8 @@ from attrs import Factory, define, evolve, field
 from actors._kit import Address, Answer
 from actors._queue import Queue
 from actors.engines.port import Engine
-from actors.router import Worker
-from actors.routing.least_loaded import Load
+from actors.routing.load import Load
+from actors.routing.ports import Worker
 from protocol.cluster import COUNT_MAX, NEIGHBOURS_MAX, Leg, Neighbour, NodeState, Offer
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady, PeerViolation
 from protocol.messages import REQUEST_ID_LENGTH, EngineInfo, Finished, Generate, Started, Tokens

@@ -15,14 +15,13 @@ from actors._text.model import FILES, TextModel, load
 from actors._text.prompts import Limits
 from actors.engines.port import Engine
 from actors.processor import TextReply, TextRequest, TextResult, processor
-from actors.router import Limits as RouterLimits
-from actors.router import Routing, router
-from actors.routing.least_loaded import least_loaded
+from actors.routing.load import least_loaded
+from actors.routing.route import Routing
 from protocol.cluster import Leg, Offer
 from protocol.codec import Message
 from protocol.errors import StartFailed
 from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
-from supervisor import gauges, known, scrape
+from supervisor import gauges, known, routes, scrape
 from supervisor.config import Cluster, EngineSection
 from supervisor.controls import Controls
 from supervisor.directory import Directory, ForOthers, Here
@@ -136,30 +135,18 @@ def _asked_of(
     routing = live.routings[name] = Routing(
         pool=directory.pool(name),
         policy=least_loaded,
-        limits=RouterLimits(section.resumes_max, section.crashes_max, section.resume_tokens_max, section.resume_s),
+        limits=routes.limits(section),
         new_room=world.new_room,
         new_id=world.new_id,
         prefill_tokens_min=section.prefill_tokens_min,
         ends=text.eos_token_ids,
         watch=world.metrics.router(name),
     )
-    routes = Child(
-        name=f"router-{plain}",
-        run=router,
-        args=(work_inbox, routing),
-        about=f"to the least loaded worker of {name}",
-        limits=(
-            ("queue", section.queue_max),
-            ("prefill tokens min", section.prefill_tokens_min),
-            ("resumes", section.resumes_max),
-            ("resume tokens", section.resume_tokens_max),
-            ("resume s", section.resume_s),
-        ),
-    )
+    child = routes.child(name, section, work_inbox, routing)
     served[name] = Served(
         partial(known.model, name, directory, int(world.now())), asked, partial(known.longest, directory, name)
     )
-    return routes, Child(
+    return child, Child(
         name=f"processor-{plain}",
         run=processor,
         args=(asked_inbox, text, work, partial(_limits, directory, name, live), world.aside, gateway.requests_max),

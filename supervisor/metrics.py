@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from actors.router import Watch
+from actors.routing.ports import Watch
 from protocol.errors import Left
 from protocol.messages import EngineLoad, Usage
 

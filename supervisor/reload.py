@@ -9,7 +9,6 @@ from typing import cast
 import attrs
 from attrs import define, evolve, field, frozen
 
-from actors.router import Limits as RouterLimits
 from protocol.cluster import Reloaded
 from protocol.errors import StartFailed
 from supervisor import check, config
@@ -17,10 +16,10 @@ from supervisor.config import Cluster, NodeSection
 from supervisor.doors.door import Door
 from supervisor.house import House, offer
 from supervisor.links import Tls
+from supervisor.routes import ROUTED, limits
 
 log = logging.getLogger(__name__)
 
-ROUTED = ("prefill_tokens_min", "resumes_max", "crashes_max", "resume_tokens_max", "resume_s")
 LINKED = ("streams_max", "beat_s", "silent_s", "greet_s", "tell_s", "retry_min_s", "retry_max_s")
 AT_THE_GATE = ("requests_max", "admit_s", "waiting_max")
 ASKING = ("first_token_s", "total_s")
@@ -241,9 +240,7 @@ class Reloader:
         if routing is None or section is None or len(keys) != 1 or keys[0] not in ROUTED:
             return False
         routing.prefill_tokens_min = section.prefill_tokens_min
-        routing.limits = RouterLimits(
-            section.resumes_max, section.crashes_max, section.resume_tokens_max, section.resume_s
-        )
+        routing.limits = limits(section)
         return True
 
 

@@ -86,6 +86,7 @@ class ModelSection:
     queue_max: Count = 64  # requests that wait for an engine
     prefill_tokens_min: Annotated[int, Within(at_least=0, at_most=1_000_000_000)] = 0  # shorter prompts skip a prefill
     resumes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 3  # of one request, after the loss of a worker
+    drains_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 64  # losses to drains and replaced links
     crashes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 1  # of engines under one request
     resume_tokens_max: Count = 65_536  # that were sent before the loss
     resume_s: Seconds = 10.0  # to find another worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted import Bug, Bugs
 
 PAIRS: Bugs = {
-    "actors/router.py": (
+    "actors/routing/journey.py": (
         Bug(
             "a prefill is not left when its decode fails",
             "                await replies.relay(note)\n",
@@ -64,7 +64,6 @@ PAIRS: Bugs = {
             "        finally:\n            route.end()\n",
             "        finally:\n            pass\n",
         ),
-        Bug("places that are kept are not counted", "busy=load.busy + self._places[load.name])", "busy=load.busy)"),
         Bug("the worker that was lost is asked again at once", "self._lost.add(worker.load.name)\n        if", "if"),
         Bug(
             "an answer whose end was lost is asked for once more",
@@ -72,10 +71,13 @@ PAIRS: Bugs = {
             "if (ended := None) is not None:",
         ),
         Bug("the loss of a link fails the request", "HandOffFailed, LinkLost, NotReady", "HandOffFailed, NotReady"),
+    ),
+    "actors/routing/route.py": (
+        Bug("places that are kept are not counted", "busy=load.busy + self._places[load.name])", "busy=load.busy)"),
         Bug(
             "a prompt of any length goes to two legs",
-            "and prompt_tokens < self.prefill_tokens_min",
-            "and prompt_tokens < 0",
+            "and need.prompt < self.prefill_tokens_min",
+            "and need.prompt < 0",
         ),
     ),
     "actors/_queue.py": (

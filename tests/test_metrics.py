@@ -13,7 +13,7 @@ import trio.testing
 
 from actors._kit import mailbox
 from actors.decode import Deadlines, decode
-from actors.router import Watch
+from actors.routing.ports import Watch
 from protocol.errors import LinkLost, StartFailed
 from protocol.peer import Peer
 from supervisor import check, config, scrape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trio.testing import wait_all_tasks_blocked
 
-from actors.routing.least_loaded import least_loaded
+from actors.routing.load import least_loaded
 from protocol.errors import LinkLost
 from protocol.messages import Usage
 from tests.test_router import Fake, Play, ask, generate, pair, routed
@@ -23,10 +23,10 @@ async def test_a_pair_that_cannot_meet_after_all_keeps_no_place(autojump_clock):
         prefill = world.worker("p")
         await wait_all_tasks_blocked()
 
-        def forgetful(loads):
+        def forgetful(loads, tokens):
             if [load.name for load in loads] == ["d"]:  # the prefill has just been chosen
                 prefill.bootstrap = None
-            return least_loaded(loads)
+            return least_loaded(loads, tokens)
 
         world.routing.policy = forgetful
         got = await ask(world, generate())

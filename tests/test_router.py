@@ -18,8 +18,10 @@ from actors._kit import Address, Answer, mailbox
 from actors.decode import Deadlines, decode
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.router import Limits, Routing, resumes_exactly, router
-from actors.routing.least_loaded import Load, least_loaded
+from actors.router import router
+from actors.routing.journey import resumes_exactly
+from actors.routing.load import Load, least_loaded
+from actors.routing.route import Limits, Routing
 from protocol.cluster import Leg
 from protocol.errors import (
     ActorLost,
@@ -270,6 +272,32 @@ def test_the_least_loaded_is_chosen_and_a_full_one_never(every):
         assert all(every[at].busy * load.slots <= load.busy * every[at].slots for load in free)
         same = [load for load in free if load.busy * every[at].slots == every[at].busy * load.slots]
         assert every[at].tokens == min(load.tokens for load in same)
+
+
+memories = st.builds(
+    Load,
+    st.text("abc", max_size=3),
+    st.integers(0, 3),
+    st.integers(1, 4),
+    kv_tokens=st.integers(0, 9),
+    kv_tokens_max=st.integers(0, 9),
+)
+
+
+@given(st.lists(memories, min_size=1, max_size=6), st.integers(0, 9))
+def test_of_those_with_a_slot_one_whose_memory_has_room_is_chosen(every, tokens):
+    at = least_loaded(every, tokens)
+    free = [load for load in every if not load.full]
+    assert (at is None) == (not free)
+    if any(load.fits(tokens) for load in free):
+        assert every[at].fits(tokens)
+
+
+def test_a_worker_that_does_not_tell_of_its_memory_has_room():
+    assert Load("a", 0, 1).fits(10**9)
+    assert not Load("a", 1, 1).overcommitted
+    assert Load("a", 2, 1).overcommitted
+    assert Load("a", 1, 4, kv_tokens=9, kv_tokens_max=8).overcommitted
 
 
 @given(loads, st.randoms(use_true_random=False))

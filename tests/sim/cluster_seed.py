@@ -11,7 +11,8 @@ from itertools import count
 import trio
 from attrs import define, evolve, field, frozen
 
-from actors.router import Limits, Watch
+from actors.routing.ports import Watch
+from actors.routing.route import Limits
 from protocol.cluster import Leg
 from supervisor.link import Link
 from tests.sim.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, linked, others_up, together

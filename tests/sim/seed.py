@@ -11,7 +11,7 @@ import trio
 from attrs import define, evolve, field
 
 from actors.decode import Deadlines
-from actors.router import Limits
+from actors.routing.route import Limits
 from supervisor.node import BYE_S, FAREWELL_S
 from tests.fakes import Costs
 from tests.sim.clients import DeafClient, HttpClient

@@ -16,8 +16,9 @@ from actors._kit import Address, Answer, mailbox
 from actors._queue import Queue, queue
 from actors.decode import decode
 from actors.processor import processor
-from actors.router import Limits, Routing, router
-from actors.routing.least_loaded import least_loaded
+from actors.router import router
+from actors.routing.load import least_loaded
+from actors.routing.route import Limits, Routing
 from protocol.cluster import Leg, NodeState, Offer, check
 from protocol.errors import PeerLost
 from protocol.messages import Finished, Generate, Started, Tokens

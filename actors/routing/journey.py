@@ -1,0 +1,229 @@
+"""One request on its way: both legs asked at once, and carried on with somebody else when a worker is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trio
+from attrs import define, evolve, field
+
+from actors.routing.ports import Replies, Worker
+from actors.routing.route import Need, Route, Routing
+from protocol.errors import (
+    ActorLost,
+    Draining,
+    EngineLost,
+    HandOffFailed,
+    Left,
+    LinkLost,
+    NotReady,
+    Overloaded,
+    RequestError,
+)
+from protocol.messages import Finished, FinishReason, Generate, Rendezvous, Sampling, Started, Tokens, Usage
+from protocol.trace import span_after
+
+ELSEWHERE = (ActorLost, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded)
+"""What ends a request here and need not end it elsewhere: the worker is to blame, or its host, or the way to it."""
+
+
+@define(eq=False)
+class Journey:
+    """One request on its way, with one worker after the other if need be; whoever asked sees one unbroken answer."""
+
+    request: Generate
+    answer: Replies
+    routing: Routing
+    _sent: list[int] = field(factory=list)
+    _before: int = 0  # tokens that were sent before the worker that is being asked
+    _first: Route | None = None  # the one that began the answer
+    _cached: int | None = None  # tokens of the prompt, as that one said; where there are two, the prefill knows
+    _lost: set[str] = field(factory=set)
+    _dead: set[str] = field(factory=set)  # whose engine died under this request: it is not given to them again
+    _losses: int = 0
+    _drains: int = 0
+    _crashes: int = 0
+    _pause_s: float = 0.0  # before one that was lost is asked again
+
+    async def run(self, route: Route | None) -> Finished:
+        """Return the result; raises the `RequestError` of the last worker if nobody can go on."""
+        if route is None:
+            route = await self.routing.wait_for(Need.of(self.request))
+        while True:
+            try:
+                return self._whole(await self._ask(route))
+            except RequestError as error:
+                if not isinstance(error, ELSEWHERE):
+                    raise
+                lost = error
+            await trio.lowlevel.checkpoint()
+            if (ended := self._ended()) is not None:
+                return ended
+            route = await self._elsewhere(lost)
+            self.routing.watch.went_on(lost.code, len(self._sent))
+
+    # One worker, or two ------------------------------------------------------------------
+
+    async def _ask(self, route: Route) -> Finished:
+        """Ask both legs at once: the failure of either ends the other in the same turn."""
+        self._before = len(self._sent)
+        if self._first is None:
+            self._cached = None
+        try:
+            request = self._continued() if self._lost else self.request
+            if route.prefill is None:
+                return await self._decode(route, request)
+            async with trio.open_nursery() as legs:
+                request = evolve(request, rendezvous=self._rendezvous(route.prefill))
+                legs.start_soon(self._prefill, route, route.prefill, request)
+                finished = await self._decode(route, request)
+                legs.cancel_scope.cancel(reason="the decode has ended")
+        except BaseExceptionGroup as group:
+            failed, rest = group.split(RequestError)
+            if failed is None or rest is not None:
+                raise
+            raise _gravest(failed) from None
+        finally:
+            route.end()
+        return finished
+
+    async def _decode(self, route: Route, request: Generate) -> Finished:
+        def pass_on(reply: Started | Tokens) -> None:
+            if isinstance(reply, Tokens):
+                self._sent += reply.ids
+                self.answer.put(reply, len(reply.ids))
+            elif self._first is None:
+                self._first = route
+                self._cached = reply.cached_tokens if self._cached is None else self._cached
+                self.answer.put(Started(self._cached), 0)
+
+        with self._watched(route, route.decode):
+            async with route.ask(route.decode, self._of_leg(request)) as replies:
+                finished = await replies.relay(pass_on)
+        assert finished is not None  # nobody here has had enough
+        return finished
+
+    async def _prefill(self, route: Route, prefill: Worker, request: Generate) -> None:
+        def note(reply: Started | Tokens) -> None:
+            if isinstance(reply, Started) and (self._first is None or self._first is route):
+                self._cached = reply.cached_tokens
+
+        with self._watched(route, prefill):
+            async with route.ask(prefill, self._of_leg(request)) as replies:
+                await replies.relay(note)
+
+    def _of_leg(self, request: Generate) -> Generate:
+        """Return what one leg is asked; where the trace is followed, it has a span of its own."""
+        if request.trace is None or not request.trace.followed:
+            return request
+        return evolve(request, trace=span_after(request.trace, self.routing.new_id()))
+
+    def _rendezvous(self, prefill: Worker) -> Rendezvous:
+        if prefill.bootstrap is None:  # it was there when the prefill was chosen
+            self._lost.add(prefill.load.name)
+            raise HandOffFailed(f"prefill {prefill.load.name} does not say any more where its rendezvous is")
+        return Rendezvous(self.routing.new_room(), *prefill.bootstrap)
+
+    @contextmanager
+    def _watched(self, route: Route, worker: Worker) -> Iterator[None]:
+        """Say how the call in the body ends, and blame the worker if it fails."""
+        name, outcome = worker.load.name, Left.code
+        try:
+            yield
+            outcome = "ended"
+        except RequestError as error:
+            outcome = error.code
+            self._blame(route, worker, error)
+            raise
+        finally:
+            self.routing.watch.called(name, outcome)
+
+    def _blame(self, route: Route, worker: Worker, error: RequestError) -> None:
+        if isinstance(error, EngineLost):
+            self._dead.add(worker.load.name)
+        self._lost.add(worker.load.name)
+        if isinstance(error, HandOffFailed) and route.prefill is not None:  # which of the two is at fault, nobody knows
+            self._lost |= {route.decode.load.name, route.prefill.load.name}
+
+    # Another one -------------------------------------------------------------------------
+
+    def _continued(self) -> Generate:
+        """Return what is left to do, under another id: the worker that was lost may not have let go of the first."""
+        sampling = self.request.sampling
+        return evolve(
+            self.request,
+            id=self.routing.new_id(),
+            tokens=[*self.request.tokens, *self._sent],
+            said=self.request.said + len(self._sent),
+            sampling=evolve(
+                sampling,
+                tokens_max=sampling.tokens_max - len(self._sent),
+                tokens_min=max(0, sampling.tokens_min - len(self._sent)),
+            ),
+        )
+
+    def _ended(self) -> Finished | None:
+        """Return the result if every token has been sent, and only the word that it was the last one was lost."""
+        sampling, sent = self.request.sampling, self._sent
+        if not sent:
+            return None
+        stops = sampling.stop_token_ids if sampling.ignore_eos else (*sampling.stop_token_ids, *self.routing.ends)
+        if sent[-1] in stops and len(sent) > sampling.tokens_min:
+            return self._finished(FinishReason.STOP, sent[-1], len(sent))
+        return self._finished(FinishReason.LENGTH, None, len(sent)) if len(sent) >= sampling.tokens_max else None
+
+    async def _elsewhere(self, lost: RequestError) -> Route:
+        """Wait for another route; raises what the worker was lost with if the rest could differ, or nobody comes."""
+        limits, sent = self.routing.limits, len(self._sent)
+        unready, planned = isinstance(lost, NotReady), is_planned(lost)
+        self._drains += planned
+        self._losses += not (unready or planned)  # unready: nothing was begun there, and it will be back
+        self._pause_s = min(2 * self._pause_s, limits.pause_max_s) if unready and self._pause_s else limits.pause_s
+        if self._losses > limits.resumes_max or self._drains > limits.drains_max or sent > limits.resume_tokens_max:
+            raise lost
+        if sent and not resumes_exactly(self.request.sampling):
+            raise lost
+        if isinstance(lost, EngineLost):
+            self._crashes += 1
+            if self._crashes > limits.crashes_max or not self.routing.others(self._dead):
+                raise lost
+        prompt = len(self.request.tokens)
+        need = Need(prompt + sent, prompt + self.request.sampling.tokens_max)
+        with trio.move_on_after(limits.resume_s):
+            return await self.routing.wait_for_other(need, self._lost, self._dead, self._pause_s)
+        raise lost
+
+    def _whole(self, finished: Finished) -> Finished:
+        """Return the result as if one worker had computed all of it."""
+        return self._finished(finished.reason, finished.matched, self._before + finished.usage.completion_tokens)
+
+    def _finished(self, reason: FinishReason, matched: str | int | None, completion_tokens: int) -> Finished:
+        return Finished(reason, Usage(len(self.request.tokens), completion_tokens, self._cached or 0), matched)
+
+
+def is_planned(lost: RequestError) -> bool:
+    """Whether nothing failed where a worker was lost: its node drains, or its link made room for a newer one."""
+    return isinstance(lost, Draining) or (isinstance(lost, LinkLost) and type(lost) is not LinkLost)
+
+
+def resumes_exactly(sampling: Sampling) -> bool:
+    """Whether prompt and sent tokens are all that the next token depends on.
+
+    A grammar is at a place that another engine does not know, and a penalty counts the tokens of the answer alone.
+    """
+    unpenalised = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty) == (0, 0, 1)
+    return sampling.grammar is None and unpenalised
+
+
+def _gravest(group: BaseExceptionGroup[RequestError]) -> RequestError:
+    """Return the error that says most: a worker's own rather than what the other leg makes of it."""
+    leaves: list[RequestError] = []
+    left: list[BaseException] = [group]
+    while left:
+        error = left.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            left += error.exceptions
+        elif isinstance(error, RequestError):
+            leaves.append(error)
+    return min(leaves, key=lambda each: (isinstance(each, ELSEWHERE), isinstance(each, HandOffFailed)))

@@ -1,0 +1,52 @@
+"""What a router needs of the world: workers to ask, a pool that knows them, and a watch that hears how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from actors._kit import Answer, Asks
+from actors.routing.load import Load
+from protocol.cluster import Leg
+from protocol.messages import Finished, Generate, Started, Tokens
+
+Replies: TypeAlias = Answer[Started | Tokens, Finished]
+
+
+class Worker(Asks[Generate, Started | Tokens, Finished], Protocol):
+    """One worker of a model, wherever it is; from the turn in which it is asked, the request counts in its load."""
+
+    @property
+    def load(self) -> Load:
+        """How busy it is; no other worker of its pool has its name."""
+
+    @property
+    def leg(self) -> Leg:
+        """Which part of a request it computes."""
+
+    @property
+    def bootstrap(self) -> tuple[str, int] | None:
+        """Host and port of its rendezvous, if it is a prefill."""
+
+
+class Pool(Protocol):
+    """The workers of one model."""
+
+    def workers(self) -> Sequence[Worker]:
+        """Return those that can be asked now."""
+
+    def expected(self) -> Mapping[str, Leg]:
+        """Return the legs of these and of those that should soon be among them, by the names of their loads."""
+
+    async def wait_changed(self) -> None:
+        """Wait until a worker has come, gone, or become less busy."""
+
+
+class Watch:
+    """Who hears, once a call and never once a token, what becomes of requests; this one forgets it."""
+
+    def called(self, worker: str, outcome: str) -> None:
+        """Hear that a worker's answer is over: `ended`, `left`, or an error's code."""
+
+    def went_on(self, code: str, sent: int) -> None:
+        """Hear that a request goes on elsewhere: what its worker was lost with, after how many tokens."""
