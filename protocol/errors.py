@@ -222,6 +222,12 @@ class LinkLost(RequestError):
     retry_after_s = 1
 
 
+class LinkReplaced(LinkLost):
+    """A newer link to whoever was answering took the place of the one that carried the answer; ask again."""
+
+    code = "link_replaced"
+
+
 class EngineLost(RequestError):
     """The engine that was answering died; ask again."""
 

@@ -11,9 +11,22 @@ from attrs import define
 from protocol import codec
 from protocol.cluster import COUNT_MAX, Drain, GetStatus, Reload, Reloaded, Status
 from protocol.codec import Message
-from protocol.errors import PeerViolation, RequestError, TooLarge
+from protocol.errors import ActorLost, Left, PeerViolation, RequestError, TooLarge, from_code
 from protocol.frames import FRAME_BYTES_MAX, Fail
-from protocol.messages import Done, EngineLoad, Finished, Generate, GetLoad, RankStarted, RunRank, Started, Tokens
+from protocol.messages import (
+    Done,
+    EngineInfo,
+    EngineLoad,
+    Finished,
+    FlushCache,
+    Generate,
+    GetInfo,
+    GetLoad,
+    RankStarted,
+    RunRank,
+    Started,
+    Tokens,
+)
 
 WITHIN_MS_MAX = 2**31 - 1
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # what else stands in the frame is short
@@ -23,21 +36,26 @@ TEXT_LENGTH_MAX = 2000
 
 ANSWERS: Mapping[type[Message], tuple[tuple[type[Message], ...], type[Message]]] = {
     Generate: ((Started, Tokens), Finished),
+    GetInfo: ((), EngineInfo),
     GetLoad: ((), EngineLoad),
+    FlushCache: ((), Done),
     GetStatus: ((), Status),
     Drain: ((), Done),
     Reload: ((), Reloaded),
     RunRank: ((RankStarted,), Done),
 }
-"""What may answer what other nodes are asked: replies, and a result. The asker relies on it, and they may lie."""
+"""What may answer each request that crosses a link: replies, and a result. The asker relies on it, and they may lie.
+
+A request without a row does not cross.
+"""
 
 
 @define(eq=False)
 class Rules:
     """What may still answer one request."""
 
-    replies: tuple[type[object], ...] = (object,)
-    result: type[object] = object
+    replies: tuple[type[object], ...]
+    result: type[object]
     free: int = FREE_REPLIES_MAX
 
     def reply(self, reply: Message, units: int) -> None:
@@ -67,8 +85,10 @@ def _possible(tokens: Tokens) -> bool:
 
 
 def rules_of(request: Message) -> Rules:
-    """Return the rules for the answer to a request."""
-    return Rules(*ANSWERS.get(type(request), ()))
+    """Return the rules for the answer to a request; raises `TypeError` for one that no other end is asked."""
+    if (row := ANSWERS.get(type(request))) is None:
+        raise TypeError(f"a {type(request).__name__} has no rule of replies, so it crosses no link")
+    return Rules(*row)
 
 
 def encoded(message: Message) -> bytes:
@@ -88,6 +108,13 @@ def within_ms() -> int | None:
 def failed(stream: int, error: RequestError) -> Fail:
     """Return what the other end is told of an error."""
     return Fail(stream, error.code, error.detail, error.param)
+
+
+def failure(fail: Fail, *, asker_left: bool) -> RequestError:
+    """Return what a `Fail` of the other end means to the asker; `ActorLost` if it says `left` of one who stayed."""
+    if fail.code == Left.code and not asker_left:
+        return ActorLost("the answer was ended as if its asker had left")
+    return from_code(fail.code, fail.detail, fail.param)
 
 
 def first(group: BaseExceptionGroup[RequestError]) -> RequestError:

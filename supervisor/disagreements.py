@@ -12,7 +12,7 @@ from protocol.cluster import OPERATOR
 from protocol.dialects.mistakes import Mistake, describe, join, segment
 from supervisor.doors.door import ANY
 from supervisor.rendezvous import PORTS
-from supervisor.sections import EVERYWHERE, LOOPBACK, Cluster, EngineSection, SimulatedSection
+from supervisor.sections import EVERYWHERE, LOOPBACK, Cluster, EngineSection, NodeSection, SimulatedSection
 
 RESERVED = ("gateway", "links", "metrics", "zygote")
 RANK_SETTINGS = frozenset({"nnodes", "node_rank", "dist_init_addr"})
@@ -91,12 +91,13 @@ def _nodes_disagree(cluster: Cluster) -> Iterator[Mistake]:
     deaf = [name for name, node in cluster.node.items() if node.listen is None]
     for name in deaf[1:]:
         yield Mistake(f"node.{name}.listen", f"is missing: {deaf[0]} does not listen either, so they cannot meet")
-    at: dict[str, str] = {}
+    seen: dict[str, NodeSection] = {}
     for name, node in cluster.node.items():
         if name.startswith(OPERATOR):
             yield Mistake(f"node.{name}", f"is an operator's name: no node's begins with {OPERATOR}")
-        if node.listen is not None and (other := at.setdefault(node.listen, name)) != name:
+        for other in (other for other, section in seen.items() if _same_place(section, node)):
             yield Mistake(f"node.{name}.listen", f"is where {other} listens")
+        seen[name] = node
     section = cluster.cluster
     for key in ("secret", "tls_certificate", "tls_key", "tls_authority"):
         file = getattr(section, key)
@@ -109,6 +110,21 @@ def _nodes_disagree(cluster: Cluster) -> Iterator[Mistake]:
         yield Mistake("cluster.silent_s", f"must be at least two beats of {section.beat_s:g} s")
     if section.retry_min_s > section.retry_max_s:
         yield Mistake("cluster.retry_min_s", f"must be at most retry_max_s ({section.retry_max_s:g})")
+
+
+def _same_place(one: NodeSection, other: NodeSection) -> bool:
+    """Whether two nodes listen at one address, or one of them at every address of the host of both."""
+    if one.dialed_at is None or other.dialed_at is None:
+        return False
+    if one.dialed_at == other.dialed_at:
+        return True
+    places = [node.listen.rpartition(":") for node in (one, other) if node.listen is not None]
+    ports, hosts = {port for _, _, port in places}, {_one_name(node.host) for node in (one, other)}
+    return len(ports) == len(hosts) == 1 and any(host.strip("[]") in EVERYWHERE for host, _, _ in places)
+
+
+def _one_name(host: str) -> str:
+    return "localhost" if host in LOOPBACK else host
 
 
 def _metrics_disagree(cluster: Cluster) -> Iterator[Mistake]:
@@ -170,7 +186,7 @@ def _span_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterato
             yield Mistake(f"{at}.ranks_on[{index}]", f"node {name} has a rank of it already")
     hosts = {name: cluster.node[name].host for name in engine.nodes if name in cluster.node}
     alone = [name for name, host in hosts.items() if host in (*LOOPBACK, *EVERYWHERE)]
-    if alone and len({"localhost" if host in LOOPBACK else host for host in hosts.values()}) > 1:
+    if alone and len(set(map(_one_name, hosts.values()))) > 1:
         yield Mistake(f"node.{alone[0]}.host", f"is {hosts[alone[0]]}, where ranks on other hosts do not find its own")
     if engine.dist_port is None:
         yield Mistake(f"{at}.dist_port", "is missing: the ranks meet there, on the host of rank 0")

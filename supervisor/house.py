@@ -196,7 +196,7 @@ def _links(cluster: Cluster, node: str, directory: Directory, world: World, more
     for name, other in cluster.node.items():
         if name != node:
             offers = [offer(key, each) for key, each in cluster.engines_on(name).items()]
-            directory.expect(name, other.listen, offers)
+            directory.expect(name, other.dialed_at, offers)
     join = tuple(map(At.read, cluster.cluster.join))
     if section.listen is None and len(cluster.node) == 1 and not join:
         return None
@@ -211,6 +211,7 @@ def _links(cluster: Cluster, node: str, directory: Directory, world: World, more
         directory=directory,
         serves=serves,
         listen=None if section.listen is None else At.read(section.listen),
+        host=section.host,
         secret=b"",
         new_nonce=world.new_nonce,
         chance=world.chance(0),

@@ -27,12 +27,11 @@ from protocol.errors import (
     PeerLost,
     PeerViolation,
     RequestError,
-    from_code,
 )
 from protocol.frames import Beat, Bye, Cancel, Credit, End, Fail, Frame, Hello, Item, Open, Step, Tell
 from protocol.messages import Finished, Started, Tokens, Usage
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
-from supervisor.crossing import Rules, encoded, failed, first, plain, rules_of, within_ms
+from supervisor.crossing import Rules, encoded, failed, failure, first, plain, rules_of, within_ms
 from supervisor.traffic import Traffic
 
 Replies = Answer[Message, Message]
@@ -83,6 +82,7 @@ class Link:
     release_s: float = 10.0
     _asked: dict[int, Replies] = field(factory=dict)
     _rules: dict[int, Rules] = field(factory=dict)
+    _left: set[int] = field(factory=set)  # streams whose asker has left, and whose answer has not ended yet
     _serving: dict[int, _Serving] = field(factory=dict)
     _writer: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _permits: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -110,9 +110,9 @@ class Link:
         if len(self.peer.asked) >= self.peer.asked.open_max:
             raise Overloaded(f"{len(self.peer.asked)} streams are open on this link")
         stream = self.peer.asked.last + 1
-        body, attached = encoded(request), codec.attached(request)
+        body, attached, rules = encoded(request), codec.attached(request), rules_of(request)
         answer = self._asked[stream] = Replies(credit)
-        self._rules[stream] = rules_of(request)
+        self._rules[stream] = rules
         try:
             self._send(Open(stream, body, credit, to, within_ms(), sum(map(len, attached))), attached)
         except RequestError:  # too much is attached
@@ -123,6 +123,7 @@ class Link:
     def leave(self, stream: int) -> None:
         """Stop caring about a stream: synchronous, idempotent, legal at any moment; its answer ends when it is free."""
         if not self._lost and self.peer.asked.state(stream) == "open":
+            self._left.add(stream)
             self._send(Cancel(stream, "the asker left"))
 
     @asynccontextmanager
@@ -259,7 +260,8 @@ class Link:
                 self._rules[frame.stream].end(result)
                 self._closed(frame.stream).end(result)
             case Fail():
-                self._closed(frame.stream).fail(from_code(frame.code, frame.detail, frame.param))
+                asker_left = frame.stream in self._left
+                self._closed(frame.stream).fail(failure(frame, asker_left=asker_left))
             case Open():
                 self._opened(frame, nursery)
             case Cancel():
@@ -315,6 +317,7 @@ class Link:
 
     def _closed(self, stream: int) -> Replies:
         del self._rules[stream]
+        self._left.discard(stream)
         self._permits.unpark()
         return self._asked.pop(stream)
 

@@ -18,7 +18,7 @@ from protocol.errors import ActorError, PeerLost, PeerRefused, PeerViolation, St
 from protocol.greeting import Greeter, Role
 from protocol.peer import Peer
 from supervisor import wires
-from supervisor.config import EVERYWHERE, ClusterSection
+from supervisor.config import EVERYWHERE, LOOPBACK, ClusterSection
 from supervisor.directory import FORGET_S, Directory
 from supervisor.link import Heart, Link, Serves
 from supervisor.refusals import Refusals
@@ -67,6 +67,7 @@ class Links:
     join: Sequence[wires.At] = ()
     dial: Callable[[wires.At, ssl.SSLContext | None, float, wires.Talk], Awaitable[None]] = wires.dial
     accept: Callable[[trio.SocketStream, ssl.SSLContext | None, float, wires.Talk], Awaitable[None]] = wires.accepted
+    host: str = ""  # where other nodes find this one if it listens at every address
     port: int | None = None  # once it listens
     traffic: defaultdict[str, Traffic] = field(factory=lambda: defaultdict(Traffic))  # with each node, in all
     _nodes: Refusals = field(factory=Refusals)
@@ -158,8 +159,10 @@ class Links:
         except OSError as error:
             raise StartFailed(f"node {self.name} cannot listen on {at}: {error.strerror or error}") from error
         self.port = int(listeners[0].socket.getsockname()[1])
-        found = str(wires.At(at.host, self.port))
-        self.directory.address = found if _found(found) else None
+        everywhere = at.host in EVERYWHERE
+        # Who listens everywhere on a host called localhost cannot tell other hosts where: it dials them.
+        nowhere = everywhere and self.host in (*EVERYWHERE, *LOOPBACK)
+        self.directory.address = None if nowhere else str(wires.At(self.host if everywhere else at.host, self.port))
         nursery.start_soon(partial(trio.serve_listeners, self._accepted, listeners))
 
     async def _accepted(self, stream: trio.SocketStream) -> None:

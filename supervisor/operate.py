@@ -36,7 +36,7 @@ from protocol.greeting import Greeter
 from protocol.peer import Peer
 from supervisor import board, check, config, wires
 from supervisor.board import Seen
-from supervisor.config import EVERYWHERE, Cluster
+from supervisor.config import Cluster
 from supervisor.crossing import plain
 from supervisor.link import Heart, Link
 from supervisor.links import Tls
@@ -110,10 +110,7 @@ class Operator:
     def at(self, name: str) -> wires.At | None:
         """Return where a node listens, None if it does not, or is not in the file."""
         node = self.cluster.node.get(name)
-        if node is None or node.listen is None:
-            return None
-        at = wires.At.read(node.listen)
-        return wires.At(node.host, at.port) if at.host in EVERYWHERE else at
+        return None if node is None or node.dialed_at is None else wires.At.read(node.dialed_at)
 
 
 class _Lost(RequestError):

@@ -228,7 +228,8 @@ class Reloader:
             return None
         if section.listen is None and change.old is not None:  # where it listened is never forgotten
             return False
-        house.directory.expect(name, section.listen, [offer(key, each) for key, each in new.engines_on(name).items()])
+        offers = [offer(key, each) for key, each in new.engines_on(name).items()]
+        house.directory.expect(name, section.dialed_at, offers)
         house.directory.changed.unpark_all()  # whoever dials looks there
         return True
 

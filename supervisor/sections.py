@@ -36,6 +36,16 @@ class NodeSection:
     logs: str | None = None  # a folder for what engines say; without one it is gone when the node is
     chatter_bytes_max: Count = 4 * 1024 * 1024
 
+    @property
+    def dialed_at(self) -> str | None:
+        """Where other nodes find it, None if it does not listen: at its host, if it listens at every address of it."""
+        if self.listen is None:
+            return None
+        host, _, port = self.listen.rpartition(":")
+        if host.strip("[]") not in EVERYWHERE:
+            return self.listen
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+
 
 @frozen(kw_only=True)
 class ClusterSection:

@@ -15,6 +15,7 @@ from actors._kit import Answer, Bugs, mailbox
 from protocol import codec
 from protocol.cluster import NodeState
 from protocol.errors import (
+    ActorLost,
     Draining,
     EngineLost,
     EngineRefused,
@@ -30,10 +31,17 @@ from protocol.frames import VERSION, Beat, Bye, Credit, End, Fail, FrameReader, 
 from protocol.messages import Done, Embedded, FlushCache, GetLoad, Started, Text, Tokens
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from protocol.tensors import Tensor
+from supervisor import crossing
 from supervisor.crossing import BODY_BYTES_MAX, FREE_REPLIES_MAX
 from supervisor.link import Heart, Link
 from tests.fakes import Costs, far_engine, generate, whole
 from tests.sim import SimTransport, counting, sim_pair, simulate
+
+
+@pytest.fixture(autouse=True)
+def any_answer(monkeypatch):
+    """Let anything answer a FlushCache: what may answer which request is no matter of most of these tests."""
+    monkeypatch.setitem(crossing.ANSWERS, FlushCache, ((object,), object))
 
 
 @define(eq=False)
@@ -525,6 +533,14 @@ async def test_credit_that_comes_before_the_answerer_was_asked_is_not_lost(autoj
         await far.send_all(encode(Credit(1, 2)))
         await wait_all_tasks_blocked()
         assert call.answer.credit == 8
+
+
+async def test_b18_left_reaches_nobody_who_stayed(autojump_clock):
+    async with facing() as (link, far, _):
+        _, answer = link.open(FlushCache(), 5)
+        await far.send_all(encode(Fail(1, "left", "x")))
+        with pytest.raises(ActorLost):
+            await answer.result()
 
 
 async def test_an_unknown_code_arrives_as_internal(autojump_clock):

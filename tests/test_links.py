@@ -98,6 +98,13 @@ async def test_a_node_that_does_not_listen_dials_whatever_its_name():
         assert await a.ask(z) == await z.ask(a) == [0, 1, 2]
 
 
+async def test_b16_a_node_that_listens_everywhere_is_found_at_its_host():
+    a, z = Node("a"), Node("z", host="0.0.0.0")
+    z.links.host = "box.example"
+    async with grove(a, z, know=False):
+        assert z.directory.address == f"box.example:{z.links.port}"
+
+
 async def test_a_node_that_listens_everywhere_dials_since_nobody_can_find_it_there():
     a, z = Node("a"), Node("z", host="0.0.0.0")
     async with grove(a, z, know=False):

@@ -16,7 +16,8 @@ from tests.world import World
 
 LOST = frozenset({"engine_lost", "actor_lost", "not_ready"})
 LATE = frozenset({"deadline_exceeded"})
-AWAY_ERRORS = frozenset({"link_lost", "not_ready", "draining"})
+AWAY_ERRORS = frozenset({"link_lost", "link_replaced", "not_ready", "draining"})
+OF_HOSTS = frozenset({"crash", "cut the line", "half-open line"})
 OF_NODES = ("cut a link", "half-open link", "stopped node", "node crash", "node drain")
 TRUTHS: dict[str, frozenset[str]] = {
     "crash": LOST,
@@ -50,7 +51,9 @@ FAULTS = tuple(
     if kind
     not in {*OF_NODES, "front crash", "a leg dies", "stays away", "drain", "impatient", "trickles", "too many bugs"}
 )
-GOES_ON = frozenset({"engine_lost", "actor_lost", "link_lost", "draining"})  # not said where somebody else goes on
+GOES_ON = frozenset(
+    {"engine_lost", "actor_lost", "link_lost", "link_replaced", "draining"}
+)  # not said where somebody else goes on
 DEATHS = frozenset(kind for kind, codes in TRUTHS.items() if "engine_lost" in codes)  # of engines
 LOSSES = frozenset(kind for kind, codes in TRUTHS.items() if codes & {"engine_lost", "link_lost"})
 AWAY = frozenset({"half-open line", "stuck", "start fails", "jump", "slow", "trickles", *OF_NODES[1:]})
@@ -121,6 +124,8 @@ class Faults:
         world = self.place()
         number = rng.randrange(world.workers)
         if "front" in kind and not system.far:
+            return
+        if kind in OF_HOSTS and number not in world.hosts:  # of a node that has come back, and has yet to start it
             return
         self.happened.add(kind)
         self.losses += kind in LOSSES
