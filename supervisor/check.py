@@ -17,6 +17,7 @@ from supervisor.doors.door import ANY
 from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.folders import Folder
 from supervisor.house import build
+from supervisor.libraries import check_libraries
 from supervisor.links import Tls
 from supervisor.metrics import Metrics
 from supervisor.process import Hurry
@@ -97,6 +98,8 @@ def text(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
         new_nonce=bytes,
         new_room=int,
     )
+    if is_here(cluster.node[name].host):
+        check_libraries(cluster, name)
     tree = render(build(cluster, name, world).tree)
     watchers(cluster, name, environment)
     secret(cluster, environment)
@@ -210,6 +213,7 @@ def ahead(cluster: Cluster, *names: str) -> None:
         for key, engine in cluster.engines_on(name).items():
             if engine.dist_port is not None:
                 _port_is_free("0.0.0.0", engine.dist_port, f"engine.{key}.dist_port")  # noqa: S104  # as SGLang has it
+    check_libraries(cluster, *names)
     _memory_is_there(cluster, names)
 
 

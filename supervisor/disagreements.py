@@ -8,6 +8,7 @@ from math import inf
 
 from attrs import asdict
 
+from actors.engines.sglang import setting_rules
 from protocol.cluster import OPERATOR
 from protocol.dialects.mistakes import Mistake, describe, join, segment
 from supervisor.doors.door import ANY
@@ -15,7 +16,6 @@ from supervisor.rendezvous import PORTS
 from supervisor.sections import EVERYWHERE, LOOPBACK, Cluster, EngineSection, NodeSection, SimulatedSection
 
 RESERVED = ("gateway", "links", "metrics", "zygote")
-RANK_SETTINGS = frozenset({"nnodes", "node_rank", "dist_init_addr"})
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@\\]+")
 
 
@@ -80,6 +80,9 @@ def _engine_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Itera
 
 
 def _only_simulated(engine: EngineSection, at: str) -> Iterator[Mistake]:
+    for key, value in engine.settings.items():
+        if (why := setting_rules.wrong(key, value)) is not None:
+            yield Mistake(join(f"{at}.settings", segment(key)), why)
     if engine.device is None:
         yield Mistake(f"{at}.device", 'is missing; expected "cpu" or "cuda"')
     if engine.simulated != SimulatedSection():
@@ -162,8 +165,6 @@ def _leg_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterator
 
 def _ranks_disagree(cluster: Cluster, engine: EngineSection, at: str) -> Iterator[Mistake]:
     """Yield what keeps the ranks of an engine from being one, on however many nodes they are."""
-    for key in RANK_SETTINGS & engine.settings.keys():
-        yield Mistake(f"{at}.settings.{key}", "is given by node, ranks_on and dist_port")
     nodes, stages = len(engine.nodes), engine.settings.get("pp_size", 1)
     ranks = engine.tensor_parallel * (stages if isinstance(stages, int) else 1)
     if engine.device == "cpu" and ranks != nodes:

@@ -39,6 +39,7 @@ TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs:
 HANDS = {  # where clock, chance and libc are taken in hand: each has its reason in the file
     Path("supervisor/__main__.py"): {"random"},
     Path("supervisor/node.py"): {"time", "random", "secrets"},
+    Path("supervisor/libraries.py"): {"ctypes"},
     Path("supervisor/reaper.py"): {"time", "ctypes"},
 }
 ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing that it waits for has its own

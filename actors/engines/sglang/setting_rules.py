@@ -1,0 +1,103 @@
+"""Which of SGLang's own arguments an operator may set: those that change how it computes, not what the host needs.
+
+An argument that a key of ours decides, or that the host sets for itself, would win in silence and break a promise
+later: an engine of embeddings dies at its first request, one with two data-parallel ranks is asked on one of them.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from actors.engines.sglang.arguments import CHOICES, TYPES
+
+_GIVEN_BY = {  # the key of `cluster.toml` that decides, and the arguments that would contradict it
+    "the model's path": "model_path tokenizer_path revision served_model_name download_dir",
+    "the model's template": "chat_template hf_chat_template_name completion_template",
+    "slots": "max_running_requests",
+    "kv_tokens_max": "max_total_tokens",
+    "context_max": "context_length",
+    "page_size": "page_size",
+    "prefill_chunk": "chunked_prefill_size",
+    "memory_fraction": "mem_fraction_static",
+    "device": "device",
+    "tensor_parallel": "tp_size",
+    "node, ranks_on and dist_port": "nnodes node_rank dist_init_addr",
+    "node.NAME.host": "host",
+    "leg": "disaggregation_mode enable_pd_role_switch",
+    "transfer": "disaggregation_transfer_backend",
+    "bootstrap_port": "disaggregation_bootstrap_port",
+}
+_REASONS = {  # why the host cannot do with any other value than its own
+    "an engine here generates text": (
+        "is_embedding encoder_only language_only language_model_only enable_adaptive_dispatch_to_encoder encoder_urls"
+        " encoder_register_urls encoder_transfer_backend encoder_bootstrap_port dllm_algorithm dllm_algorithm_config"
+        " dllm_fdfo"
+    ),
+    "name more engines instead: an engine here has one scheduler that is asked": (
+        "dp_size attn_dp_size load_balance_method enable_dp_attention enable_dp_attention_local_control_broadcast"
+        " use_ray"
+    ),
+    "all ranks of an engine run, or none": "elastic_ep_backend elastic_ep_initial_size max_ep_size ep_join_mode"
+    " ep_join_rank_offset elastic_ep_scale_timeout",
+    "the host needs SGLang's tokenizer for grammars, and takes its tokens as they come": (
+        "skip_tokenizer_init tokenizer_worker_num detokenizer_worker_num incremental_streaming_output stream_interval"
+        " batch_notify_size return_input_ids return_output_ids"
+    ),
+    "nobody listens to it here": (
+        "kv_events_config load_publish_endpoint enable_forward_pass_metrics forward_pass_metrics_ipc_name"
+        " forward_pass_metrics_worker_id decoupled_spec_role decoupled_spec_rank decoupled_spec_bind_endpoint"
+        " decoupled_spec_connect_endpoints"
+    ),
+    "prompts and answers are written nowhere": (
+        "log_requests log_requests_level log_requests_format log_requests_target crash_dump_folder"
+        " export_metrics_to_file export_metrics_to_file_dir debug_tensor_dump_output_folder"
+        " debug_tensor_dump_input_file debug_tensor_dump_layers spec_trace_dir"
+    ),
+    "nothing that an engine starts outlives it, and a model's folder is only read": (
+        "sidecar sidecar_args weight_cache_mode weight_cache_socket weight_cache_timeout delete_ckpt_after_loading"
+        " custom_sigquit_handler"
+    ),
+    "a request says what it wants, and is never changed in silence": (
+        "allow_auto_truncate preferred_sampling_params sampling_defaults"
+    ),
+    "the engine would wait for somebody who never comes": "checkpoint_engine_wait_weights_before_ready",
+    "it is for SGLang's own server, which does not run here": (
+        "port http2_max_concurrent_streams http2_initial_connection_window_size enable_http2 fastapi_root_path"
+        " grpc_mode grpc_port grpc_response_timeout_secs grpc_worker_threads smg_grpc_mode smg_http_sidecar_port"
+        " gated_launch_port ssl_ca_certs ssl_certfile ssl_keyfile ssl_keyfile_password enable_ssl_refresh api_key"
+        " admin_api_key skip_server_warmup warmups tool_server tool_call_parser file_storage_path log_level_http"
+        " uvicorn_access_log_exclude_prefixes trust_request_chat_template default_chat_template_kwargs"
+        " enable_cache_report stream_response_default_include_usage enable_response_store enable_http_worker_reuseport"
+        " asr_max_buffer_seconds asr_max_concurrent_sessions allowed_media_domains media_url_max_file_size_mb"
+    ),
+}
+REFUSED: dict[str, str] = {
+    **{name: f"is given by {key}" for key, names in _GIVEN_BY.items() for name in names.split()},
+    **{name: f"cannot be set: {why}" for why, names in _REASONS.items() for name in names.split()},
+}
+"""What cannot be set, by its name, with the reason."""
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+    "list": (list, tuple),
+}
+
+
+def wrong(name: str, value: object) -> str | None:
+    """Return what is wrong with a setting, None if SGLang may have it."""
+    kind = TYPES.get(name)
+    if kind is None:
+        near = get_close_matches(name, TYPES.keys() - REFUSED.keys(), n=1)
+        return f"is no argument of SGLang 0.5.23{f'; the nearest is {near[0]}' if near else ''}"
+    if name in REFUSED:
+        return REFUSED[name]
+    if kind == "choice":
+        return None if value in CHOICES[name] else f"must be one of {', '.join(CHOICES[name])}"
+    kinds = _KINDS.get(kind)
+    # A boolean is an integer to Python, and to nobody who wrote `true`.
+    if kinds is None or (isinstance(value, kinds) and isinstance(value, bool) is (kind == "boolean")):
+        return None
+    return f"must be {'an' if kind == 'integer' else 'a'} {kind}, got {value!r:.60}"

@@ -1,0 +1,95 @@
+"""SGLang's own settings in `cluster.toml`: what would contradict a key of ours, or break the host, is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from actors.engines.sglang import setting_rules
+from actors.engines.sglang.arguments import CHOICES, TYPES
+from actors.engines.sglang.settings import ALWAYS, ON_CPU, EngineSpec, boot
+from protocol.cluster import Leg
+from protocol.errors import StartFailed
+from supervisor import config
+
+FILE = """\
+[model.tiny]
+path = "."
+[engine.tiny-0]
+model = "tiny"
+device = "cpu"
+kv_tokens_max = 4096
+[engine.tiny-0.settings]
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(*settings: str):
+        (tmp_path / "cluster.toml").write_text(FILE + "\n".join(settings))
+        return config.read(tmp_path / "cluster.toml")
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("is_embedding = true", "settings.is_embedding: cannot be set: an engine here generates text"),
+        ("dp_size = 2", "settings.dp_size: cannot be set: name more engines"),
+        ('disaggregation_mode = "prefill"', "settings.disaggregation_mode: is given by leg"),
+        ("skip_tokenizer_init = true", "settings.skip_tokenizer_init: cannot be set: the host needs"),
+        ('dllm_algorithm = "LowConfidence"', "settings.dllm_algorithm: cannot be set: an engine here generates text"),
+        ("kv_events_config = '{}'", "settings.kv_events_config: cannot be set: nobody listens to it here"),
+        ('model_path = "x"', "settings.model_path: is given by the model's path"),
+        ("port = 1", "settings.port: cannot be set: it is for SGLang's own server"),
+        ("tp_size = 4", "settings.tp_size: is given by tensor_parallel"),
+        ("max_running_requests = 4", "settings.max_running_requests: is given by slots"),
+        ("context_length = 4", "settings.context_length: is given by context_max"),
+        ("incremental_streaming_output = false", "settings.incremental_streaming_output: cannot be set"),
+        ("log_requests = true", "settings.log_requests: cannot be set: prompts and answers are written nowhere"),
+        ("nope = 1", "settings.nope: is no argument of SGLang 0.5.23"),
+        ("disable_cuda_grap = true", "settings.disable_cuda_grap: is no argument of SGLang 0.5.23; the nearest is dis"),
+        ("disable_cuda_graph = 1", "settings.disable_cuda_graph: must be a boolean, got 1"),
+        ("pp_size = true", "settings.pp_size: must be an integer, got True"),
+        ('pp_size = "2"', "settings.pp_size: must be an integer, got '2'"),
+        ("dtype = 16", "settings.dtype: must be a string, got 16"),
+        ('schedule_conservativeness = "high"', "settings.schedule_conservativeness: must be a number, got 'high'"),
+        ("cuda_graph_bs_decode = 8", "settings.cuda_graph_bs_decode: must be a list, got 8"),
+        ('deepep_mode = "fast"', "settings.deepep_mode: must be one of auto, normal, low_latency"),
+    ],
+)
+def test_a_setting_that_would_lie_is_a_mistake_with_its_line(line, said, read):
+    with pytest.raises(StartFailed, match=re.escape(f"line 8: engine.tiny-0.{said}")):
+        read(line)
+
+
+def test_settings_that_change_how_sglang_computes_are_taken(read):
+    lines = ('attention_backend = "fa3"', 'dtype = "float32"', "schedule_conservativeness = 1", "enable_trace = true")
+    lines += ("cuda_graph_bs_decode = [1, 2]", 'deepep_mode = "auto"', "load_snapshot_publish_interval = 1")
+    assert len(read(*lines).engine["tiny-0"].settings) == len(lines)
+
+
+def test_every_rule_is_about_an_argument_that_there_is():
+    assert setting_rules.REFUSED.keys() <= TYPES.keys()
+    assert CHOICES.keys() == {name for name, kind in TYPES.items() if kind == "choice"}
+
+
+@pytest.mark.parametrize("leg", list(Leg))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg, device):
+    spec = EngineSpec("e", "/m", device, 4, 4096, 512, 16, 1, 0.5, 64, leg, bootstrap_port=9000, nodes=2, meet="a:1")
+    given = boot(spec, "folder").arguments
+    assert ALWAYS.keys() <= given.keys()
+    assert device != "cpu" or ON_CPU.keys() <= given.keys()
+    own = {name: setting_rules.wrong(name, value) for name, value in given.items()}
+    assert not [why for why in own.values() if why is not None and why.startswith(("must", "is no"))]
+
+
+def test_all_that_the_host_decides_from_keys_of_ours_is_refused_in_settings():
+    spec = EngineSpec(
+        "e", "/m", "cuda", 4, 4096, 512, 16, 1, 0.5, 64, Leg.PREFILL, bootstrap_port=9000, nodes=2, meet="a"
+    )
+    tunable = {"sleep_on_idle", "constrained_json_disable_any_whitespace", "log_level"}
+    assert boot(spec, "folder").arguments.keys() - tunable <= setting_rules.REFUSED.keys()
