@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,8 @@ from supervisor import check, config, launcher, node, reaper, say
 from supervisor.doors import keys
 from supervisor.upward import Upward
 from supervisor.version import version
+
+log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "supervisor")
 OPERATE = ("status", "drain", "reload")
@@ -58,34 +61,59 @@ def main() -> int:
             return 0
         names = check.pick(cluster, arguments.node)
         check.ahead(cluster, *names)
-        code: int = trio.run(_running(cluster, names, arguments.file, upward), strict_exception_groups=True)
     except ActorError as error:
         if upward is None:
             print(f"espalier: {error}", file=sys.stderr)
         else:
             upward.say("failed", str(error))
+            upward.end(say.END_S)
         return 1
-    if upward is not None:
-        upward.say("done")
-    return code
+    return _run(cluster, names, arguments.file, upward)
+
+
+def _run(cluster: config.Cluster, names: tuple[str, ...], file: Path, upward: Upward | None) -> int:
+    """Run nodes of a cluster, and return the exit code; nothing from here on waits for whoever reads the log."""
+    alone = names[0] if len(names) == 1 and len(cluster.node) > 1 else None
+    own = cluster.node[names[0]]  # of a launcher that of its first node is as good as any
+    terminal = say.set_up(node=alone, lines_max=own.log_lines_max, bytes_max=own.log_bytes_max)
+    say.take_over()
+    try:
+        run = _running(cluster, names, file, terminal, upward)
+        code: int = trio.run(run, strict_exception_groups=True)
+    except ActorError as error:
+        if upward is None:
+            terminal.fail(str(error))
+        else:
+            upward.say("failed", str(error))
+        return 1
+    except Exception:  # a traceback that Python prints by itself would wait for its reader
+        log.critical("a bug ended the process", exc_info=True)
+        return 1
+    else:
+        if upward is not None:
+            upward.say("done")
+        return code
+    finally:
+        if upward is not None:
+            upward.end(say.END_S)
+        terminal.end()
 
 
 def _running(
-    cluster: config.Cluster, names: tuple[str, ...], file: Path, upward: Upward | None
+    cluster: config.Cluster, names: tuple[str, ...], file: Path, terminal: say.Terminal, upward: Upward | None
 ) -> Callable[[], Awaitable[int]]:
     """Return what runs one node here, or several in processes of their own."""
     environment = dict(os.environ)
     if len(names) > 1:
         joins = [word for at in cluster.joined for word in ("--join", at)]
-        terminal, command = say.set_up(), (*COMMAND, str(file), *joins)
+        command = (*COMMAND, str(file), *joins)
         return launcher.Launcher(cluster, names, command, environment, terminal, SystemRandom()).run
     (name,) = names
-    terminal = say.set_up(node=name if len(cluster.node) > 1 else None)
     if upward is None:
         return partial(node.run, cluster, name, terminal, environment)
     terminal.upward = partial(upward.say, "tell")
     up, reload = (partial(upward.say, kind) for kind in ("up", "reload"))
-    return partial(node.run, cluster, name, terminal, environment, up, reload)
+    return partial(node.run, cluster, name, terminal, environment, up, reload, upward.pulse)
 
 
 def operated(arguments: list[str]) -> int:

@@ -100,7 +100,7 @@ def text(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
     )
     if is_here(cluster.node[name].host):
         check_libraries(cluster, name)
-    tree = render(build(cluster, name, world).tree)
+    tree = f"{render(build(cluster, name, world).tree)}\n{_of_process(cluster, name)}"
     watchers(cluster, name, environment)
     secret(cluster, environment)
     link_tls(cluster)
@@ -180,6 +180,15 @@ def link_tls(cluster: Cluster) -> Tls | None:
     except (OSError, ssl.SSLError) as error:
         raise StartFailed(f"the certificates of [cluster] cannot be used: {error}") from error
     return Tls(*contexts)
+
+
+def _of_process(cluster: Cluster, name: str) -> str:
+    """Return the limits of a node that are no actor's, but of its process."""
+    section = cluster.node[name]
+    return (
+        f"log: {section.log_lines_max:,} lines, {section.log_bytes_max:,} bytes wait to be read;"
+        f" what engines say: {section.chatter_bytes_max:,} bytes each"
+    )
 
 
 def _admission(cluster: Cluster, known: Keys) -> str:

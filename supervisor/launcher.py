@@ -16,7 +16,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +44,7 @@ AGAIN_S = 0.05  # after which those that have heard only one signal hear the sec
 HARD_EXIT_S = 1.2  # after a second signal, as for one node
 SETTLE_S = 0.2  # in which every node that was told to reload has said so
 LAST_LINES_S = 0.5  # for what an ended node has written to be shown
+FAREWELL_S = 0.2  # for the log to be written after a second signal
 
 
 class NodeDied(ActorError):
@@ -133,6 +134,7 @@ class Launcher:
             raise self._failure
         log.info("stopped", extra={"exit_code": self.exit_code})
         if self.hurry.hurried:
+            self.terminal.end(FAREWELL_S)
             os._exit(self.exit_code)  # an interpreter takes its time to end, too
         return self.exit_code
 
@@ -292,6 +294,7 @@ class Launcher:
         self._signal(signal.SIGINT, self.processes)  # a second SIGTERM could melt into the first
         await trio.sleep(HARD_EXIT_S - AGAIN_S)
         _leave_nothing()
+        self.terminal.end(FAREWELL_S)
         os._exit(self.exit_code)
 
     def _signal(self, number: signal.Signals, names: Iterable[str]) -> None:
@@ -388,5 +391,4 @@ async def _show(name: str, stream: trio.lowlevel.FdStream, terminal: Terminal, a
             lines = Lines(stream)
             while (text := await lines.read()) is not None:
                 if (line := readable(name, text)) is not None:
-                    with suppress(OSError):  # the terminal is gone; the node is not
-                        terminal.line(line)
+                    terminal.line(line)

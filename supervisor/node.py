@@ -19,7 +19,7 @@ from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
 from protocol.greeting import NONCE_BYTES
-from supervisor import check, folders, reaper
+from supervisor import check, folders, gauges, reaper
 from supervisor.config import LOOPBACK, Cluster
 from supervisor.doors.door import Door
 from supervisor.doors.keys import SECRETS, Keys
@@ -38,6 +38,8 @@ ROOM_BITS = 63  # of a rendezvous, as SGLang counts them
 BYE_S = 0.05  # for the last word to leave
 FAREWELL_S = 2.0  # for cut answers to reach their clients
 HARD_EXIT_S = 1.2  # after a second signal
+LAST_LINES_S = 0.2  # for the log to be written after that
+PULSE_S = 1.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -48,10 +50,11 @@ async def run(
     environment: Mapping[str, str],
     up: Callable[[], None] = lambda: None,
     ask_launcher: Callable[[], None] | None = None,
+    pulse: Callable[[], None] | None = None,
 ) -> int:
     """Run one node until a signal ends it, and return the process's exit code; `up` hears that its tree is up.
 
-    `ask_launcher` tells a launcher, if there is one, to start what is new in the file.
+    `ask_launcher` tells a launcher, if there is one, to start what is new in the file; `pulse` that the loop turns.
     Raises `StartFailed` or `RestartsExceeded` if its tree does not come up, or does not stay up.
     """
     keys = check.keys(cluster, environment) if cluster.gateway.node == name else None
@@ -81,6 +84,7 @@ async def run(
             new_nonce=new_nonce,
             new_room=partial(next, _rooms(secrets.randbits(ROOM_BITS))),
         )
+        world.metrics.sources.append(partial(gauges.of_log, terminal.log))
         house = build(cluster, name, world)
         if house.door is not None and keys is not None:
             _lock(house.door, cluster, keys)
@@ -88,7 +92,7 @@ async def run(
             house.scraped.keys = keys or watchers
         if house.links is not None:
             house.links.secret, house.links.tls = secret, tls
-        node = _Node(house, world, terminal, section.drain_s)
+        node = _Node(house, world, terminal, section.drain_s, pulse)
         node.obey(Reloader(name, cluster, house, environment, node.set_drain_s, ask_launcher))
         log.info("starting", extra={"node": name, "engine_logs": str(logs)})
         return await node.run(up, partial(_announce, cluster, house, terminal))
@@ -102,6 +106,7 @@ class _Node:
     world: World
     terminal: Terminal
     drain_s: float
+    pulse: Callable[[], None] | None = None  # to a launcher
     exit_code: int = 0
     _tree: trio.CancelScope = field(factory=trio.CancelScope)
     _nursery: trio.Nursery | None = None  # while it runs
@@ -134,6 +139,8 @@ class _Node:
             nursery = self._nursery
             nursery.start_soon(reaper.run)
             nursery.start_soon(self.terminal.keep_live)
+            if self.pulse is not None:
+                nursery.start_soon(_pulses, self.pulse)
             await nursery.start(self._listen, nursery)
 
             def ready() -> None:
@@ -222,7 +229,15 @@ class _Node:
         await trio.sleep(HARD_EXIT_S)  # a tree that has ended by then cancels this
         reaper.end_all()
         folders.remove(self.world.folder.path)
+        self.terminal.end(LAST_LINES_S)
         os._exit(self.exit_code)
+
+
+async def _pulses(pulse: Callable[[], None]) -> None:
+    """Show for as long as this node's event loop turns that it does, to whoever ends a node that hangs."""
+    while True:
+        pulse()
+        await trio.sleep(PULSE_S)
 
 
 def _lock(door: Door, cluster: Cluster, keys: Keys) -> None:

@@ -10,12 +10,16 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import TextIO
 
 import trio
 from attrs import define, field
 
 from supervisor.happenings import Happening, Kind
+from supervisor.writer import BYTES_MAX, LINES_MAX, QueuedWriter, sink_of
+
+log = logging.getLogger(__name__)
 
 FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 SAID = {"child", "happening"}  # a readable line has these in its words
@@ -23,6 +27,11 @@ LOUD = {"warning", "error", "critical"}
 PASSING = {"starting", "stopping"}  # and where a live line shows these, they need no line of their own
 TICK_S = 0.2
 CLEAR = "\r\x1b[2K"
+VALUE_CHARACTERS_MAX = 2048  # of each text in a record, whoever wrote it
+VALUES_MAX = 64  # in each list or table
+DEPTH_MAX = 4
+TRACE_CHARACTERS_MAX = 16 * 1024
+END_S = 1.0  # for the last lines to be written, before a process ends
 
 
 class JsonLines(logging.Formatter):
@@ -38,12 +47,12 @@ class JsonLines(logging.Formatter):
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
             **self._given,
-            "event": record.getMessage(),
+            "event": _event(record),
             **_extra(record),
         }
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+            line["traceback"] = _middle_out(self.formatException(record.exc_info))
+        return json.dumps(line, ensure_ascii=False)
 
 
 class Readable(logging.Formatter):
@@ -51,8 +60,8 @@ class Readable(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the time, what happened, and what was given with it."""
-        line = _line(self.formatTime(record, "%H:%M:%S"), record.levelname.lower(), record.getMessage(), _extra(record))
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = _line(self.formatTime(record, "%H:%M:%S"), record.levelname.lower(), _event(record), _extra(record))
+        return f"{line}\n{_middle_out(self.formatException(record.exc_info))}" if record.exc_info else line
 
 
 def readable(node: str, text: str) -> str | None:
@@ -78,19 +87,63 @@ def _line(time: str, level: str, event: str, given: Mapping[object, object]) -> 
 
 
 def _extra(record: logging.LogRecord) -> dict[object, object]:
-    return {name: value for name, value in vars(record).items() if name not in FIELDS}
+    return {name: bounded(value) for name, value in vars(record).items() if name not in FIELDS}
+
+
+def _event(record: logging.LogRecord) -> str:
+    return _cut(record.getMessage())
+
+
+def bounded(value: object, depth: int = DEPTH_MAX) -> object:
+    """Return what a log line shows of a value: no longer, wider or deeper than a line may be, as plain JSON."""
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 2**63 else "a large number"
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        if not depth:
+            return "..."
+        some = islice(value, VALUES_MAX)
+        if isinstance(value, Mapping):
+            return {_cut(str(key)): bounded(value[key], depth - 1) for key in some}
+        return [bounded(each, depth - 1) for each in some]
+    return _cut(value if isinstance(value, str) else str(value))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= VALUE_CHARACTERS_MAX:
+        return text
+    return f"{text[:VALUE_CHARACTERS_MAX]}... ({len(text)} characters)"
+
+
+def _middle_out(trace: str) -> str:
+    """Return a traceback without its middle if it is too long: where it began and what it ended in are read."""
+    half = TRACE_CHARACTERS_MAX // 2
+    return trace if len(trace) <= TRACE_CHARACTERS_MAX else f"{trace[:half]}\n...\n{trace[-half:]}"
 
 
 @define(eq=False)
 class Terminal:
-    """Writes log lines, and below them, while children start or stop, one line that says which and for how long."""
+    """Writes log lines, and below them, while children start or stop, one line that says which and for how long.
+
+    Nobody who logs waits for whoever reads: threads write, and what they cannot write in time is dropped and counted.
+    """
 
     out: TextIO
     live: bool
     plain: TextIO = sys.stdout
     upward: Callable[[str], None] | None = None  # to a launcher, who tells it instead
+    formatter: logging.Formatter = field(factory=JsonLines)
+    lines_max: int = LINES_MAX
+    bytes_max: int = BYTES_MAX
+    log: QueuedWriter = field(init=False)
+    _words: QueuedWriter = field(init=False)  # what is told apart from the log
     _passing: dict[str, tuple[str, float]] = field(factory=dict)  # what starts or stops, and since when
-    _shown: bool = False
+    _shown: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        self.log = QueuedWriter(sink_of(self.out), self.lines_max, self.bytes_max, self._lost)
+        self._words = QueuedWriter(sink_of(self.plain))
 
     def watch(self, happening: Happening) -> None:
         """Follow the tree."""
@@ -101,19 +154,29 @@ class Terminal:
 
     def line(self, text: str) -> None:
         """Write one line, above what is live."""
-        self.out.write(f"{CLEAR if self._shown else ''}{text}\n")
-        self._shown = False
-        self.out.flush()
+        if self.log.put(_encoded(f"{CLEAR if self._shown else ''}{text}\n")):
+            self._shown = ""
 
     def tell(self, text: str) -> None:
-        """Say something that is no event: on a terminal among the lines, elsewhere apart from the log."""
-        with suppress(OSError):  # whoever was to read it is gone; the node is not
-            if self.upward is not None:
-                self.upward(text)
-            elif self.live:
-                self.line(text)
-            else:
-                print(text, file=self.plain, flush=True)
+        """Say something that is no event: to a person among the lines or apart from the log, elsewhere as JSON."""
+        if self.upward is not None:
+            self.upward(text)
+        elif self.live:
+            self.line(text)
+        elif _is_terminal(self.plain):
+            self._words.put(_encoded(f"{text}\n"))
+        elif text:
+            self._words.put(_encoded(f"{self._formatted(text)}\n"))
+
+    def fail(self, text: str) -> None:
+        """Say why the process ends."""
+        text = f"espalier: {text}"
+        self.line(text if self.live else self._formatted(text, logging.ERROR))
+
+    def end(self, within_s: float = END_S) -> None:
+        """Write what waits to be written, for at most so long; whatever is not by then nobody reads."""
+        self._words.flush(within_s / 2)
+        self.log.flush(within_s / 2)
 
     @property
     def gone(self) -> bool:
@@ -123,21 +186,34 @@ class Terminal:
     async def keep_live(self) -> None:
         """Redraw the live line for as long as anything starts or stops."""
         while self.live:
-            with suppress(OSError):  # the terminal is gone; the node is not
-                self._redraw(trio.current_time())
+            self._redraw(trio.current_time())
             await trio.sleep(TICK_S)
 
     def _redraw(self, now: float) -> None:
         innermost = [path for path in self._passing if not any(o.startswith(f"{path}/") for o in self._passing)]
-        if innermost:
-            parts = [f"{how} {path} {now - since:.1f} s" for path in innermost for how, since in [self._passing[path]]]
-            self.out.write(f"{CLEAR}  {', '.join(parts)}")
-            self._shown = True
-            self.out.flush()
-        elif self._shown:
-            self.out.write(CLEAR)
-            self._shown = False
-            self.out.flush()
+        parts = [f"{how} {path} {now - since:.1f} s" for path in innermost for how, since in [self._passing[path]]]
+        text = f"  {', '.join(parts)}" if parts else ""
+        # A terminal that stands still gets no more of these: when it goes on, only the latest counts.
+        if text != self._shown and self.log.idle and self.log.put(_encoded(f"{CLEAR}{text}")):
+            self._shown = text
+
+    def _formatted(self, text: str, level: int = logging.INFO) -> str:
+        fields = {"name": __name__, "msg": text, "levelno": level, "levelname": logging.getLevelName(level)}
+        return self.formatter.format(logging.makeLogRecord(fields))
+
+    def _lost(self, items: int, _: int) -> bytes:
+        text = f"{items} log line{'s were' if items != 1 else ' was'} lost: nobody read them in time"
+        return _encoded(f"{self._formatted(text, logging.WARNING)}\n")
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")
+
+
+def _is_terminal(file: TextIO) -> bool:
+    with suppress(ValueError, AttributeError):  # it is closed, or there is none
+        return file.isatty()
+    return False
 
 
 class _Handler(logging.Handler):
@@ -145,21 +221,41 @@ class _Handler(logging.Handler):
         super().__init__()
         self._write = write
 
+    def createLock(self) -> None:  # noqa: N802  # as logging names it
+        """Do without: whoever logs must wait for no thread, and what is written to has its own lock."""
+        self.lock = None
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._write(self.format(record))
-        except Exception:  # noqa: BLE001  # whoever logs must not fall because nobody can listen any more
-            self.handleError(record)
+            text = self.format(record)
+        except Exception as error:  # noqa: BLE001  # whoever logs must not fall because of how it was said
+            record.msg, record.args = f"a log record could not be formatted: {type(error).__name__}", None
+            record.__dict__ = {name: value for name, value in vars(record).items() if name in FIELDS}
+            text = self.format(record)
+        self._write(text)
 
 
-def set_up(out: TextIO = sys.stderr, node: str | None = None) -> Terminal:
+def set_up(
+    out: TextIO = sys.stderr, node: str | None = None, lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX
+) -> Terminal:
     """Send what is logged to `out`: readable on a terminal, JSON elsewhere, with the name of a node if it has one."""
-    live = out.isatty()
-    terminal = Terminal(out, live)
+    live = _is_terminal(out)
+    formatter = Readable() if live else JsonLines(node)
+    terminal = Terminal(out, live, formatter=formatter, lines_max=lines_max, bytes_max=bytes_max)
     handler = _Handler(terminal.line)
-    handler.setFormatter(Readable() if live else JsonLines(node))
+    handler.setFormatter(formatter)
     if live:
         handler.addFilter(lambda record: getattr(record, "happening", None) not in PASSING)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("trio-websocket").setLevel(logging.WARNING)
     return terminal
+
+
+def take_over() -> None:
+    """Log what Python would write to the standard error stream by itself, and would wait for."""
+    logging.captureWarnings(True)
+    sys.unraisablehook = _unraisable
+
+
+def _unraisable(found: sys.UnraisableHookArgs) -> None:
+    log.error("an exception that nobody could catch: %s", found.err_msg, exc_info=found.exc_value)

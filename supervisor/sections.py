@@ -35,6 +35,8 @@ class NodeSection:
     drain_s: Seconds = 30.0  # that streams may take to finish after a signal
     logs: str | None = None  # a folder for what engines say; without one it is gone when the node is
     chatter_bytes_max: Count = 4 * 1024 * 1024
+    log_lines_max: Count = 10_000  # that wait for whoever reads the node's log; more are dropped and counted
+    log_bytes_max: Count = 4 * 1024 * 1024
 
     @property
     def dialed_at(self) -> str | None:

@@ -12,7 +12,7 @@ from protocol.dialects import chat as chat_dialect
 from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.gathered import Gathered
 from protocol.dialects.responses import Events
-from tests.doors import Worker, at_rest, chat, create, post, rig
+from tests.doors import Worker, at_rest, chat, create, head, post, rig
 from tests.sockets import upgraded
 
 INTERNAL = [("request ended", 500, "internal")]
@@ -141,3 +141,21 @@ async def test_whoever_cancels_what_waits_was_not_refused(limit, rather_slow, to
         assert (await client.events("response.incomplete"))[-1]["stream_id"] == "b"
         assert told() == [("request ended", 408, "left")]
         assert "espalier_refused_total{" not in made.metrics.text({}).decode()
+
+
+# Probes ------------------------------------------------------------------------------------------
+
+
+async def test_o12_a_probe_that_waits_for_the_server_is_no_line_of_the_log(told, caplog, rather_slow):
+    caplog.set_level(logging.DEBUG)
+    async with rig() as made:
+        made.door.unready = lambda: "engine tiny is starting"
+        client = await made.client()
+        for _ in range(30):
+            assert (await client.ask(head(path="/ready"))).status == 503
+        await trio.sleep(3)
+        assert told() == [("request refused", 503, "not_ready")] * 30
+        assert {each.levelname for each in caplog.records if each.name == "espalier.requests"} == {"DEBUG"}
+        assert number(made, 'espalier_refused_total{code="not_ready"}') == 30
+        assert (await client.ask(head(path="/nothing"))).status == 404
+    assert [each.levelname for each in caplog.records if each.name == "espalier.requests"][30:] == ["INFO"]

@@ -162,6 +162,7 @@ async def test_where_to_knock_is_said_again_when_the_gateway_has_come_back_besid
         one._is_up(name)
     for _ in range(2):
         one.tell("front", "Ready: http://127.0.0.1:8000")
+    one.terminal.end()
     assert one.terminal.out.getvalue().count("Ready: http://127.0.0.1:8000") == 2
 
 
@@ -171,6 +172,7 @@ async def test_where_there_is_no_gateway_a_new_node_is_told_of_with_the_others(o
     following(FILE + THREE)
     for name in ("one", "two", "three"):
         one._is_up(name)
+    one.terminal.end()
     said = [line for line in one.terminal.out.getvalue().splitlines() if "Ready" in line]
     assert [line.partition("Ready: ")[2].partition("  (")[0] for line in said] == [
         "nodes one, two",

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import logging
 import os
 import re
+import sys
+import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import trio
 import trio.testing
 
 from supervisor.run import Happening, Kind
-from supervisor.say import CLEAR, TICK_S, Terminal, set_up
+from supervisor.say import CLEAR, TICK_S, VALUE_CHARACTERS_MAX, JsonLines, Terminal, set_up, take_over
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +62,17 @@ def shown(text):
     return [line.rpartition(CLEAR)[2] for line in text.split("\n")]
 
 
+async def settled(terminal, seconds):
+    """Let time pass, a tick at a time, in which all that is logged is written."""
+    until = trio.current_time() + seconds
+    while True:
+        await trio.testing.wait_all_tasks_blocked()
+        assert terminal.log.flush(5.0)
+        if trio.current_time() >= until:
+            return
+        await trio.sleep(min(TICK_S, until - trio.current_time()))
+
+
 def test_off_a_terminal_every_line_is_one_json_object():
     out = io.StringIO()
     terminal = set_up(out)
@@ -68,6 +84,7 @@ def test_off_a_terminal_every_line_is_one_json_object():
     except ValueError:
         log.exception("a bug", extra={"error": KeyError("k")})
     log.debug("not this")
+    terminal.end()
     first, second, third = [json.loads(line) for line in out.getvalue().splitlines()]
     assert {key: first[key] for key in ("level", "event", "request_id", "took_s", "why")} == {
         "level": "info",
@@ -84,18 +101,21 @@ def test_off_a_terminal_every_line_is_one_json_object():
 
 def test_on_a_terminal_a_person_can_read_it():
     out = Screen()
-    assert set_up(out).live
+    terminal = set_up(out)
+    assert terminal.live
     log.info("request ended", extra={"request_id": "r1", "why": None})
     log.error("trouble")
+    terminal.end()
     first, second, _ = out.getvalue().split("\n")
     assert re.fullmatch(r"\d\d:\d\d:\d\d request ended  request_id=r1", first)
     assert re.fullmatch(r"\d\d:\d\d:\d\d error: trouble", second)
 
 
-def test_whoever_logs_does_not_fall_when_nobody_listens(monkeypatch):
-    set_up(Deaf())
-    monkeypatch.setattr(logging, "raiseExceptions", False)
+def test_whoever_logs_does_not_fall_when_nobody_listens():
+    terminal = set_up(Deaf())
     log.info("into the void")
+    terminal.end()
+    assert terminal.log.lost_items == 1
 
 
 async def test_the_live_line_says_what_is_starting_and_for_how_long(autojump_clock):
@@ -105,17 +125,17 @@ async def test_the_live_line_says_what_is_starting_and_for_how_long(autojump_clo
         nursery.start_soon(terminal.keep_live)
         for path in ("main", "main/zygote", "main/tiny-0", "main/tiny-0/engine"):
             terminal.watch(happening(path))
-        await trio.sleep(1.05)
+        await settled(terminal, 1.05)
         assert shown(out.getvalue())[-1] == "  starting main/zygote 1.0 s, starting main/tiny-0/engine 1.0 s"
         terminal.watch(happening("main/zygote", Kind.STARTED))
-        await trio.sleep(TICK_S)
+        await settled(terminal, TICK_S)
         assert shown(out.getvalue())[-1] == "  starting main/tiny-0/engine 1.2 s"
         for path in ("main/tiny-0/engine", "main/tiny-0", "main"):
             terminal.watch(happening(path, Kind.STARTED))
-        await trio.sleep(TICK_S)
+        await settled(terminal, TICK_S)
         assert shown(out.getvalue())[-1] == ""
         size = len(out.getvalue())
-        await trio.sleep(10)
+        await settled(terminal, 10)
         assert len(out.getvalue()) == size
         nursery.cancel_scope.cancel()
 
@@ -127,8 +147,9 @@ async def test_the_live_line_never_mixes_with_log_lines(autojump_clock):
         nursery.start_soon(terminal.keep_live)
         terminal.watch(happening("main/engine"))
         for number in range(20):
-            await trio.sleep(0.13)
+            await settled(terminal, 0.13)
             log.info("line", extra={"number": number})
+        await settled(terminal, 0)
         nursery.cancel_scope.cancel()
     lines = shown(out.getvalue())
     assert [re.sub(r"^[\d:]+ ", "", line) for line in lines[:20]] == [f"line  number={number}" for number in range(20)]
@@ -150,18 +171,39 @@ async def test_a_terminal_that_is_gone_ends_nothing_but_its_live_line(autojump_c
     async with trio.open_nursery() as nursery:
         nursery.start_soon(terminal.keep_live)
         terminal.watch(happening("main", Kind.STOPPING))
-        await trio.sleep(1.05)
+        await settled(terminal, 1.05)
         assert out.tries == 6
         terminal.tell("Ready")
+        await settled(terminal, 0)
         assert out.tries == 7
         nursery.cancel_scope.cancel()
 
 
 def test_what_nobody_can_read_any_more_is_not_said_and_that_is_all():
-    Terminal(io.StringIO(), live=False, plain=Deaf()).tell("Ready")
+    terminal = Terminal(io.StringIO(), live=False, plain=Deaf())
+    terminal.tell("Ready")
+    terminal.end()
+
+
+def test_o12_off_a_terminal_what_a_person_would_be_told_is_a_line_of_json_too():
     out, plain = io.StringIO(), io.StringIO()
-    Terminal(out, live=False, plain=plain).tell("Ready")
-    assert (out.getvalue(), plain.getvalue()) == ("", "Ready\n")
+    terminal = Terminal(out, live=False, plain=plain, formatter=JsonLines("front"))
+    for text in ("", "Ready: http://127.0.0.1:8000", ""):
+        terminal.tell(text)
+    terminal.end()
+    (line,) = plain.getvalue().splitlines()
+    assert (
+        json.loads(line).items() >= {"event": "Ready: http://127.0.0.1:8000", "level": "info", "node": "front"}.items()
+    )
+    assert out.getvalue() == ""
+
+
+def test_a_person_who_reads_nothing_but_what_is_told_reads_it_as_it_is():
+    plain = Screen()
+    terminal = Terminal(io.StringIO(), live=False, plain=plain)
+    terminal.tell("Ready: http://127.0.0.1:8000")
+    terminal.end()
+    assert plain.getvalue() == "Ready: http://127.0.0.1:8000\n"
 
 
 def test_a_real_terminal_is_one():
@@ -178,6 +220,93 @@ def test_a_real_terminal_is_one():
 
 def test_the_websocket_library_does_not_chat():
     out = io.StringIO()
-    set_up(out)
+    terminal = set_up(out)
     logging.getLogger("trio-websocket").info("a message of %d bytes", 7)
+    terminal.end()
     assert out.getvalue() == ""
+
+
+# A log that nobody reads -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unread():
+    """A pipe that is as small as can be, its ends as files."""
+    reads, writes = os.pipe()
+    fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
+    with os.fdopen(reads, "rb", buffering=0) as ours, os.fdopen(writes, "w") as theirs:
+        yield ours, theirs
+
+
+def test_b4_whoever_logs_never_waits_for_whoever_reads_the_log(unread):
+    ours, theirs = unread
+    terminal = set_up(theirs)
+    terminal.log.bytes_max = 64 * 1024
+    began = time.thread_time()
+    for number in range(2000):
+        log.info("request ended", extra={"number": number})
+    assert time.thread_time() - began < 5.0  # of computing: it waited for nothing, or would wait still
+    lost = terminal.log.lost_items
+    assert 0 < lost < 2000
+    assert not terminal.log.flush(0.01)
+    read = threading.Thread(target=lambda: pieces.extend(iter(lambda: ours.read(65536), b"")))
+    pieces = []
+    read.start()
+    assert terminal.log.flush(10.0)
+    log.info("after all")
+    assert terminal.log.flush(10.0)
+    theirs.close()
+    read.join(10.0)
+    text = b"".join(pieces)
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [each["number"] for each in lines[:-2]] == list(range(2000 - lost))
+    assert lines[-2]["event"] == f"{lost} log lines were lost: nobody read them in time"
+    assert lines[-1]["event"] == "after all"
+
+
+def test_b4_the_live_line_does_not_queue_up_where_a_terminal_stands_still(unread):
+    _, theirs = unread
+    terminal = Terminal(theirs, live=True)
+    terminal._passing["main/engine"] = ("starting", 0.0)
+    for tick in range(1000):
+        terminal._redraw(tick)
+        terminal.log.flush(0.0)
+    assert sum(len(data) for data, _ in terminal.log._queue) < 100
+
+
+def test_b4_one_record_is_no_longer_than_a_line_may_be():
+    out = io.StringIO()
+    terminal = set_up(out)
+    huge = "x" * 1_000_000
+    nested = {"a": {"b": {"c": {"d": {"e": {"f": 1}}}}}}
+    log.info(
+        huge, extra={"reason": huge, "many": [huge] * 1000, "number": 10**5000, "error": ValueError(huge), **nested}
+    )
+    try:
+        int("x" * 4000)
+    except ValueError:
+        log.exception("a bug")
+    terminal.end()
+    first, second = out.getvalue().splitlines()
+    assert len(first) < 100 * VALUE_CHARACTERS_MAX
+    assert len(second) < 20 * VALUE_CHARACTERS_MAX
+    line = json.loads(first)
+    assert line["reason"] == f"{'x' * VALUE_CHARACTERS_MAX}... (1000000 characters)"
+    assert (len(line["many"]), line["number"]) == (64, "a large number")
+    assert json.loads(second)["traceback"].startswith("Traceback")
+
+
+def test_what_python_says_by_itself_is_a_line_of_the_log(monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    out = io.StringIO()
+    terminal = set_up(out)
+    take_over()
+    try:
+        sys.unraisablehook(SimpleNamespace(err_msg="ignored in f", exc_value=ValueError("odd"), object=None))
+        log.info("a record %d that lies", "x")
+    finally:
+        logging.captureWarnings(False)
+    terminal.end()
+    first, second = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert "ValueError: odd" in first["traceback"]
+    assert second["event"] == "a log record could not be formatted: TypeError"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.say import readable
-from supervisor.upward import LINE_BYTES_MAX, Lines, Upward, hear
+from supervisor.upward import LINE_BYTES_MAX, UNSENT_BYTES_MAX, Lines, Upward, hear
 
 
 class Pieces(trio.abc.ReceiveStream):
@@ -74,6 +75,31 @@ def test_a_launcher_that_is_gone_hears_nothing_and_harms_nobody():
     os.close(reads)
     Upward(writes).say("up")
     os.close(writes)
+
+
+def test_b4_a_launcher_that_does_not_read_stops_no_node_and_is_told_the_end_when_it_reads():
+    reads, writes = os.pipe()
+    upward = Upward(writes)
+    for _ in range(100_000):
+        upward.pulse()
+    for number in range(1000):
+        upward.say("tell", f"{number} {'x' * 10_000}")
+    upward.say("done")
+    assert len(upward._unsent) < 2 * UNSENT_BYTES_MAX
+    upward.end(0.0)
+    heard = threading.Thread(target=lambda: pieces.extend(iter(lambda: os.read(reads, 65536), b"")))
+    pieces = []
+    heard.start()
+    upward.end(10.0)
+    os.close(writes)
+    heard.join(10.0)
+    os.close(reads)
+    said = [json.loads(line) for line in b"".join(pieces).splitlines()]
+    assert said[0] == ["pulse", ""]
+    assert said[-1] == ["done", ""]
+    told = [text.partition(" ")[0] for kind, text in said if kind == "tell"]
+    assert told == [str(number) for number in range(len(told))]
+    assert 0 < len(told) < 1000
 
 
 @pytest.mark.parametrize(

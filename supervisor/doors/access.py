@@ -13,7 +13,7 @@ from weakref import WeakSet
 import trio
 from attrs import define, field
 
-from protocol.errors import Left, RequestError
+from protocol.errors import Draining, Left, NotReady, RequestError
 from protocol.trace import Trace, fields
 from supervisor.metrics import Metrics
 
@@ -90,7 +90,10 @@ class Access:
         if error in self._told:
             return
         self._told.add(error)
-        if self._passes(error, key):
+        waits = what in PROBES and isinstance(error, NotReady | Draining)  # as it is asked for: every few seconds
+        if waits:
+            self.metrics.refused(error.code)
+        if waits or self._passes(error, key):
             extra = {
                 "request_id": request_id,
                 **fields(trace),
@@ -99,7 +102,8 @@ class Access:
                 "status": status or error.http_status,
                 "outcome": error.code,
             }
-            log.info("request ended" if isinstance(error, Left) else "request refused", extra=extra)
+            event = "request ended" if isinstance(error, Left) else "request refused"
+            log.log(logging.DEBUG if waits else logging.INFO, event, extra=extra)
 
     def noted(
         self, request_id: str, what: str, status: int, key: str, took_s: float, trace: Trace | None = None

@@ -87,7 +87,8 @@ def pids(of):
 def test_all_nodes_come_up_and_one_line_says_so(running):
     assert list(nodes(running)) == NAMES
     assert asked(running) == (200, 4)
-    ready = [text for text in running.output().splitlines() if text.startswith("Ready: ")]
+    assert all(text.startswith("{") for text in running.output().splitlines())
+    ready = [each["event"] for each in lines(running) if each["event"].startswith("Ready: ")]
     assert ready == [f"Ready: http://127.0.0.1:{running.port}  models: tiny  (Ctrl-C drains and stops)"]
     by = {each.get("node") for each in lines(running)}
     assert by == {None, *NAMES}  # None: the launcher's own
@@ -332,8 +333,9 @@ def test_a_node_that_cannot_start_ends_all_with_its_sentence(folder):
     with launched(folder, text, ports[0]) as of:
         assert of.wait_exit(WITHIN_S) is not None
         assert (of.process.returncode, of.left()) == (1, [])
-        last = of.output().splitlines()[-1]
-        assert last.startswith("espalier: node two did not start: the folder for logs cannot be made: ")
+        assert lines(of)[-1]["event"].startswith(
+            "espalier: node two did not start: the folder for logs cannot be made: "
+        )
 
 
 def test_a_port_that_is_taken_is_said_before_any_node_starts(folder):
