@@ -172,7 +172,7 @@ class Reload:
 
 @frozen
 class Reloaded:
-    """What a node changed without a restart, and what it could not, one sentence each.
+    """What a node changed without a restart, what takes one, and what it refused as wrong; one sentence each.
 
     `starts` names nodes of the same host that cannot be reached, which its launcher may be starting.
     """
@@ -180,3 +180,4 @@ class Reloaded:
     changed: tuple[str, ...] = ()
     not_changed: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()

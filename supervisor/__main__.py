@@ -6,7 +6,8 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from getpass import getpass
 from pathlib import Path
@@ -14,8 +15,9 @@ from random import SystemRandom
 
 import trio
 
+from protocol.dialects.mistakes import Mistake
 from protocol.errors import ActorError, EspalierError, StartFailed
-from supervisor import check, config, launcher, node, reaper, say
+from supervisor import check, config, file_checks, launcher, node, reaper, say
 from supervisor.doors import keys
 from supervisor.upward import Upward
 from supervisor.version import version
@@ -54,11 +56,10 @@ def main() -> int:
         os.set_inheritable(upward.fd, False)
         reaper.die_without(upward.fd)
     try:
-        cluster = config.read(arguments.file, arguments.join)
         if arguments.check:
-            names = tuple(cluster.node) if arguments.node is None else check.pick(cluster, arguments.node)
-            print("\n\n".join(check.text(cluster, name, os.environ) for name in names))
+            print(checked(arguments.file, arguments.join, arguments.node))
             return 0
+        cluster = config.read(arguments.file, arguments.join, partial(file_checks.mistakes, environment=os.environ))
         names = check.pick(cluster, arguments.node)
         check.ahead(cluster, *names)
     except ActorError as error:
@@ -97,6 +98,20 @@ def _run(cluster: config.Cluster, names: tuple[str, ...], file: Path, upward: Up
         if upward is not None:
             upward.end(say.END_S)
         terminal.end()
+
+
+def checked(file: Path, joined: Sequence[str], node_name: str | None) -> str:
+    """Return the tree of each node, and what is dangerous; raises `StartFailed` with every mistake."""
+
+    def examine(cluster: config.Cluster) -> Iterator[Mistake]:
+        yield from file_checks.mistakes(cluster, os.environ)
+        yield from file_checks.expired(cluster, time.time())
+
+    cluster = config.read(file, joined, examine)
+    names = tuple(cluster.node) if node_name is None else check.pick(cluster, node_name)
+    trees = [check.text(cluster, name, os.environ) for name in names]
+    dangers = [f"warning: {each}" for each in file_checks.warnings(cluster, time.time())]
+    return "\n\n".join([*trees, *(["\n".join(dangers)] if dangers else [])])
 
 
 def _running(

@@ -69,9 +69,9 @@ def _count(number: int, what: str) -> str:
 def reloaded(name: str, what: Reloaded) -> RenderableType:
     """Return what a node has done with its file, a sentence a line."""
     text = Text(f"{plain(name)}:")
-    if not (what.changed or what.not_changed):
+    if not (what.changed or what.not_changed or what.refused):
         text.append(" nothing has changed")
-    for sentences, style in ((what.changed, GOOD), (what.not_changed, SO_SO)):
+    for sentences, style in ((what.changed, GOOD), (what.not_changed, SO_SO), (what.refused, BAD)):
         for sentence in sentences:
             for line in sentence.split("\n"):  # a file's mistakes are told a line each
                 text.append(f"\n  {plain(line)}", style)

@@ -12,7 +12,8 @@ from typing import TypeVar
 import trio
 
 from protocol.errors import StartFailed
-from supervisor.config import EVERYWHERE, LOOPBACK, Cluster
+from supervisor import private_files
+from supervisor.config import EVERYWHERE, LOOPBACK, Cluster, Misconfigured
 from supervisor.doors.door import ANY
 from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.folders import Folder
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 SECRET = "ESPALIER_CLUSTER_SECRET"  # noqa: S105  # the name of a variable
 SECRET_BYTES_MIN = 16
+SECRET_BYTES_MAX = 64 * 1024
 ENGINE_BYTES = 700 * 1024 * 1024  # of an engine's processes beside its weights; what a zygote shares is counted once
 
 
@@ -114,14 +116,15 @@ def keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
     where = f"name a file of them as gateway.keys, or set {KEYS}"
     if not known.wanted:
         if section.host not in LOOPBACK:
-            raise StartFailed(f"gateway.host {section.host} is not loopback, so clients need keys: {where}")
+            raise Misconfigured(
+                "gateway.host", f"gateway.host {section.host} is not loopback, so clients need keys: {where}"
+            )
         for key in ("names", "origins"):
             if ANY in getattr(section, key):
-                raise StartFailed(
-                    f'gateway.{key} = ["{ANY}"] opens this server to every web page without keys: {where}'
-                )
+                said = f'gateway.{key} = ["{ANY}"] opens this server to every web page without keys: {where}'
+                raise Misconfigured(f"gateway.{key}", said)
     elif not known.names(admin=False) and not known.names(admin=True):
-        raise StartFailed(f"there is no key, so nobody could come in: {where}")
+        raise Misconfigured("gateway.keys", f"there is no key, so nobody could come in: {where}")
     return known
 
 
@@ -129,39 +132,51 @@ def watchers(cluster: Cluster, name: str, environment: Mapping[str, str]) -> Key
     """Return the keys of who may read a node's numbers; raises `StartFailed` if other hosts could without one."""
     known, at = _known(cluster, environment), cluster.node[name].metrics
     if at is not None and At.read(at).host not in LOOPBACK and not known.names(admin=True):
-        raise StartFailed(
+        raise Misconfigured(
+            f"node.{name}.metrics",
             f"node.{name}.metrics {at} is not loopback, so whoever reads /metrics needs an admin's key: set {ADMIN},"
-            " or say admin = true of a key in the file gateway.keys"
+            " or say admin = true of a key in the file gateway.keys",
         )
     return known
 
 
 def _known(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
     known = Keys(Sources(cluster.keys, {name: environment[name] for name in (KEYS, ADMIN) if name in environment}))
-    known.load()
+    try:
+        known.load()
+    except StartFailed as error:
+        raise Misconfigured("gateway.keys", str(error)) from error
     return known
 
 
 def secret(cluster: Cluster, environment: Mapping[str, str]) -> bytes:
     """Return what this cluster's nodes know; raises `StartFailed` where anybody could link without it."""
     section = cluster.cluster
-    try:
-        text = environment.get(SECRET) or (
-            "" if section.secret is None else (cluster.folder / section.secret).read_text()
-        )
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartFailed(f"cluster.secret cannot be read: {error}") from error
-    found = text.strip().encode()
+    found = (environment.get(SECRET) or _secret_in_file(cluster)).strip().encode()
     if (found or section.secret is not None) and len(found) < SECRET_BYTES_MIN:
-        raise StartFailed(f"the cluster's secret has {len(found)} bytes; take {SECRET_BYTES_MIN} or more")
-    addresses = [*(node.listen for node in cluster.node.values() if node.listen), *section.join]
-    outside = [at for at in addresses if At.read(at).host not in LOOPBACK]
+        said = f"the cluster's secret has {len(found)} bytes; take {SECRET_BYTES_MIN} or more"
+        raise Misconfigured("cluster.secret", said)
+    listening = [(f"node.{name}.listen", node.listen) for name, node in cluster.node.items() if node.listen]
+    joined = [(f"cluster.join[{number}]", at) for number, at in enumerate(section.join)]
+    outside = [(key, at) for key, at in (*listening, *joined) if At.read(at).host not in LOOPBACK]
     if not found and section.tls_authority is None and outside:
-        raise StartFailed(
-            f"{outside[0]} is not loopback, so links need a secret: name a file of it as cluster.secret,"
-            f" or set {SECRET}"
-        )
+        key, at = outside[0]
+        said = f"{at} is not loopback, so links need a secret: name a file of it as cluster.secret, or set {SECRET}"
+        raise Misconfigured(key, said)
     return found
+
+
+def _secret_in_file(cluster: Cluster) -> str:
+    if (name := cluster.cluster.secret) is None:
+        return ""
+    file = cluster.folder / name
+    try:
+        if (why := private_files.writable_by_others(file)) is not None:
+            raise Misconfigured("cluster.secret", why)
+        with file.open("rb") as opened:
+            return opened.read(SECRET_BYTES_MAX).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Misconfigured("cluster.secret", f"cluster.secret cannot be read: {error}") from error
 
 
 def link_tls(cluster: Cluster) -> Tls | None:
@@ -178,7 +193,8 @@ def link_tls(cluster: Cluster) -> Tls | None:
             context.verify_mode = ssl.CERT_REQUIRED
             contexts.append(context)
     except (OSError, ssl.SSLError) as error:
-        raise StartFailed(f"the certificates of [cluster] cannot be used: {error}") from error
+        said = f"the certificates of [cluster] cannot be used: {error}"
+        raise Misconfigured("cluster.tls_certificate", said) from error
     return Tls(*contexts)
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from attrs import evolve
 
-from protocol.dialects.mistakes import Mistakes
-from protocol.dialects.structure import structure
+from protocol.dialects.mistakes import Mistake
 from protocol.errors import StartFailed
 from supervisor.disagreements import disagreements
+from supervisor.partial import structure_what_can_be
 from supervisor.sections import (
     EVERYWHERE,
     LOOPBACK,
@@ -22,6 +22,7 @@ from supervisor.sections import (
     GatewaySection,
     NodeSection,
 )
+from supervisor.toml_lines import line_of, lines_of
 
 __all__ = [
     "EVERYWHERE",
@@ -29,37 +30,92 @@ __all__ = [
     "Cluster",
     "ClusterSection",
     "EngineSection",
+    "FileMistakes",
     "GatewaySection",
+    "Misconfigured",
     "NodeSection",
     "read",
 ]
 
+FILE_BYTES_MAX = 4 * 1024 * 1024
 
-def read(path: Path, join: Sequence[str] = ()) -> Cluster:
-    """Read and check a file, with more to `join` than it says; raises `StartFailed` with every mistake in it."""
+Examine: TypeAlias = Callable[[Cluster], Iterable[Mistake]]
+"""Yields what is wrong with the files and variables that a cluster names."""
+
+
+class FileMistakes(StartFailed):
+    """Everything that is wrong in a file, a line each; `cluster` is the rest of it, if the rest is enough for one."""
+
+    def __init__(self, sentence: str, cluster: Cluster | None) -> None:
+        super().__init__(sentence)
+        self.cluster = cluster
+
+
+class Misconfigured(StartFailed):
+    """What a key names, or what it leaves open, is wrong; `path` is the key's."""
+
+    def __init__(self, path: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.path = path
+
+
+def read(path: Path, join: Sequence[str] = (), examine: Examine | None = None) -> Cluster:
+    """Read and check a file, with more to `join` than it says; raises `FileMistakes`, or `StartFailed` if it is none.
+
+    What is wrong in one place hides nothing that is wrong in another, unless the one follows from the other.
+    """
+    text = _text(path)
     try:
-        text = path.read_text()
         data = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartFailed(f"{path} cannot be read: {error}") from error
+        lines = lines_of(text)
     except tomllib.TOMLDecodeError as error:
         raise StartFailed(f"{path} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise StartFailed(f"{path} is not TOML: it nests too deeply") from error
     if join:
         section = data.setdefault("cluster", {})
         if isinstance(section, dict) and isinstance(section.get("join", []), list):  # else it is one of the mistakes
             section["join"] = [*section.get("join", ()), *join]
-    try:
-        cluster = structure(data, Cluster)
-        object.__setattr__(cluster, "folder", path.parent)
-        object.__setattr__(cluster, "file", path)
-        object.__setattr__(cluster, "joined", tuple(join))
-        mistakes = tuple(disagreements(cluster))
+    pruned = structure_what_can_be(data)
+    mistakes = [*pruned.mistakes]
+    cluster = None if pruned.cluster is None else _placed(pruned.cluster, path, join)
+    if cluster is not None:
+        mistakes += [each for each in disagreements(cluster) if not pruned.explains(each)]
+        known = {each.path for each in mistakes}  # a file that is not there cannot be read either
+        examined = () if examine is None else examine(cluster)
+        mistakes += [each for each in examined if each.path not in known and not pruned.explains(each)]
         cluster = _with_names(cluster)
-    except Mistakes as error:
-        mistakes = error.mistakes
-    if mistakes:
-        lines = (f"  line {_line(text, mistake.path)}: {mistake}" for mistake in mistakes)
-        raise StartFailed("\n".join([f"{path} has {len(mistakes)} mistake{'s'[: len(mistakes) > 1]}:", *lines]))
+    if mistakes or cluster is None:
+        raise FileMistakes(_report(path, mistakes, lines), cluster)
+    return cluster
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise StartFailed(f"{path} cannot be read: it is longer than {FILE_BYTES_MAX} bytes")
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except (OSError, ValueError) as error:  # UnicodeDecodeError is one
+        raise StartFailed(f"{path} cannot be read: {error}") from error
+
+
+def _report(path: Path, mistakes: Iterable[Mistake], lines: dict[str, int]) -> str:
+    """Return a line a mistake in the order of their lines; what stands in the file does not reach the terminal raw."""
+    told = dict.fromkeys((line_of(each.path, lines), _printable(str(each))) for each in mistakes)
+    rows = [f"  line {line}: {said}" for line, said in sorted(told, key=lambda row: row[0])]
+    return "\n".join([f"{path} has {len(rows)} mistake{'s'[: len(rows) > 1]}:", *rows])
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def _placed(cluster: Cluster, path: Path, joined: Sequence[str]) -> Cluster:
+    object.__setattr__(cluster, "folder", path.parent)
+    object.__setattr__(cluster, "file", path)
+    object.__setattr__(cluster, "joined", tuple(joined))
     return cluster
 
 
@@ -69,24 +125,4 @@ def _with_names(cluster: Cluster) -> Cluster:
     names = gateway.names or dict.fromkeys((*LOOPBACK, gateway.host))
     names, origins = (tuple(each.lower() for each in some) for some in (names, gateway.origins))
     changed = evolve(cluster, gateway=evolve(gateway, names=names, origins=origins))
-    object.__setattr__(changed, "folder", cluster.folder)
-    object.__setattr__(changed, "file", cluster.file)
-    object.__setattr__(changed, "joined", cluster.joined)
-    return changed
-
-
-def _line(text: str, path: str) -> int:
-    """Return the number of the line that a key path leads to, or of the table it would stand in."""
-    path = re.sub(r'\["([^"]*)"\]', r".\1", path)
-    best, best_length, table = 1, -1, ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
-            table = header[1].replace('"', "")
-            here = table
-        elif key := re.match(r'\s*([A-Za-z0-9_."-]+?)\s*=', line):
-            here = ".".join(filter(None, [table, key[1].replace('"', "")]))
-        else:
-            continue
-        if (path == here or path.startswith((f"{here}.", f"{here}["))) and len(here) > best_length:
-            best, best_length = number, len(here)
-    return best
+    return _placed(changed, cluster.file, cluster.joined)

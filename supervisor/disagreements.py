@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from ipaddress import ip_address
 from math import inf
+from pathlib import Path
 
 from attrs import asdict
 
 from actors.engines.sglang import setting_rules
 from protocol.cluster import OPERATOR
 from protocol.dialects.mistakes import Mistake, describe, join, segment
+from supervisor import durations, listeners
 from supervisor.doors.door import ANY
 from supervisor.rendezvous import PORTS
-from supervisor.sections import EVERYWHERE, LOOPBACK, Cluster, EngineSection, NodeSection, SimulatedSection
+from supervisor.sections import EVERYWHERE, LOOPBACK, Cluster, EngineSection, SimulatedSection
 
 RESERVED = ("gateway", "links", "metrics", "zygote")
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@\\]+")
+
+
+def is_host(text: str) -> bool:
+    """Whether a text is a host's name, or an address without brackets or port."""
+    try:
+        return HOST.fullmatch(text) is not None or bool(ip_address(text.partition("%")[0]))
+    except ValueError:
+        return False
 
 
 def disagreements(cluster: Cluster) -> Iterator[Mistake]:
@@ -29,12 +41,12 @@ def disagreements(cluster: Cluster) -> Iterator[Mistake]:
             yield Mistake(at, "no engine serves it")
         if any(name.replace("/", ":") == other.replace("/", ":") for other in cluster.model if other != name):
             yield Mistake(at, "differs from another model's name by nothing but / and :")
-        if not cluster.model_path(name).is_dir():
-            yield Mistake(f"{at}.path", f"there is no folder {cluster.model_path(name)}")
-        if model.template is not None and not (cluster.folder / model.template).is_file():
-            yield Mistake(f"{at}.template", f"there is no file {cluster.folder / model.template}")
+        yield from _folder_is_missing(cluster, name, at)
+        if model.template is not None:
+            yield from _file_is_missing(cluster, model.template, f"{at}.template")
     yield from _nodes_disagree(cluster)
-    yield from _metrics_disagree(cluster)
+    yield from listeners.collisions(cluster)
+    yield from durations.mistakes(cluster)
     yield from _gateway_disagrees(cluster)
     for name, engine in cluster.engine.items():
         at = join("engine", segment(name))
@@ -43,16 +55,36 @@ def disagreements(cluster: Cluster) -> Iterator[Mistake]:
         yield from _engine_disagrees(cluster, engine, at)
 
 
+def _folder_is_missing(cluster: Cluster, name: str, at: str) -> Iterator[Mistake]:
+    try:
+        folder = cluster.model_path(name)
+        if not folder.is_dir():
+            yield Mistake(f"{at}.path", f"there is no folder {folder}")
+    except (OSError, RuntimeError) as error:  # a user that does not exist, a link to itself
+        yield Mistake(f"{at}.path", f"is no folder: {error}")
+
+
+def _file_is_missing(cluster: Cluster, name: str, at: str) -> Iterator[Mistake]:
+    file = cluster.folder / name
+    if not file.exists():
+        yield Mistake(at, f"there is no file {file}")
+    elif not file.is_file():
+        yield Mistake(at, f"{file} is a {'folder' if file.is_dir() else 'device'}, not a file")
+
+
 def _gateway_disagrees(cluster: Cluster) -> Iterator[Mistake]:
     gateway = cluster.gateway
+    for index, name in enumerate(gateway.names):
+        if name != ANY and not is_host(name):
+            yield Mistake(f"gateway.names[{index}]", f"must be a host without scheme or port, got {describe(name)}")
+    if gateway.host and not is_host(gateway.host):
+        yield Mistake("gateway.host", f"must be a host or an address without brackets, got {describe(gateway.host)}")
     if gateway.host in EVERYWHERE and not gateway.names:
-        yield Mistake(
-            "gateway.names", f"is missing: {gateway.host} is every address, so say what clients call this server"
-        )
+        every = f"{gateway.host or 'an empty host'} is every address"
+        yield Mistake("gateway.names", f"is missing: {every}, so say what clients call this server")
     for key in ("keys", "tls_certificate", "tls_key"):
-        file = getattr(gateway, key)
-        if file is not None and not (cluster.folder / file).is_file():
-            yield Mistake(f"gateway.{key}", f"there is no file {cluster.folder / file}")
+        if (file := getattr(gateway, key)) is not None:
+            yield from _file_is_missing(cluster, file, f"gateway.{key}")
     if (gateway.tls_certificate is None) != (gateway.tls_key is None):
         one, other = ("tls_certificate", "tls_key")[:: 1 if gateway.tls_key is None else -1]
         yield Mistake(f"gateway.{one}", f"means nothing without {other}")
@@ -73,6 +105,9 @@ def _engine_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Itera
     yield from (_only_sglangs if engine.kind == "simulated" else _only_simulated)(engine, at)
     if engine.kv_tokens_max < 2 * engine.page_size:
         yield Mistake(f"{at}.kv_tokens_max", f"is less than two pages of {engine.page_size} tokens")
+    for name in engine.environment:
+        if not name or "=" in name:
+            yield Mistake(f"{at}.environment{segment(name)}", "is no name of a variable")
     for table, times in (("deadlines", asdict(engine.deadlines)), ("ladder", asdict(engine.ladder))):
         for key, value in times.items():
             if not 0 < value < inf:
@@ -94,18 +129,26 @@ def _nodes_disagree(cluster: Cluster) -> Iterator[Mistake]:
     deaf = [name for name, node in cluster.node.items() if node.listen is None]
     for name in deaf[1:]:
         yield Mistake(f"node.{name}.listen", f"is missing: {deaf[0]} does not listen either, so they cannot meet")
-    seen: dict[str, NodeSection] = {}
     for name, node in cluster.node.items():
         if name.startswith(OPERATOR):
             yield Mistake(f"node.{name}", f"is an operator's name: no node's begins with {OPERATOR}")
-        for other in (other for other, section in seen.items() if _same_place(section, node)):
-            yield Mistake(f"node.{name}.listen", f"is where {other} listens")
-        seen[name] = node
+        if not is_host(node.host):
+            yield Mistake(f"node.{name}.host", f"must be a host or an address, got {describe(node.host)}")
+        if node.logs is not None and (logs := Path(node.logs)).exists() and not logs.is_dir():
+            yield Mistake(f"node.{name}.logs", f"{logs} is no folder")
+    yield from _links_disagree(cluster)
+
+
+def _links_disagree(cluster: Cluster) -> Iterator[Mistake]:
+    """Yield what is wrong in `[cluster]`."""
+    listening = {node.listen: name for name, node in cluster.node.items()}
+    for index, address in enumerate(cluster.cluster.join):
+        if address in listening:
+            yield Mistake(f"cluster.join[{index}]", f"is where node {listening[address]} of this file listens")
     section = cluster.cluster
     for key in ("secret", "tls_certificate", "tls_key", "tls_authority"):
-        file = getattr(section, key)
-        if file is not None and not (cluster.folder / file).is_file():
-            yield Mistake(f"cluster.{key}", f"there is no file {cluster.folder / file}")
+        if (file := getattr(section, key)) is not None:
+            yield from _file_is_missing(cluster, file, f"cluster.{key}")
     tls = [key for key in ("tls_certificate", "tls_key", "tls_authority") if getattr(section, key) is not None]
     if tls and len(tls) < 3:
         yield Mistake(f"cluster.{tls[0]}", "means nothing without tls_certificate, tls_key and tls_authority together")
@@ -113,35 +156,6 @@ def _nodes_disagree(cluster: Cluster) -> Iterator[Mistake]:
         yield Mistake("cluster.silent_s", f"must be at least two beats of {section.beat_s:g} s")
     if section.retry_min_s > section.retry_max_s:
         yield Mistake("cluster.retry_min_s", f"must be at most retry_max_s ({section.retry_max_s:g})")
-
-
-def _same_place(one: NodeSection, other: NodeSection) -> bool:
-    """Whether two nodes listen at one address, or one of them at every address of the host of both."""
-    if one.dialed_at is None or other.dialed_at is None:
-        return False
-    if one.dialed_at == other.dialed_at:
-        return True
-    places = [node.listen.rpartition(":") for node in (one, other) if node.listen is not None]
-    ports, hosts = {port for _, _, port in places}, {_one_name(node.host) for node in (one, other)}
-    return len(ports) == len(hosts) == 1 and any(host.strip("[]") in EVERYWHERE for host, _, _ in places)
-
-
-def _one_name(host: str) -> str:
-    return "localhost" if host in LOOPBACK else host
-
-
-def _metrics_disagree(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield which nodes would tell their numbers where something else of the same host listens."""
-    gateway = cluster.gateway
-    taken = {(node.host, node.listen): f"node {name} listens" for name, node in cluster.node.items()}
-    if gateway.node in cluster.node:
-        taken[cluster.node[gateway.node].host, f"{gateway.host}:{gateway.port}"] = "the gateway is"
-    for name, node in cluster.node.items():
-        if node.metrics is None:
-            continue
-        if (where := (node.host, node.metrics)) in taken:
-            yield Mistake(f"node.{name}.metrics", f"is where {taken[where]}")
-        taken[where] = f"node {name} tells its numbers"
 
 
 def _leg_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterator[Mistake]:
@@ -187,7 +201,7 @@ def _span_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterato
             yield Mistake(f"{at}.ranks_on[{index}]", f"node {name} has a rank of it already")
     hosts = {name: cluster.node[name].host for name in engine.nodes if name in cluster.node}
     alone = [name for name, host in hosts.items() if host in (*LOOPBACK, *EVERYWHERE)]
-    if alone and len(set(map(_one_name, hosts.values()))) > 1:
+    if alone and len({"localhost" if host in LOOPBACK else host for host in hosts.values()}) > 1:
         yield Mistake(f"node.{alone[0]}.host", f"is {hosts[alone[0]]}, where ranks on other hosts do not find its own")
     if engine.dist_port is None:
         yield Mistake(f"{at}.dist_port", "is missing: the ranks meet there, on the host of rank 0")

@@ -19,12 +19,13 @@ from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
 from protocol.greeting import NONCE_BYTES
-from supervisor import check, folders, gauges, reaper
+from supervisor import check, file_checks, folders, gauges, local_control, reaper
 from supervisor.config import LOOPBACK, Cluster
 from supervisor.doors.door import Door
 from supervisor.doors.keys import SECRETS, Keys
 from supervisor.happenings import Happening, Kind
 from supervisor.house import House, build
+from supervisor.link import Heart
 from supervisor.metrics import Metrics
 from supervisor.process import Hurry
 from supervisor.reload import Reloader
@@ -92,8 +93,10 @@ async def run(
             house.scraped.keys = keys or watchers
         if house.links is not None:
             house.links.secret, house.links.tls = secret, tls
-        node = _Node(house, world, terminal, section.drain_s, pulse)
+        node = _Node(cluster, house, world, terminal, section.drain_s, pulse)
         node.obey(Reloader(name, cluster, house, environment, node.set_drain_s, ask_launcher))
+        for danger in file_checks.warnings(cluster, world.now()):
+            log.warning(danger)
         log.info("starting", extra={"node": name, "engine_logs": str(logs)})
         return await node.run(up, partial(_announce, cluster, house, terminal))
 
@@ -102,6 +105,7 @@ async def run(
 class _Node:
     """One run of a node."""
 
+    cluster: Cluster
     house: House
     world: World
     terminal: Terminal
@@ -141,6 +145,7 @@ class _Node:
             nursery.start_soon(self.terminal.keep_live)
             if self.pulse is not None:
                 nursery.start_soon(_pulses, self.pulse)
+            nursery.start_soon(self._answer_operators)
             await nursery.start(self._listen, nursery)
 
             def ready() -> None:
@@ -160,6 +165,12 @@ class _Node:
             raise failure
         log.info("stopped", extra={"exit_code": self.exit_code})
         return self.exit_code
+
+    async def _answer_operators(self) -> None:
+        cluster, controls = self.cluster, self.house.controls
+        heart = Heart(cluster.cluster.beat_s, cluster.cluster.silent_s)
+        folder = self.world.folder.path
+        await local_control.serve(folder, cluster.file, self.house.directory.name, controls.serves, heart)
 
     def _watch(self, happening: Happening) -> None:
         self.terminal.watch(happening)

@@ -1,176 +1,48 @@
-"""What an operator does from a shell: look at a running cluster, drain a node of it, have its file read anew.
-
-An operator greets a node as another node would, with the cluster's secret, but under a name that no node may have. A
-node that does not listen, or that cannot be reached from here, is asked through one that has a link to it.
-"""
+"""What an operator does from a shell: look at a running cluster, drain a node of it, have its file read anew."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from math import isfinite
 from pathlib import Path
 
 import msgspec
 import trio
-from attrs import define, field
 from rich.console import Console
 from rich.live import Live
 
-from protocol.cluster import OPERATOR, Drain, GetStatus, Reload, Reloaded, Status
-from protocol.cluster import check as check_state
-from protocol.codec import Message
+from protocol.cluster import Drain, GetStatus, Reload, Reloaded, Status
 from protocol.errors import (
-    ActorError,
-    DeadlineExceeded,
     EspalierError,
     PeerLost,
-    PeerViolation,
-    RequestError,
     StartFailed,
 )
-from protocol.greeting import Greeter
-from protocol.peer import Peer
-from supervisor import board, check, config, wires
+from supervisor import board, check, config, local_control
 from supervisor.board import Seen
-from supervisor.config import Cluster
+from supervisor.config import Cluster, NodeSection
+from supervisor.control_client import Operator, is_gone, is_linked
 from supervisor.crossing import plain
-from supervisor.link import Heart, Link
-from supervisor.links import Tls
 
-ANSWERS_S = 5.0
-PASSED_ON_S = 15.0  # for all nodes that are asked through others
 LOOKS_S = 1.0  # between two looks
 DRAINS_S = 0.25  # the same, at a node that drains or starts
 STARTS_S = 20.0  # for a node that its launcher starts to answer
-NAME_BYTES = 4
-
-
-@define(eq=False)
-class Operator:
-    """Asks the nodes of one cluster; `routes` says where each of those that were seen is asked."""
-
-    cluster: Cluster
-    secret: bytes = field(repr=False)
-    tls: Tls | None
-    new_nonce: Callable[[], bytes]
-    routes: dict[str, wires.At] = field(factory=dict)
-
-    async def look(self) -> dict[str, Seen]:
-        """Return how every node of the cluster is, also of one that has joined, or why that cannot be known."""
-        listens = {name: at for name in self.cluster.node if (at := self.at(name)) is not None}
-        seen: dict[str, Seen] = dict.fromkeys(
-            self.cluster.node, "it does not listen, and no node that answers has a link to it"
-        )
-        self.routes.clear()
-        async with trio.open_nursery() as nursery:
-            for name, at in listens.items():
-                nursery.start_soon(self._see, name, at, seen)
-        reached = dict(self.routes)
-        others = {other.name for each in seen.values() if isinstance(each, Status) for other in each.state.neighbours}
-        with trio.move_on_after(PASSED_ON_S):  # a node may tell of many that do not answer, and lie
-            for name in (*seen, *sorted(others - seen.keys())):
-                for through, at in reached.items():
-                    if name not in self.routes and _linked(seen[through], name):
-                        await self._see(name, at, seen)
-        return seen
-
-    async def ask(self, name: str, request: Message) -> Message:
-        """Ask by the way on which the node was seen; raises `PeerLost`, `PeerRefused` or what it answers with."""
-        return await self._asked(self.routes[name], request)
-
-    async def _see(self, name: str, at: wires.At, seen: dict[str, Seen]) -> None:
-        try:
-            status = _checked(await self._asked(at, GetStatus(name)))
-        except EspalierError as error:
-            seen[name] = f"nobody listens at {at}" if _refused(error) else str(error)
-            return
-        if isinstance(status, Status):
-            seen[name] = status
-            self.routes[name] = at
-
-    async def _asked(self, at: wires.At, request: Message) -> Message:
-        section, answers = self.cluster.cluster, list[Message | None]()
-        name = f"{OPERATOR}{self.new_nonce()[:NAME_BYTES].hex()}"
-
-        async def talk(wire: wires.Wire) -> None:
-            greeter = Greeter("dials", section.name, name, self.secret, self.new_nonce())
-            await wires.greet(wire, greeter, section.greet_s)
-            link = Link(wire, Peer(name, serves_max=0), lost_as=_Lost, heart=Heart(section.beat_s, section.silent_s))
-            answers.append(await _answer(link, request))
-
-        await wires.dial(at, self.tls.dials if self.tls else None, section.greet_s, talk)
-        if not answers or answers[0] is None:
-            raise PeerLost(f"{at} ended the link before it answered")
-        return answers[0]
-
-    def at(self, name: str) -> wires.At | None:
-        """Return where a node listens, None if it does not, or is not in the file."""
-        node = self.cluster.node.get(name)
-        return None if node is None or node.dialed_at is None else wires.At.read(node.dialed_at)
-
-
-class _Lost(RequestError):
-    """The link to a node went down while an operator waited."""
-
-
-async def _answer(link: Link, request: Message) -> Message | None:
-    """Return the answer to one question over a link that is carried for it alone."""
-    result: Message | None = None
-    failure: EspalierError | None = None
-
-    async def carry() -> None:
-        nonlocal failure
-        try:
-            await link.run()
-        except ActorError as error:
-            failure = error
-        asking.cancel(reason="the link is lost")
-
-    async with trio.open_nursery() as nursery:
-        asking = trio.CancelScope()
-        nursery.start_soon(carry)
-        try:
-            with asking, trio.fail_after(ANSWERS_S):
-                await link.wait_ready()
-                async with link.ask(request, 0) as answer:
-                    result = await answer.result()
-        except trio.TooSlowError:
-            failure = DeadlineExceeded(f"it did not answer within {ANSWERS_S:g} s")
-        except RequestError as error:
-            if not isinstance(error, _Lost):
-                failure = error
-        nursery.cancel_scope.cancel(reason="it has answered, or will not")
-    if result is None and failure is not None:
-        raise failure
-    return result
-
-
-def _refused(error: BaseException | None) -> bool:
-    """Whether nobody listens there, which is more than that nobody could be reached."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(_refused, error.exceptions))
-    return error is not None and (isinstance(error, ConnectionRefusedError) or _refused(error.__cause__))
-
-
-def _checked(status: Message) -> Message:
-    """Return what a node says if it can be true, else raise `PeerViolation`."""
-    if isinstance(status, Status):
-        check_state(status.state)
-        times = (status.up_s, *(child.since_s for child in status.tree), *(link.silent_s for link in status.links))
-        if not all(map(isfinite, times)):
-            raise PeerViolation("it tells times that cannot be")
-    return status
-
-
-def _linked(seen: Seen, name: str) -> bool:
-    return isinstance(seen, Status) and any(link.node == name and link.up for link in seen.links)
 
 
 # Commands ------------------------------------------------------------------------------
+
+
+class _Console(Console):
+    """A console that leaves it to the command what follows when nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise it, where the library would exit with 1."""
+        raise BrokenPipeError
 
 
 def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callable[[], bytes]) -> int:
@@ -179,6 +51,9 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
         prog="python -m supervisor", description="Look at a running cluster, or change it."
     )
     parser.add_argument("file", type=Path, help="its cluster.toml")
+    parser.add_argument(
+        "--pid", type=int, help="of the node to ask, where one of the same file and name runs twice here"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     status = commands.add_parser("status", help="every node's tree, engines and links")
     status.add_argument("--json", action="store_true", help="for programs")
@@ -187,16 +62,18 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     drain.add_argument("node")
     commands.add_parser("reload", help="let every node read its file anew")
     given = parser.parse_args(arguments)
-    cluster = config.read(given.file)
-    listening = [name for name, node in cluster.node.items() if node.listen is not None]
-    if not listening:
+    console = _Console(highlight=False, soft_wrap=False)
+    folders = _folders(given.file, given.pid)
+    cluster, wrong = _cluster(given.file, folders, anyway=given.command == "reload")
+    if wrong:
+        _say(console, wrong)
+    if not folders and all(node.listen is None for node in cluster.node.values()):
         raise StartFailed(
-            'no node of this cluster listens, so none can be asked: give one listen = "127.0.0.1:7401" in its table.'
-            " Until then, SIGHUP makes a node read its file anew, and SIGTERM drains it"
+            "no node of this cluster listens, and none runs here below the temporary folder of this command"
+            f" ({tempfile.gettempdir()}) as the same user, so none can be asked"
         )
     secret = check.secret(cluster, environment)
-    operator = Operator(cluster, secret, check.link_tls(cluster), new_nonce)
-    console = Console(highlight=False, soft_wrap=False)
+    operator = Operator(cluster, secret, check.link_tls(cluster), new_nonce, folders)
     run: Callable[[], Awaitable[int]]
     match given.command:
         case "status":
@@ -206,9 +83,41 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
         case _:
             run = partial(_reload, operator, console)
     try:
-        return trio.run(run, strict_exception_groups=True)
+        code: int = trio.run(run, strict_exception_groups=True)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains when it flushes
+        return 128 + signal.SIGPIPE
+    return 1 if wrong else code
+
+
+def _folders(file: Path, pid: int | None) -> dict[str, Path]:
+    """Return the run folders of the file's nodes on this host, by node; raises `StartFailed` if one runs twice."""
+    found: dict[str, Path] = {}
+    for each in local_control.find(Path(tempfile.gettempdir()), file):
+        if pid not in {None, each.pid}:
+            continue
+        if each.node in found:
+            raise StartFailed(
+                f"node {each.node} of {file} runs here more than once; name one by --pid, such as {each.pid}"
+            )
+        found[each.node] = Path(each.folder)
+    return found
+
+
+def _cluster(file: Path, folders: Mapping[str, Path], *, anyway: bool) -> tuple[Cluster, str]:
+    """Return what the file describes, and what is wrong in it if that may be: keys are reloaded in any case."""
+    try:
+        return config.read(file), ""
+    except config.FileMistakes as error:
+        if anyway and error.cluster is not None:
+            return error.cluster, str(error)
+        raise
+    except StartFailed as error:
+        if anyway and folders:
+            return Cluster(model={}, engine={}, node={name: NodeSection() for name in folders}), str(error)
+        raise
 
 
 async def _status(operator: Operator, console: Console, *, as_json: bool, watch: bool) -> int:
@@ -225,6 +134,11 @@ async def _status(operator: Operator, console: Console, *, as_json: bool, watch:
     if not watch:
         console.print(board.board(name, seen))
         return _whole(seen)
+    if not console.is_terminal:
+        while True:
+            console.print(board.board(name, seen))
+            await trio.sleep(LOOKS_S)
+            seen = await operator.look()
     with Live(board.board(name, seen), console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while True:
             await trio.sleep(LOOKS_S)
@@ -281,7 +195,7 @@ async def _look_at(operator: Operator, name: str) -> Status | None:
     Raises `PeerLost` if nobody is left who could say so.
     """
     through = operator.routes[name]
-    direct = through == operator.at(name)
+    direct = through == operator.route(name)
     while True:
         operator.routes.setdefault(name, through)  # a look that did not see it has lost the way
         try:
@@ -289,7 +203,7 @@ async def _look_at(operator: Operator, name: str) -> Status | None:
             return status if isinstance(status, Status) else None
         except EspalierError as error:
             why = error
-        if direct and _refused(why):  # the host is there, and the node is not
+        if direct and is_gone(why):  # the host is there, and the node is not
             return None
         if not direct:
             seen = await operator.look()
@@ -297,7 +211,7 @@ async def _look_at(operator: Operator, name: str) -> Status | None:
                 return found
             if not operator.routes:
                 raise PeerLost(f"no node answers any more, so nobody knows whether {name} has gone") from why
-            if not any(_linked(each, name) for each in seen.values()):
+            if not any(is_linked(each, name) for each in seen.values()):
                 return None
         await trio.sleep(DRAINS_S)
 
@@ -315,6 +229,7 @@ async def _reload(operator: Operator, console: Console) -> int:
         if isinstance(reloaded, Reloaded):
             console.print(board.reloaded(name, reloaded), soft_wrap=True)
             starts.update(reloaded.starts)
+            code = 1 if reloaded.refused else code
     missing = [name for name, each in seen.items() if isinstance(each, str)]
     seen = await _wait_for(operator, seen, starts.intersection(missing))
     for name in missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import cast
 
 import attrs
@@ -11,7 +12,7 @@ from attrs import define, evolve, field, frozen
 
 from protocol.cluster import Reloaded
 from protocol.errors import StartFailed
-from supervisor import check, config
+from supervisor import check, config, file_checks
 from supervisor.config import Cluster, NodeSection
 from supervisor.doors.door import Door
 from supervisor.house import House, offer
@@ -62,10 +63,11 @@ class _Read:
 
 @define(eq=False)
 class _Told:
-    """What comes of a file: what was changed, what stays as it was, which nodes a launcher starts."""
+    """What comes of a file: what was changed, what stays as it was, what is wrong, which nodes a launcher starts."""
 
     changed: list[str] = field(factory=list)
     stays: list[str] = field(factory=list)
+    refused: list[str] = field(factory=list)
     starts: list[str] = field(factory=list)
 
 
@@ -93,19 +95,22 @@ class Reloader:
             told.starts += self._to_start(read.cluster)
         except StartFailed as error:
             log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
-            told.stays.append(f"the file changes nothing: {error}")
+            told.refused.append(f"the file changes nothing: {error}")
         if (door := self.house.door or self.house.scraped) is not None:
-            told.stays += door.reload()
-            if door.keys.wanted:
+            refused = door.reload()
+            told.refused += refused
+            if door.keys.wanted and not any(each.startswith("the keys") for each in refused):
                 told.changed.append(f"keys: {door.keys.count} are known now")
         if self.ask_launcher is not None:
             self.ask_launcher()
-        log.info("read the file anew", extra={"changed": told.changed, "not_changed": told.stays})
-        return Reloaded(tuple(told.changed), tuple(told.stays), tuple(told.starts))
+        if not told.refused:
+            log.info("read the file anew", extra={"changed": told.changed, "not_changed": told.stays})
+        return Reloaded(*map(tuple, (told.changed, told.stays, told.starts, told.refused)))
 
     def _read(self) -> _Read:
         """Return the file as it is now; raises `StartFailed` if this node could not start with it."""
-        new = config.read(self.cluster.file, self.cluster.joined)
+        examine = partial(file_checks.mistakes, environment=self.environment)
+        new = config.read(self.cluster.file, self.cluster.joined, examine)
         if self.name not in new.node:
             raise StartFailed(f"there is no node {self.name} in {new.file} any more; drain it if it is to go")
         if self.house.door is not None and new.gateway.node == self.name:

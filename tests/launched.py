@@ -78,12 +78,15 @@ def at_free_ports(text: str, *ports: int) -> tuple[str, list[int]]:
     return re.sub("|".join(free), lambda old: str(free[old.group()]), text), list(free.values())
 
 
-def operate(of: Node, *arguments: str) -> tuple[int, str]:
-    """Run an operator's command on a cluster, and return its exit code and what it printed."""
+def operate(of: Node, *arguments: str, temporary: Path | None = None) -> tuple[int, str]:
+    """Run an operator's command on a cluster, and return its exit code and what it printed.
+
+    A node that does not listen is asked by its socket only where `temporary` is the folder that it runs below.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "supervisor", str(of.folder / "cluster.toml"), *arguments],
         cwd=ROOT,
-        env=os.environ | {"COLUMNS": "200"},
+        env=os.environ | {"COLUMNS": "200"} | ({} if temporary is None else {"TMPDIR": str(temporary)}),
         capture_output=True,
         text=True,
         timeout=60,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.planted import LINKS, Bug
 from tests.planted_cluster import CLUSTER
+from tests.planted_config import CONFIG
 from tests.planted_doors import DOORS, TEXT
 from tests.planted_pairs import PAIRS
 
@@ -27,6 +28,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "text": (TEXT, ("text",)),
     "doors": (DOORS, ("doors",)),
     "cluster": (CLUSTER, ("streams", "directory", "attached", "examples", "links")),
+    "config": (CONFIG, ("config",)),
     "pairs": (PAIRS, ("directory", "router")),
 }
 MUTANTS = [(path, bug, part) for part, (of, _) in PARTS.items() for path, bugs in of.items() for bug in bugs]
@@ -38,6 +40,7 @@ SUITES = {  # the quickest first
     "router": ["tests/test_router.py", "tests/test_resumes.py"],
     "examples": [f"tests/test_{name}.py" for name in ("kit", "queue", "link", "decode")],
     "links": ["tests/test_links.py"],
+    "config": [f"tests/test_{name}.py" for name in ("config", "config_files", "toml_lines", "reloading")],
     "text": [f"tests/test_{name}.py" for name in ("choices", "reading", "scores", "processor")],
     "doors": [
         f"tests/test_{name}.py"

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from protocol.cluster import ChildState, Leg, LinkState, NodeState, Offer, Reload, Reloaded, Status
 from protocol.errors import NotReady, PeerViolation
-from supervisor import __main__, operate
+from supervisor import __main__, control_client, operate
 from supervisor.operate import STARTS_S
 
 
@@ -90,14 +90,14 @@ async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_as_
 
 @pytest.mark.parametrize("lie", [{"up_s": nan}, {"since_s": inf}, {"silent_s": nan}])
 def test_times_that_cannot_be_are_not_believed(lie):
-    assert operate._checked(status("one")) == status("one")
+    assert control_client.checked(status("one")) == status("one")
     with pytest.raises(PeerViolation, match="times that cannot be"):
-        operate._checked(status("one", **lie))
+        control_client.checked(status("one", **lie))
 
 
 def test_engines_that_cannot_be_are_not_believed():
     with pytest.raises(PeerViolation):
-        operate._checked(status("one", offers=(Offer("a", "m", Leg.BOTH, 4, True, None, 0, 0, 0, nan),)))
+        control_client.checked(status("one", offers=(Offer("a", "m", Leg.BOTH, 4, True, None, 0, 0, 0, nan),)))
 
 
 # What a terminal shows --------------------------------------------------------------------

@@ -226,7 +226,7 @@ async def test_a_launcher_is_asked_each_time_and_starts_nodes_of_its_own_host_th
         ("node two is known now, and the launcher here starts it", "node far is known now"), (), ("one", "two")
     )
     assert node.reload(text=FILE + NEW + far) == Reloaded(starts=("one", "two"))  # nobody reaches them yet
-    assert node.reload(text="nonsense").not_changed[0].startswith("the file changes nothing: ")
+    assert node.reload(text="nonsense").refused[0].startswith("the file changes nothing: ")
     assert asked == ["reload"] * 3
 
 
@@ -252,9 +252,9 @@ async def test_a_file_that_could_not_be_started_with_changes_nothing_but_the_key
         (("127.0.0.1:7401", "0.0.0.0:7401"), "links need a secret"),
     ]:
         told = node.reload(broken, ("requests_max = 8", "admit_s = 1"))
-        assert len(told.not_changed) == 1
-        assert told.not_changed[0].startswith("the file changes nothing: ")
-        assert why in told.not_changed[0]
+        assert (told.not_changed, len(told.refused)) == ((), 1)
+        assert told.refused[0].startswith("the file changes nothing: ")
+        assert why in told.refused[0]
         assert told.changed == ("keys: 1 are known now",)
         assert node.house.door.gate.admit_s == 5
     assert node.house.door.keys.names(admin=False) == ["carol"]
@@ -301,7 +301,7 @@ async def test_an_engine_is_its_own_nodes_affair_and_its_settings_are_not_told(f
 async def test_a_node_that_has_gone_from_the_file_says_so_itself(front, tmp_path):
     one = Node(tmp_path, "one")
     told = one.reload(("[node.one]", "[node.uno]"), ('node = "one"', 'node = "uno"'))
-    assert told.not_changed[0].startswith("the file changes nothing: there is no node one in ")
+    assert told.refused[0].startswith("the file changes nothing: there is no node one in ")
 
 
 async def test_another_secret_takes_a_restart(front):
@@ -324,7 +324,8 @@ async def test_to_begin_to_speak_tls_takes_a_restart_and_another_certificate_doe
     assert tls.house.door.tls is not before
     assert tls.house.door.certificate.certificate.name == "b.pem"
     told = tls.reload(("a.pem", "b.pem"))  # its key does not belong to it
-    assert told.not_changed[0].startswith("the file changes nothing: the certificate ")
+    assert told.refused[0].startswith("the file changes nothing: ")
+    assert "gateway.tls_certificate: the certificate " in told.refused[0]
     assert tls.house.door.certificate.key.name == "b.key"
 
 

@@ -37,7 +37,7 @@ TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs:
     SGLANG / "settings.py": {"msgspec"},
 }
 HANDS = {  # where clock, chance and libc are taken in hand: each has its reason in the file
-    Path("supervisor/__main__.py"): {"random"},
+    Path("supervisor/__main__.py"): {"random", "time"},
     Path("supervisor/node.py"): {"time", "random", "secrets"},
     Path("supervisor/libraries.py"): {"ctypes"},
     Path("supervisor/reaper.py"): {"time", "ctypes"},

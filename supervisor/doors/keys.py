@@ -21,6 +21,7 @@ from protocol.dialects import keyfile
 from protocol.dialects.keyfile import Bucket, KeySection
 from protocol.dialects.mistakes import Mistakes
 from protocol.errors import ConcurrencyLimited, Forbidden, RateLimited, StartFailed, Unauthorized
+from supervisor import private_files
 
 log = logging.getLogger(__name__)
 
@@ -223,6 +224,8 @@ def line(name: str, secret: str) -> str:
 
 def _from_file(path: Path) -> dict[str, KeySection]:
     try:
+        if (why := private_files.writable_by_others(path)) is not None:
+            raise StartFailed(why)
         with path.open("rb") as file:
             text = file.read(FILE_BYTES_MAX + 1)
         if len(text) > FILE_BYTES_MAX:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import ssl
+from calendar import timegm
 from pathlib import Path
 
 from attrs import frozen
 
 from protocol.errors import StartFailed
+from supervisor import private_files
+
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2; its suites of CBC mode can be attacked by timing. TLS 1.3 has none."""
+
+_VALIDITY = 4  # the place of a certificate's validity, counted from its version on (RFC 5280, section 4.1)
+_VERSION_TAG, _UTC_TIME = 0xA0, 0x17
 
 
 @frozen
@@ -21,8 +29,11 @@ class Certificate:
         """Return what connections are wrapped with; raises `StartFailed` if the files are of no use."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(CIPHERS)
         context.set_alpn_protocols(["http/1.1"])
         try:
+            if (why := private_files.writable_by_others(self.key)) is not None:
+                raise StartFailed(why)
             # Without a password a locked key would ask the terminal for one, and stop everything meanwhile.
             context.load_cert_chain(self.certificate, self.key, password="")
         except OSError as error:  # an SSLError is one
@@ -31,3 +42,38 @@ class Certificate:
                 why = f"they must be PEM, belong together, and need no password ({why or 'not PEM'})"
             raise StartFailed(f"the certificate {self.certificate} with {self.key} cannot be used: {why}") from error
         return context
+
+
+def expires_at(pem: str) -> float:
+    """Return when a PEM text's first certificate ends, in seconds since 1970; raises `ValueError` if it holds none."""
+    begin = pem.index(ssl.PEM_HEADER)
+    end = pem.index(ssl.PEM_FOOTER, begin) + len(ssl.PEM_FOOTER)
+    der = memoryview(ssl.PEM_cert_to_DER_cert(pem[begin:end]))
+    try:
+        _, certificate, _ = _element(der)
+        _, rest, _ = _element(certificate)
+        tag, _, behind = _element(rest)
+        rest = behind if tag == _VERSION_TAG else rest
+        for _ in range(_VALIDITY - 1):  # serial number, signature, issuer
+            _, _, rest = _element(rest)
+        _, validity, _ = _element(rest)
+        _, _, rest = _element(validity)  # not before
+        tag, not_after, _ = _element(rest)
+    except IndexError as error:
+        raise ValueError("a certificate that ends early") from error
+    digits = bytes(not_after).decode("ascii").removesuffix("Z")
+    if tag == _UTC_TIME:
+        digits = ("19" if digits[:2] >= "50" else "20") + digits
+    year, pairs = int(digits[:4]), [int(digits[at : at + 2]) for at in range(4, 14, 2)]
+    return float(timegm((year, *pairs, 0, 0, 0)))
+
+
+def _element(der: memoryview) -> tuple[int, memoryview, memoryview]:
+    """Return tag and contents of the first DER element, and what follows it; raises `IndexError` if it is cut."""
+    tag, size, start = der[0], der[1], 2
+    if size & 0x80:
+        start += size & 0x7F
+        size = int.from_bytes(der[2:start])
+    if start + size > len(der):
+        raise IndexError
+    return tag, der[start : start + size], der[start + size :]

@@ -62,10 +62,14 @@ class Running:
         return process
 
     def seen(self):
-        code, said = operate(self, "status", "--json")
+        code, said = self.from_elsewhere("status", "--json")
         told = json.loads(said)
         assert told["cluster"] == "proving"
         return code, told["nodes"]
+
+    def from_elsewhere(self, *arguments):
+        """Operate as from another host: by what listens alone."""
+        return operate(self, *arguments, temporary=self.folder)
 
     def wait_whole(self):
         assert wait_until(self.whole, WITHIN_S, every_s=0.1) is not None, self.logs()
@@ -152,15 +156,42 @@ def test_an_operator_sees_reloads_and_drains_a_cluster_that_runs(running):
 
     code, nodes = running.seen()
     assert (code, list(nodes), set(nodes["back"])) == (1, ["front", "back"], {"unreachable"})
-    code, said = operate(running, "drain", "front")
+    code, said = running.from_elsewhere("drain", "front")
     assert (code, "SIGTERM" in said) == (1, True), said
 
     again = running.start("back")
     running.wait_whole()
-    code, said = operate(running, "drain", "front")
+    code, said = running.from_elsewhere("drain", "front")  # through `back`
     assert (code, "Node front has gone." in said) == (0, True), said
     assert front.wait(WITHIN_S) == 0
     assert again.poll() is None
+
+
+def test_o17_a_node_that_listens_nowhere_is_asked_by_its_socket(running):
+    """Status, reload and drain of the one node of a file without `listen`, and of a file that is broken by now."""
+    alone = running.text.replace('node = "back"', 'node = "front"').replace("[node.back]\n", "")
+    alone = "".join(line for line in alone.splitlines(keepends=True) if not line.startswith(("listen", "secret")))
+    running.file.write_text(alone)
+    front = running.start("front")
+    assert wait_until(lambda: operate(running, "status", "--json")[0] == 0, WITHIN_S, every_s=0.1) is not None
+    code, said = operate(running, "status", "--json")
+    assert (code, json.loads(said)["nodes"]["front"]["tree"][0]["path"]) == (0, "front")
+    code, said = running.from_elsewhere("status")
+    assert (code, "none runs here below the temporary folder" in said) == (1, True), said
+
+    running.file.write_text(alone.replace('node = "front"\nport', 'node = "front"\nadmit_s = 2\nport'))
+    assert operate(running, "reload") == (0, "front:\n  gateway.admit_s is 2 now, and was 5\n")
+    for broken in (alone + "slots = 0\n", "[gateway"):  # no mistake keeps a node from reading its keys anew
+        running.file.write_text(broken)
+        code, said = operate(running, "reload")
+        assert (code, "front:\n  the file changes nothing: " in said) == (1, True), said
+    running.file.write_text(alone)
+
+    twin = running.start("front")  # whose port is taken
+    assert twin.wait(WITHIN_S) == 1
+    code, said = operate(running, "drain", "front")
+    assert (code, "Node front has gone." in said) == (0, True), said
+    assert front.wait(WITHIN_S) == 0
 
 
 def running_on(running, name):

@@ -1,0 +1,31 @@
+"""Permissions of the files that hold secrets: refused where others may write them, warned of where others may read."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+
+def writable_by_others(path: Path) -> str | None:
+    """Return why a file cannot be trusted: others may write it, or replace it in its folder; None if it can be.
+
+    Raises `OSError` if the file is not there.
+    """
+    mode = path.stat().st_mode
+    if mode & stat.S_IWOTH:
+        return f"every user of this host may write {path}: chmod o-w {path}"
+    for folder in path.resolve().parents:
+        mode = folder.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return f"every user of this host may replace {path}: chmod o-w {folder}"
+    return None
+
+
+def readable_by_others(path: Path) -> str | None:
+    """Return a warning for a file that more users than its owner and its group may read, or its group may write."""
+    mode = path.stat().st_mode
+    if mode & stat.S_IROTH:
+        return f"every user of this host may read {path}: chmod o-r {path}"
+    if mode & stat.S_IWGRP:
+        return f"the group of {path} may write it: chmod g-w {path}"
+    return None

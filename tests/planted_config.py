@@ -1,0 +1,37 @@
+"""More bugs to plant: in how a file is read, and in how an operator reaches a node."""
+
+from __future__ import annotations
+
+from tests.planted import Bug, Bugs
+
+CONFIG: Bugs = {
+    "supervisor/partial.py": (
+        Bug(
+            "what follows from a mistake is told as another",
+            "or path in mistake.said",
+            "and path in mistake.said",
+        ),
+        Bug("a mistake keeps the rest of its file from being judged", "ROUNDS_MAX = 4", "ROUNDS_MAX = 1"),
+    ),
+    "supervisor/private_files.py": (
+        Bug(
+            "a secret that others may write is taken",
+            "if mode & stat.S_IWOTH:\n        return",
+            "if False:\n        return",
+        ),
+    ),
+    "supervisor/toml_lines.py": (
+        Bug(
+            "keys after a long string are told at a wrong line",
+            "return bisect_right(self._starts, at)",
+            "return self.text.count('\\n', 0, min(at, 40)) + 1",
+        ),
+    ),
+    "supervisor/reload.py": (
+        Bug(
+            "keys are not read anew where the file is wrong",
+            "if (door := self.house.door or self.house.scraped) is not None:\n            refused",
+            "if not told.refused and (door := self.house.door or self.house.scraped) is not None:\n            refused",
+        ),
+    ),
+}
