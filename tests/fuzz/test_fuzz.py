@@ -87,8 +87,11 @@ def test_bytes_are_read_or_refused_too(data):
     for parse in PARSERS.values():
         with pytest.raises(RequestError):
             parse(data)
-    with pytest.raises(RequestError):
-        responses.parse(data.decode("utf-8", "surrogateescape"))
+    try:
+        event = responses.parse(data.decode("utf-8", "surrogateescape"))
+    except RequestError:
+        return
+    assert isinstance(event, responses.CancelResponse)  # the only event that so few bytes can be
 
 
 # The judge ------------------------------------------------------------------------------------------
