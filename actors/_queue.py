@@ -1,15 +1,15 @@
-"""An inbox in which the most urgent call is first, whenever it came."""
+"""An inbox that owners of requests share fairly: the most urgent call is first, and equals take turns by owner."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Generic
 
 import trio
 from attrs import define, field
 
+from actors._fair import Entry, FairLine
 from actors._kit import Address, Call, Rep, Req, Res
 from protocol.errors import RequestError
 
@@ -20,69 +20,88 @@ class _Waiting(Generic[Req, Rep, Res]):
     inside: trio.Event = field(factory=trio.Event)  # there was room for it, or a receiver
 
 
+def _of_nobody(_: object) -> str:
+    return ""
+
+
+def _one(_: object) -> int:
+    return 1
+
+
 @define(eq=False)
 class Queue(Generic[Req, Rep, Res]):
-    """Lets `size` calls wait, at least one: those of higher `urgency` before others, of equal ones the older first.
+    """Lets `size` calls wait, at least one; whoever asks beyond that waits for room, first come, first served.
 
-    Whoever asks beyond that waits for room in the same order. Each of its receivers takes the first of all, even of
-    those who wait for room.
+    A receiver takes the call of the highest `urgency`, even of those who wait for room. Of equal ones the owners take
+    turns by `weight`: the next is the oldest call of the owner that has been given least while anything waited. A call
+    whose asker has left is nobody's turn.
     """
 
     size: int
     urgency: Callable[[Req], int]
-    # Both in order, not heaps: many askers can leave at once, and each must be found quickly to be forgotten.
-    _inside: list[tuple[int, int, _Waiting[Req, Rep, Res]]] = field(factory=list)
-    _outside: list[tuple[int, int, _Waiting[Req, Rep, Res]]] = field(factory=list)
-    _numbers: Iterator[int] = field(factory=count)
+    owner: Callable[[Req], str] = _of_nobody
+    weight: Callable[[Req], int] = _one
+    _line: FairLine[_Waiting[Req, Rep, Res]] = field(factory=FairLine)  # all that wait, inside and for room
+    _outside: OrderedDict[int, _Waiting[Req, Rep, Res]] = field(factory=OrderedDict)
     _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     async def send(self, call: Call[Req, Rep, Res]) -> None:
         """Put a call in, waiting while there is no room."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        waiting = _Waiting(call)
-        entry = (-self.urgency(call.request), next(self._numbers), waiting)
-        insort(self._outside, entry)
+        waiting, owner = _Waiting(call), self.owner(call.request)
+        self._line.catch_up(owner)
+        entry = self._line.add(waiting, owner, self.urgency(call.request))
+        self._outside[entry.number] = waiting
         self._move()
         try:
             await waiting.inside.wait()
         finally:
             if not waiting.inside.is_set():
-                del self._outside[bisect_left(self._outside, entry)]
+                del self._outside[entry.number]
+                self._line.remove(entry)
 
     async def receive(self) -> Call[Req, Rep, Res]:
         """Wait for the next call, and take it."""
         await trio.lowlevel.checkpoint()
-        while not self._inside:
+        while True:
+            while (entry := self._line.first()) is not None:
+                call = self._take(entry)
+                if not call.scope.cancel_called:  # else its asker has left, and has been told so
+                    self._line.charge(entry.owner, max(1, self.weight(call.request)))
+                    return call
             await self._news.park()
-        ahead = self._outside and self._outside[0] < self._inside[0]
-        _, _, waiting = (self._outside if ahead else self._inside).pop(0)
-        waiting.inside.set()
-        self._move()
-        return waiting.call
 
     def turn_away(self, error: RequestError) -> None:
         """Fail every call that waits, inside and for room; they can be asked elsewhere."""
-        waiting = [entry[2] for entry in (*self._inside, *self._outside)]
-        self._inside.clear()
-        self._outside.clear()
-        for each in waiting:
-            each.inside.set()
-            each.call.answer.fail(error)
+        while (entry := self._line.first()) is not None:
+            self._take(entry).answer.fail(error)
 
     @property
     def waiting(self) -> tuple[int, int]:
         """How many calls wait inside, and how many askers for room."""
-        return len(self._inside), len(self._outside)
+        return len(self._line) - len(self._outside), len(self._outside)
+
+    def _take(self, entry: Entry[_Waiting[Req, Rep, Res]]) -> Call[Req, Rep, Res]:
+        """Take a call out of the line, and let the next one that waits for room in."""
+        self._line.remove(entry)
+        self._outside.pop(entry.number, None)
+        entry.item.inside.set()
+        self._move()
+        return entry.item.call
 
     def _move(self) -> None:
-        while self._outside and len(self._inside) < self.size:
-            entry = self._outside.pop(0)
-            insort(self._inside, entry)
-            entry[2].inside.set()
+        while self._outside and self.waiting[0] < self.size:
+            _, waiting = self._outside.popitem(last=False)
+            waiting.inside.set()
             self._news.unpark_all()
 
 
-def queue(size: int, urgency: Callable[[Req], int]) -> tuple[Address[Req, Rep, Res], Queue[Req, Rep, Res]]:
-    """Return the address and the inbox of an actor, or of several, that let `size` calls wait in order of urgency."""
-    made: Queue[Req, Rep, Res] = Queue(size, urgency)
+def queue(
+    size: int,
+    urgency: Callable[[Req], int],
+    owner: Callable[[Req], str] = _of_nobody,
+    weight: Callable[[Req], int] = _one,
+) -> tuple[Address[Req, Rep, Res], Queue[Req, Rep, Res]]:
+    """Return the address and the inbox of an actor, or of several, that let `size` calls wait in fair order."""
+    made: Queue[Req, Rep, Res] = Queue(size, urgency, owner, weight)
     return Address(made), made

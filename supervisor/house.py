@@ -19,6 +19,7 @@ from actors.routing.load import least_loaded
 from actors.routing.route import Routing
 from protocol.cluster import Leg, Offer
 from protocol.codec import Message
+from protocol.cost import work
 from protocol.errors import StartFailed
 from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
 from supervisor import gauges, known, routes, scrape
@@ -111,7 +112,7 @@ def offer(name: str, section: EngineSection) -> Offer:
 
 
 def _work(size: int) -> tuple[Address[Generate, Started | Tokens, Finished], Work]:
-    return queue(size, lambda request: request.priority)
+    return queue(size, lambda request: request.priority, lambda request: request.owner, work)
 
 
 def _asked(size: int) -> tuple[Address[TextRequest, TextReply, TextResult], AskedInbox]:

@@ -20,6 +20,7 @@ from tests.planted import LINKS, Bug
 from tests.planted_cluster import CLUSTER
 from tests.planted_config import CONFIG
 from tests.planted_doors import DOORS, TEXT
+from tests.planted_gateway import GATEWAY
 from tests.planted_pairs import PAIRS
 
 ROOT = Path(__file__).parent.parent
@@ -27,6 +28,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "links": (LINKS, ("streams", "contract", "examples")),
     "text": (TEXT, ("text",)),
     "doors": (DOORS, ("doors",)),
+    "gateway": (GATEWAY, ("fair", "doors")),
     "cluster": (CLUSTER, ("streams", "directory", "attached", "examples", "links")),
     "config": (CONFIG, ("config",)),
     "pairs": (PAIRS, ("directory", "router")),
@@ -42,6 +44,7 @@ SUITES = {  # the quickest first
     "links": ["tests/test_links.py"],
     "config": [f"tests/test_{name}.py" for name in ("config", "config_files", "toml_lines", "reloading")],
     "text": [f"tests/test_{name}.py" for name in ("choices", "reading", "scores", "processor")],
+    "fair": [f"tests/test_{name}.py" for name in ("fair", "weights", "queue", "gate")],
     "doors": [
         f"tests/test_{name}.py"
         for name in ("gate", "outbox", "gateway", "http_doors", "websocket_door", "lanes", "lane_ends")

@@ -74,30 +74,6 @@ TEXT: Bugs = {
 
 
 DOORS: Bugs = {
-    "supervisor/doors/gate.py": (
-        Bug("a place at the gate leaks", "        self.inside -= 1\n", "        pass\n"),
-        Bug(
-            "a place that is given to one who has left leaks",
-            "            if waiter.has_place and not admitted:\n                self._leave()\n            elif",
-            "            if waiter.has_place:\n                pass\n            elif",
-        ),
-        Bug(
-            "whoever leaves the line stays in it",
-            "                self._line.remove(waiter)\n",
-            "                pass\n",
-        ),
-        Bug("nobody waits at the gate", "if not self._line and self.inside < self.requests_max:", "if True:"),
-        Bug(
-            "whoever waits is displaced by an equal",
-            "self._line[-1].priority >= priority:",
-            "self._line[-1].priority > priority:",
-        ),
-        Bug(
-            "those who wait never hear of a drain",
-            "        for waiter in self._line:\n            waiter.woken.set()\n",
-            "",
-        ),
-    ),
     "supervisor/doors/outbox.py": (
         Bug("what a socket does not take at once is lost", "            self._park(rest)\n", "            pass\n"),
         Bug(

@@ -49,7 +49,7 @@ class KeySection:
     sha256: Digest
     rate_per_s: Rate | None = None  # requests a second, in the long run
     burst: Some | None = None  # requests at once after a quiet time; without it, those of one second
-    concurrency_max: Some | None = None  # requests that are being answered, or wait, at a time
+    concurrency_max: Some | None = None  # generations at a time, run or waited for: a request with n = 4 is four
     connections_max: Some | None = None
     priority: Priority | None = 0  # of its requests that name none, and the highest that one can name; None: any
     admin: bool = False

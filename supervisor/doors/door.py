@@ -6,6 +6,7 @@ import logging
 import re
 import ssl
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Annotated, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from actors.processor import TextReply
+from protocol.cost import generations_of, multiplied_by
 from protocol.dialects.keyfile import clamped
 from protocol.dialects.options import Within
 from protocol.errors import Draining, Forbidden, NotFound, RequestError, StartFailed
@@ -45,6 +47,7 @@ class DoorLimits:
 
     connections_max: Count = 1024
     key_connections_max: Count = 256  # of one key that names no number of its own
+    key_requests_max: Count = 192  # generations of one key inside at once; beyond that its requests wait
     head_bytes_max: Count = 32 * 1024
     body_bytes_max: Count = 4 * 1024 * 1024  # of an HTTP request, or of one WebSocket message
     backlog_bytes_max: Count = 1024 * 1024  # that a client has not read yet
@@ -242,12 +245,18 @@ class Door:
         """
         key = counted.key or self.keys.anybody
         priority = clamped(request.priority, key.section.priority)
-        with self.asking.counting(counted), key.asking():
-            async with self.gate.admitted(priority):
+        weight, param = generations_of(request), multiplied_by(request)
+        with self.asking.counting(counted), key.asking(weight, param):
+            at_most = self.places_of(key)
+            async with self.gate.admitted(priority, owner=key.name, weight=weight, at_most=at_most, param=param):
                 counted.admitted_at = trio.current_time()
                 request = evolve(request, priority=priority, trace=counted.trace, owner=key.name)
                 answered = await self.asking.answer(request, served, counted, into)
             return finish(answered)  # in here: an answer that cannot be built must not be counted as whole
+
+    def places_of(self, key: Key) -> float:
+        """Return how many generations may be inside the gate in the name of one key."""
+        return inf if key is self.keys.anybody else key.section.concurrency_max or self.limits.key_requests_max
 
     def forget(self, outbox: Outbox) -> None:
         """Note that a connection has ended."""

@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 from protocol.dialects import keyfile
 from protocol.dialects.keyfile import Bucket, KeySection
 from protocol.dialects.mistakes import Mistakes
-from protocol.errors import ConcurrencyLimited, Forbidden, RateLimited, StartFailed, Unauthorized
+from protocol.errors import BadRequest, ConcurrencyLimited, Forbidden, RateLimited, StartFailed, Unauthorized
 from supervisor import private_files
 
 log = logging.getLogger(__name__)
@@ -45,22 +45,33 @@ class Key:
     name: str = "-"
     section: KeySection = NOBODY
     revoked: bool = False
-    running: int = 0
+    running: int = 0  # generations
     connections: int = 0
     _bucket: Bucket | None = None
 
     @contextmanager
-    def asking(self) -> Iterator[None]:
-        """Have one request more while the body runs; raises `Unauthorized` or `ConcurrencyLimited`."""
+    def asking(self, weight: int = 1, param: str | None = None) -> Iterator[None]:
+        """Have so many generations more while the body runs.
+
+        Raises `Unauthorized`, `ConcurrencyLimited`, or `BadRequest`, which names `param`, for what could never fit.
+        """
         self.check()
         limit = self.section.concurrency_max
-        if limit is not None and self.running >= limit:
-            raise ConcurrencyLimited(f"the key {self.name!r} has {self.running} requests running, as many as it may")
-        self.running += 1
+        if limit is not None and weight > limit:
+            raise BadRequest(
+                f"{weight} answers are asked for at once, and the key {self.name!r} may have {limit} (concurrency_max)",
+                param=param,
+            )
+        if limit is not None and self.running + weight > limit:
+            more = f", and asks for {weight} more" if weight > 1 else ""
+            raise ConcurrencyLimited(
+                f"the key {self.name!r} has {self.running} requests running{more}; it may have {limit}"
+            )
+        self.running += weight
         try:
             yield
         finally:
-            self.running -= 1
+            self.running -= weight
 
     def check(self) -> None:
         """Raise `Unauthorized` if the key has been taken away since it was presented."""

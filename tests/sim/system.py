@@ -20,6 +20,7 @@ from actors.router import router
 from actors.routing.load import least_loaded
 from actors.routing.route import Limits, Routing
 from protocol.cluster import Leg, NodeState, Offer, check
+from protocol.cost import work as work_of
 from protocol.errors import PeerLost
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.peer import Peer
@@ -118,12 +119,12 @@ class _Gate(Gate):
 
     was_full: bool = False
 
-    async def _wait(self, waiter: object) -> None:
+    async def _wait(self, waiter: object, entry: object) -> None:
         self.was_full = True
-        await Gate._wait(self, waiter)
+        await Gate._wait(self, waiter, entry)
 
-    async def _enter(self, priority: int) -> None:
-        await Gate._enter(self, priority)
+    async def _enter(self, waiter: object) -> None:
+        await Gate._enter(self, waiter)
         assert self.inside <= self.requests_max
 
 
@@ -163,7 +164,7 @@ class System(World):
         World.__attrs_post_init__(self)
         self._plug_workers()
         new_id = lambda: f"{next(self.numbers) << 16:032x}"  # noqa: E731  # the last digits tell choices apart
-        address, self.routed = queue(ROUTED_MAX, _urgency)
+        address, self.routed = queue(ROUTED_MAX, _urgency, _owner, work_of)
         self.routing = Routing(
             self.directory.pool("tiny"), least_loaded, self.route, partial(next, self.rooms), new_id, 0, NEVER_ENDS
         )
@@ -371,13 +372,17 @@ def _urgency(request: Generate) -> int:
     return request.priority
 
 
+def _owner(request: Generate) -> str:
+    return request.owner
+
+
 def plug(world: World, directory: Directory, leg: Leg = Leg.BOTH) -> list[Queue]:
     """Offer the workers of a node in its directory, as `supervisor.house` does, and return their inboxes."""
     inboxes = []
     world.engines = [Plug(directory.changed) for _ in range(world.workers)]
     for number, each in enumerate(world.engines):
         offer = Offer(f"{directory.name}-{number}", "tiny", leg, world.costs.slots, up=False)
-        address, inbox = queue(max(1, world.inbox_size), _urgency)
+        address, inbox = queue(max(1, world.inbox_size), _urgency, _owner, work_of)
         inboxes.append(inbox)
         directory.here[offer.name] = Here(directory.name, offer, address, each, directory.changed, inbox, directory)
     return inboxes

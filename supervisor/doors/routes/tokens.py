@@ -39,6 +39,8 @@ async def _ask(exchange: Exchange, model: str | None, request: TextRequest) -> T
     asks = door.asking.find_only(model).ask
     with key.asking(), trio.move_on_after(limit_s):
         owned = evolve(request, owner=key.name)
-        async with door.gate.admitted(clamped(None, key.section.priority)), asks.ask(owned, 0) as answer:
+        priority = clamped(None, key.section.priority)
+        admitted = door.gate.admitted(priority, owner=key.name, at_most=door.places_of(key))
+        async with admitted, asks.ask(owned, 0) as answer:
             return await answer.result()
     raise DeadlineExceeded(f"there was no answer within {limit_s} s")

@@ -1,0 +1,156 @@
+"""A line in which owners take turns.
+
+First come, first served is unfair between clients: whoever sends a thousand requests at once makes everybody else wait
+behind all of them. Here each owner (a client's key) has an *account*, what it has had so far or holds now, by whatever
+measure the user of the line charges. Of the highest priority that waits, the owner with the smallest account goes
+first; what one owner has waiting goes in the order in which it came. So an owner waits behind at most one item of each
+other owner whose account is no larger than its own, however many they have.
+
+Nothing here waits or knows a clock; each step takes time logarithmic in the number of owners that wait (and a move of
+some bytes in an array).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import count
+from typing import Generic, TypeVar
+
+from attrs import define, field, frozen
+
+T = TypeVar("T")
+
+
+@frozen(eq=False)
+class Entry(Generic[T]):
+    """One item in line, and what its place depends on."""
+
+    item: T
+    owner: str
+    priority: int
+    number: int  # by arrival
+
+
+@define(eq=False)
+class _Owner(Generic[T]):
+    lanes: dict[int, OrderedDict[int, Entry[T]]] = field(factory=dict)  # what waits, by priority, in order of arrival
+    waiting: int = 0
+
+
+@define(eq=False)
+class FairLine(Generic[T]):
+    """Items in line, by priority, then by their owner's account, then by arrival."""
+
+    _owners: dict[str, _Owner[T]] = field(factory=dict)  # of which anything waits
+    _accounts: dict[str, float] = field(factory=dict)  # without those that are 0
+    # The head of each lane, first to last: priority (negative), account, number, owner.
+    _heads: list[tuple[int, float, int, str]] = field(factory=list)
+    _least: list[tuple[float, str]] = field(factory=list)  # the accounts of those who wait, in order
+    _numbers: Iterator[int] = field(factory=count)
+    _size: int = 0
+
+    def __len__(self) -> int:
+        """Return how many items wait."""
+        return self._size
+
+    def __iter__(self) -> Iterator[T]:
+        """Yield every item that waits, in no particular order."""
+        for owner in self._owners.values():
+            for lane in owner.lanes.values():
+                yield from (entry.item for entry in lane.values())
+
+    def add(self, item: T, owner: str, priority: int) -> Entry[T]:
+        """Put an item in line; the entry that is returned takes it out again."""
+        entry = Entry(item, owner, priority, next(self._numbers))
+        if (of := self._owners.get(owner)) is None:
+            of = self._owners[owner] = _Owner()
+            insort(self._least, (self.account(owner), owner))
+        if (lane := of.lanes.get(priority)) is None:
+            lane = of.lanes[priority] = OrderedDict()
+            insort(self._heads, (-priority, self.account(owner), entry.number, owner))
+        lane[entry.number] = entry
+        of.waiting += 1
+        self._size += 1
+        return entry
+
+    def remove(self, entry: Entry[T]) -> None:
+        """Take an entry out, from wherever it stands; raises `KeyError` if it is not in line."""
+        of = self._owners[entry.owner]
+        lane = of.lanes[entry.priority]
+        first = next(iter(lane))
+        del lane[entry.number]
+        of.waiting -= 1
+        self._size -= 1
+        account = self.account(entry.owner)
+        if first == entry.number:
+            self._drop_head(entry.priority, account, first, entry.owner)
+            if lane:
+                insort(self._heads, (-entry.priority, account, next(iter(lane)), entry.owner))
+            else:
+                del of.lanes[entry.priority]
+        if not of.waiting:
+            del self._least[bisect_left(self._least, (account, entry.owner))]
+            del self._owners[entry.owner]
+
+    def first(self) -> Entry[T] | None:
+        """Return the entry whose turn it is, None if nothing waits."""
+        return next(self.heads(), None)
+
+    def heads(self) -> Iterator[Entry[T]]:
+        """Yield the first entry of each owner at each priority, in the order of their turns."""
+        for priority, _, number, owner in self._heads:
+            yield self._owners[owner].lanes[-priority][number]
+
+    def last_of_largest(self) -> Entry[T] | None:
+        """Return the last entry of the owner that has most in line, at the lowest priority in line."""
+        if not self._heads:
+            return None
+        lowest = self._heads[-1][0]
+        lanes = (self._owners[owner].lanes[-lowest] for priority, _, _, owner in self._heads if priority == lowest)
+        return next(reversed(max(lanes, key=len).values()))
+
+    def waiting(self, owner: str, priority: int | None = None) -> int:
+        """Return how many items of an owner wait, in all or at one priority."""
+        if (of := self._owners.get(owner)) is None:
+            return 0
+        return of.waiting if priority is None else len(of.lanes.get(priority, ()))
+
+    @property
+    def owners(self) -> int:
+        """How many owners have something in line, or in their account."""
+        return len(self._owners.keys() | self._accounts.keys())
+
+    # Accounts ----------------------------------------------------------------------------
+
+    def account(self, owner: str) -> float:
+        """Return what an owner has been charged."""
+        return self._accounts.get(owner, 0)
+
+    def charge(self, owner: str, amount: float) -> None:
+        """Add to an owner's account, or take from it if `amount` is negative; its place changes at once."""
+        before, after = self.account(owner), self.account(owner) + amount
+        if after:
+            self._accounts[owner] = after
+        else:
+            self._accounts.pop(owner, None)
+        if (of := self._owners.get(owner)) is None:
+            return
+        del self._least[bisect_left(self._least, (before, owner))]
+        insort(self._least, (after, owner))
+        for priority, lane in of.lanes.items():
+            first = next(iter(lane))
+            self._drop_head(priority, before, first, owner)
+            insort(self._heads, (-priority, after, first, owner))
+
+    def catch_up(self, owner: str) -> None:
+        """Raise an owner's account to the least of those who wait: who was away has saved nothing by it."""
+        if not self._owners:
+            self._accounts.clear()  # nobody waits, so nobody owes anybody
+        elif owner not in self._owners and self._least[0][0] > self.account(owner):
+            self.charge(owner, self._least[0][0] - self.account(owner))
+
+    def _drop_head(self, priority: int, account: float, number: int, owner: str) -> None:
+        at = bisect_left(self._heads, (-priority, account, number, owner))
+        del self._heads[at]

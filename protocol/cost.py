@@ -1,0 +1,60 @@
+"""What a request may cost, known before it is admitted: pure functions of the request, in one place.
+
+Everything that weighs requests weighs them by these: the gate and a key's concurrency (generations), the queues between
+owners (the tokens of each generation), the memory of answers that are gathered in one piece (bytes). Each is an upper
+bound that the request's own text gives, so it can be refused, by name, before anything has been spent on it.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from .messages import Generate, Respond
+
+TOKEN_BYTES = 8
+"""What a token of a gathered answer takes in memory, as text."""
+
+LOGPROB_BYTES = 64
+"""What a log probability of a gathered answer takes, as the part of a JSON document that it becomes."""
+
+
+@frozen
+class Cost:
+    """The most that one request can take before its answer is whole."""
+
+    generations: int  # that an engine computes for it: prompts x best_of (or n)
+    tokens: int  # of all of them together
+    gathered_bytes: int  # that its answers take where they are kept until they are whole; 0 for a stream
+
+
+def cost(request: Respond, tokens_max: int, *, gathered: bool) -> Cost:
+    """Return what a request may cost; `tokens_max` is what a generation of its model can have at most.
+
+    `gathered` says that its answer is kept until it is whole. That is so of every request of which more is computed
+    than answered: which choices are the likeliest is known when all have ended.
+    """
+    generations = generations_of(request)
+    each = tokens_max if request.tokens_max is None else min(request.tokens_max, tokens_max)
+    tokens = generations * (1 if request.warm_up else each)
+    ranked = generations > request.choices
+    if not gathered and not ranked:
+        return Cost(generations, tokens, 0)
+    logprobs = int(ranked) if request.logprobs is None else 1 + request.logprobs
+    return Cost(generations, tokens, tokens * (TOKEN_BYTES + LOGPROB_BYTES * logprobs))
+
+
+def generations_of(request: Respond) -> int:
+    """Return how many generations engines compute for a request."""
+    return request.choices // request.n * max(request.n, request.best_of or 0)
+
+
+def multiplied_by(request: Respond) -> str:
+    """Return the client's own name of the field that makes one request many generations."""
+    if request.best_of is not None and request.best_of > request.n:
+        return "best_of"
+    return "n" if request.n > 1 else request.params.get("turns", "prompt")
+
+
+def work(generate: Generate) -> int:
+    """Return what one generation may take of an engine: the tokens of its prompt and of its answer."""
+    return len(generate.tokens) + max(0, generate.sampling.tokens_max)

@@ -1,0 +1,56 @@
+"""Bugs to plant where requests are weighed, admitted and take turns, and where their answers are sent."""
+
+from __future__ import annotations
+
+from tests.planted import Bug, Bugs
+
+GATEWAY: Bugs = {
+    "supervisor/doors/gate.py": (
+        Bug("places at the gate leak", "        self.inside -= waiter.weight\n", "        pass\n"),
+        Bug(
+            "places that are given to one who has left leak",
+            "            if waiter.has_place and not admitted:\n                self._leave(waiter)\n            elif",
+            "            if waiter.has_place:\n                pass\n            elif",
+        ),
+        Bug(
+            "whoever leaves the line stays in it",
+            "                self._line.remove(entry)\n                self._admit()",
+            "                self._admit()",
+        ),
+        Bug("nobody waits at the gate", "if waiter.weight <= free - kept:", "if True:"),
+        Bug(
+            "whoever waits is displaced by an equal",
+            "self._line.waiting(newest.owner, newest.priority) + 1 > most:",
+            "self._line.waiting(newest.owner, newest.priority) > most:",
+        ),
+        Bug(
+            "those who wait never hear of a drain",
+            "        for waiter in self._line:\n            waiter.woken.set()\n",
+            "",
+        ),
+        Bug("a request weighs one, whatever it asks for", "self.inside += waiter.weight", "self.inside += 1"),
+        Bug("what an owner holds inside is not counted", "self._line.charge(waiter.owner, waiter.weight)", "pass"),
+        Bug("a large request is passed for ever", "                kept = min(", "                min("),
+        Bug("an owner may hold everything", "if held and held + waiter.weight > waiter.at_most:", "if False:"),
+    ),
+    "supervisor/doors/door.py": (
+        Bug("a key's requests are counted, not its generations", "key.asking(weight, param)", "key.asking()"),
+    ),
+    "actors/_fair.py": (
+        Bug(
+            "an owner that was away is owed its turns",
+            "self.charge(owner, self._least[0][0] - self.account(owner))",
+            "pass",
+        ),
+        Bug(
+            "an account of one who waits changes and its place does not",
+            "            insort(self._heads, (-priority, after, first, owner))\n",
+            "            insort(self._heads, (-priority, before, first, owner))\n",
+        ),
+    ),
+    "actors/_queue.py": (
+        Bug("turns are free", "self._line.charge(entry.owner, max(1, self.weight(call.request)))", "pass"),
+        Bug("one that left has its turn", "if not call.scope.cancel_called:", "if True:"),
+    ),
+    "protocol/cost.py": (Bug("drafts cost nothing", "max(request.n, request.best_of or 0)", "request.n"),),
+}

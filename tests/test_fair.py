@@ -1,0 +1,194 @@
+"""Owners take turns: nobody waits behind another's crowd, nobody is lost, and the line is what a simple model says."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors._fair import FairLine
+from actors._kit import Answer, Call
+from actors._queue import Queue
+from protocol.messages import Generate, Sampling
+from supervisor import house
+
+
+class Model:
+    """The same line as one list, looked through from the beginning each time."""
+
+    def __init__(self):
+        self.waiting, self.accounts = [], Counter()
+
+    def first(self):
+        return min(
+            self.waiting, key=lambda each: (-each.priority, self.accounts[each.owner], each.number), default=None
+        )
+
+
+OWNERS = st.sampled_from("abc")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), OWNERS, st.integers(-1, 1)),
+        st.tuples(st.just("remove"), st.integers(0, 30)),
+        st.tuples(st.just("take"), st.integers(0, 5)),
+        st.tuples(st.just("charge"), OWNERS, st.integers(-3, 3)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_a_line_is_what_the_model_says_after_every_step(steps):
+    line, model = FairLine(), Model()
+    for what, *of in steps:
+        if what == "add":
+            model.waiting.append(line.add(object(), of[0], of[1]))
+        elif what == "remove" and model.waiting:
+            line.remove(model.waiting.pop(of[0] % len(model.waiting)))
+        elif what == "take" and model.waiting:
+            entry = line.first()
+            line.remove(entry)
+            line.charge(entry.owner, of[0])
+            model.waiting.remove(entry)
+            model.accounts[entry.owner] += of[0]
+        elif what == "charge":
+            line.charge(*of)
+            model.accounts[of[0]] += of[1]
+        assert line.first() is model.first()
+        assert sorted(map(id, line)) == sorted(id(each.item) for each in model.waiting)
+        heads = {(each.owner, each.priority): each for each in reversed(model.waiting)}
+        assert {(each.owner, each.priority): each for each in line.heads()} == heads
+        assert all(line.account(owner) == model.accounts[owner] for owner in "abc")
+        assert all(line.waiting(owner) == sum(each.owner == owner for each in model.waiting) for owner in "abc")
+    for entry in model.waiting:
+        line.remove(entry)
+    assert (len(line), line._owners, line._heads, line._least) == (0, {}, [], [])
+
+
+@given(st.lists(st.tuples(OWNERS, st.integers(-1, 1)), min_size=1, max_size=30))
+def test_a_full_line_finds_the_last_of_the_owner_with_most_at_the_lowest_priority(added):
+    line = FairLine()
+    entries = [line.add(None, owner, priority) for owner, priority in added]
+    lowest = [each for each in entries if each.priority == min(each.priority for each in entries)]
+    most = Counter(each.owner for each in lowest)
+    found = line.last_of_largest()
+    assert most[found.owner] == max(most.values())
+    assert found is [each for each in lowest if each.owner == found.owner][-1]
+
+
+def call(owner, weight=1, name=None):
+    return Call((owner, weight, name), Answer(0))
+
+
+def made(size=1000):
+    return Queue(size, lambda _: 0, lambda request: request[0], lambda request: request[1])
+
+
+async def taken(of, times):
+    return [(await of.receive()).request[0] for _ in range(times)]
+
+
+async def test_owners_take_turns_however_many_one_of_them_has():
+    of = made()
+    for owner in ("a",) * 100 + ("b",) * 3 + ("c",) * 2:
+        await of.send(call(owner))
+    assert sorted(await taken(of, 3)) == ["a", "b", "c"]
+    assert sorted(await taken(of, 3)) == ["a", "b", "c"]
+    assert sorted(await taken(of, 2)) == ["a", "b"]
+    assert await taken(of, 97) == ["a"] * 97
+
+
+async def test_turns_are_weighed_by_what_they_take():
+    of = made()
+    for _ in range(10):
+        await of.send(call("long", 10))
+    for _ in range(50):
+        await of.send(call("short", 1))
+    assert Counter(await taken(of, 33)) == {"long": 3, "short": 30}
+
+
+async def test_who_was_away_has_saved_nothing_by_it():
+    of = made()
+    for _ in range(50):
+        await of.send(call("a"))
+    assert await taken(of, 20) == ["a"] * 20
+    for _ in range(30):
+        await of.send(call("b"))
+    assert Counter(await taken(of, 20)) == {"a": 10, "b": 10}
+
+
+async def test_who_comes_one_at_a_time_gets_no_more_than_its_turns():
+    of = made()
+    for _ in range(20):
+        await of.send(call("a", 1))
+    got = []
+    for _ in range(10):
+        await of.send(call("b", 5))
+        got += await taken(of, 2)
+    assert Counter(got) == {"a": 16, "b": 4}
+
+
+async def test_one_whose_asker_has_left_takes_nobodys_turn():
+    of = made()
+    left, stays = call("a"), call("b")
+    await of.send(left)
+    await of.send(stays)
+    left.scope.cancel()
+    assert await of.receive() is stays
+    assert of.waiting == (0, 0)
+    with trio.move_on_after(0):
+        await of.receive()
+        pytest.fail("nobody waits")
+
+
+@given(st.lists(st.tuples(OWNERS, st.integers(1, 9)), min_size=1, max_size=60))
+def test_while_two_wait_neither_has_had_more_than_the_other_by_more_than_one_turn(sent):
+    async def main():
+        of = made()
+        for owner, weight in sent:
+            await of.send(call(owner, weight))
+        left, had = Counter(owner for owner, _ in sent), Counter()
+        for _ in sent:
+            owner, weight, _ = (await of.receive()).request
+            left[owner] -= 1
+            had[owner] += weight
+            waiting = [each for each in left if left[each]]
+            assert all(had[one] - had[other] <= 9 for one in waiting for other in waiting)
+
+    trio.run(main)
+
+
+async def test_b13_a_key_with_128_choices_does_not_make_another_wait_for_all_of_them(autojump_clock):
+    address, inbox = house._work(64)
+    slots, ended = trio.Semaphore(16), {}
+
+    async def serve(nursery):
+        while True:
+            await slots.acquire()
+            nursery.start_soon(answer, await inbox.receive())
+
+    async def answer(asked):
+        with asked.answering(None) as said:
+            await trio.sleep(asked.request.sampling.tokens_max / 100)
+            said.end(None)
+        slots.release()
+
+    async def ask(owner, tokens):
+        generate = Generate(f"{len(ended):032x}", [1], Sampling(tokens), owner=owner)
+        async with address.ask(generate, 0) as answered:
+            await answered.result()
+        ended[owner] = trio.current_time()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve, nursery)
+        async with trio.open_nursery() as askers:
+            for _ in range(128):
+                askers.start_soon(ask, "alice", 800)
+            await trio.testing.wait_all_tasks_blocked()
+            askers.start_soon(ask, "bob", 10)
+        nursery.cancel_scope.cancel()
+    assert ended == {"alice": 64.1, "bob": 8.1}, "one turn of 8 s, and its own tenth of a second"
