@@ -362,7 +362,7 @@ async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live
     terminal = Terminal(SimpleNamespace(isatty=lambda: not gone), live)
     controls = SimpleNamespace(reload=door.reload)
     house = SimpleNamespace(directory=Directory("main"), door=door, links=None, controls=controls)
-    made = node._Node(house, world, terminal, 30.0)
+    made = node._Node(None, house, world, terminal, 30.0)
     async with trio.open_nursery() as nursery:
         made._nursery = nursery
         await nursery.start(made._listen, nursery)

@@ -213,7 +213,7 @@ class Spot:
         """Leave as a node does that is told to."""
         life, plan = self.life, self.plan
         house = SimpleNamespace(directory=life.directory, door=None, links=life.links)
-        node = _Node(house, SimpleNamespace(hurry=Hurry()), terminal=None, drain_s=self.drain_s, tree=life.scope)
+        node = _Node(None, house, SimpleNamespace(hurry=Hurry()), terminal=None, drain_s=self.drain_s, tree=life.scope)
         life.links.drains_until = trio.current_time() + self.drain_s
         life.links.heard_at = trio.current_time() + min(plan.section.tell_s, self.drain_s)
         drains_until = plan.age_s + self.drain_s

@@ -191,7 +191,7 @@ class System(World):
         )
         house = SimpleNamespace(directory=self.directory, door=self.door, links=None)
         world = SimpleNamespace(hurry=Hurry())
-        self.node = _Node(house, world, terminal=None, drain_s=self.drain_s, tree=self.scope)
+        self.node = _Node(None, house, world, terminal=None, drain_s=self.drain_s, tree=self.scope)
 
     def _plug_workers(self) -> None:
         """Put the workers into the directory of their node, which is the gateway's own or, over a link, another."""
