@@ -16,7 +16,7 @@ from .codec import UNREADABLE
 from .errors import PeerViolation
 from .messages import FinishReason, Logprob
 
-VERSION = 2
+VERSION = 3
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 
 

@@ -26,6 +26,7 @@ NAME_LENGTH_MAX = 128
 DETAIL_LENGTH_MAX = 1000
 NONCE_BYTES = 32
 MAC_BYTES = 32
+STARTED_AT_MAX = 253_402_300_799  # the last second of the year 9999
 LABEL = "espalier greeting"
 
 Role = Literal["dials", "listens"]
@@ -34,16 +35,35 @@ CODES = ("version", "cluster", "node", "secret", "reflected", "violation")
 
 
 @frozen
+class Incarnation:
+    """One process that runs under a node's name: no other has its `run`; `started_at` is in seconds since 1970.
+
+    Raises `ValueError` for a run that is too long or not printable, and for a time that is none.
+    """
+
+    run: str = ""
+    started_at: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        if not (len(self.run) <= NAME_LENGTH_MAX and self.run.isascii() and self.run.isprintable()):
+            raise ValueError(f"a run is named by at most {NAME_LENGTH_MAX} printable characters")
+        if not 0 <= self.started_at <= STARTED_AT_MAX:
+            raise ValueError("a start at a time that is none")
+
+
+@frozen
 class Greeting:
     """The first message of either end: what it speaks, its cluster, its name, and bytes never used before.
 
-    Raises `ValueError` for a name that is empty, too long or not printable, and for a nonce of another size.
+    `incarnation` tells two processes of one name apart. Raises `ValueError` for a name that is empty, too long or not
+    printable, and for a nonce of another size.
     """
 
     version: int
     cluster: str
     node: str
     nonce: bytes
+    incarnation: Incarnation = Incarnation()
 
     def __attrs_post_init__(self) -> None:
         for what, name in (("cluster", self.cluster), ("node", self.node)):
@@ -132,8 +152,10 @@ class Greeter:
         secret: What all nodes of the cluster have; no bytes is no secret, and whoever has none is let in.
         nonce: 32 bytes that no other greeting has or had, and that nobody could have guessed.
         expects: The only node that may be at the other end; None: any but this one.
+        incarnation: Which process this one is, of all that ever had its name.
 
-    `peer` is the other end's name once it has proved that it has the secret, and None until then. It shows that the
+    `peer` is the other end's name once it has proved that it has the secret, and None until then; `peer_incarnation` is
+    which process it is. It shows that the
     other end is of the cluster; any node of the cluster could take any other's name.
     """
 
@@ -143,14 +165,16 @@ class Greeter:
     secret: bytes = field(repr=False)
     nonce: bytes
     expects: str | None = None
+    incarnation: Incarnation = Incarnation()
     peer: str | None = field(default=None, init=False)
+    peer_incarnation: Incarnation = field(default=Incarnation(), init=False)
     last_words: bytes = field(default=b"", init=False)
     _own: Greeting = field(init=False)
     _other: Greeting | None = field(default=None, init=False)
     _over: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._own = Greeting(VERSION, self.cluster, self.node, self.nonce)
+        self._own = Greeting(VERSION, self.cluster, self.node, self.nonce, self.incarnation)
 
     def start(self) -> list[bytes]:
         """Return the messages to send first, before anything is received."""
@@ -207,7 +231,7 @@ class Greeter:
                 raise self._refused("reflected", "it sent back the proof that it was sent")
             raise self._refused("secret", "it has another secret, or none")
         self._over = True
-        self.peer = other.node
+        self.peer, self.peer_incarnation = other.node, other.incarnation
         return [self._proof(other)] if listens else []
 
     def _proof(self, other: Greeting) -> bytes:
@@ -218,7 +242,8 @@ class Greeter:
         # writes each one's length before it, so no two greetings make the same bytes.
         dials, listens = (self._own, other) if self.role == "dials" else (other, self._own)
         names = (dials.node, listens.node, self.cluster)
-        said = _encode((LABEL, VERSION, prover, dials.nonce, listens.nonce, *names))
+        lives = (dials.incarnation, listens.incarnation)
+        said = _encode((LABEL, VERSION, prover, dials.nonce, listens.nonce, *names, *lives))
         # HMAC takes a short key and the same with zeros behind it for one, and a long key and its hash.
         key = hashlib.sha256(self.secret).digest()
         return hmac.digest(key, said, "sha256")

@@ -21,14 +21,16 @@ from protocol.cluster import Leg, Offer
 from protocol.codec import Message
 from protocol.cost import work
 from protocol.errors import StartFailed
+from protocol.greeting import Incarnation
 from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
 from supervisor import gauges, known, routes, scrape
 from supervisor.config import Cluster, EngineSection
 from supervisor.controls import Controls
-from supervisor.directory import Directory, ForOthers, Here
+from supervisor.directory import Directory
 from supervisor.doors.asking import Asking, Served
 from supervisor.doors.door import Door
 from supervisor.doors.gate import Gate
+from supervisor.endpoints import ForOthers, Here
 from supervisor.gateway import gateway
 from supervisor.hosts import Starts
 from supervisor.link import Serves
@@ -88,6 +90,7 @@ def build(cluster: Cluster, node: str, world: World) -> House:
     live = Live(cluster.gateway.prompt_tokens_max)
     links = _links(cluster, node, directory, world, {**other_ranks, **known.serves(engines), **controls.serves})
     if links is not None:
+        links.incarnation = Incarnation(controls.run, int(world.now()))
         children.insert(0, _linking(links))
         world.metrics.sources.append(partial(gauges.of_links, directory, links.traffic))
     gauges.of_node(world.metrics, directory)

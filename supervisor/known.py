@@ -18,7 +18,8 @@ from protocol.errors import DeadlineExceeded, LinkLost, NotReady, Overloaded, Re
 from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, GetLoad
 from supervisor.config import Cluster
 from supervisor.controls import Function
-from supervisor.directory import Directory, Here, There
+from supervisor.directory import Directory
+from supervisor.endpoints import Here, There
 from supervisor.link import Serves
 from supervisor.metrics import Metrics
 from supervisor.plug import Plug
@@ -35,7 +36,9 @@ def never_ready(directory: Directory, models: Sequence[str]) -> str | None:
 
 
 def unready(directory: Directory, models: Sequence[str]) -> str | None:
-    """Say which model cannot be served at the moment for want of which engine."""
+    """Say which model cannot be served at the moment for want of which engine, or who takes this node for a twin."""
+    if directory.twins:
+        return next(iter(directory.twins.values()))
     leaving = directory.leaving
     here = directory.here.items()
     waits = {f"{directory.name}/{name}": f": {each.plug.lacks}" for name, each in here if each.plug.lacks is not None}

@@ -6,6 +6,8 @@ import logging
 import ssl
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from email.utils import formatdate
 from functools import partial
 from math import inf
 
@@ -14,11 +16,13 @@ from attrs import define, field, frozen
 
 from protocol.cluster import OPERATOR, Neighbour, NodeState, check
 from protocol.codec import Message
-from protocol.errors import ActorError, PeerLost, PeerRefused, PeerViolation, StartFailed
-from protocol.greeting import Greeter, Role
+from protocol.errors import ActorError, LinkReplaced, PeerLost, PeerRefused, PeerViolation, StartFailed
+from protocol.frames import Bye, encode
+from protocol.greeting import Greeter, Incarnation, Role
 from protocol.peer import Peer
 from supervisor import wires
 from supervisor.config import EVERYWHERE, LOOPBACK, ClusterSection
+from supervisor.crossing import plain
 from supervisor.directory import FORGET_S, Directory
 from supervisor.link import Heart, Link, Serves
 from supervisor.refusals import Refusals
@@ -31,6 +35,8 @@ log = logging.getLogger(__name__)
 STRANGERS_MAX = 32  # connections that have not proved yet who they are
 OPERATORS_MAX = 16  # at a time
 OPERATOR_STREAMS_MAX = 4
+ANY = Incarnation()
+TWIN = "twin"  # the code of a Bye to a second process of one name
 FORGETS_S = FORGET_S / 10  # between two looks at who may be forgotten
 
 
@@ -44,10 +50,11 @@ class Tls:
 
 @define(eq=False)
 class _Carried:
-    """One link, and which node has dialed it."""
+    """One link, which node has dialed it, and which process of its name the other end is."""
 
     link: Link
     dialer: str
+    incarnation: Incarnation
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
 
@@ -67,6 +74,7 @@ class Links:
     join: Sequence[wires.At] = ()
     dial: Callable[[wires.At, ssl.SSLContext | None, float, wires.Talk], Awaitable[None]] = wires.dial
     accept: Callable[[trio.SocketStream, ssl.SSLContext | None, float, wires.Talk], Awaitable[None]] = wires.accepted
+    incarnation: Incarnation = Incarnation()
     host: str = ""  # where other nodes find this one if it listens at every address
     port: int | None = None  # once it listens
     traffic: defaultdict[str, Traffic] = field(factory=lambda: defaultdict(Traffic))  # with each node, in all
@@ -117,11 +125,11 @@ class Links:
 
         async def talk(wire: wires.Wire) -> None:
             nonlocal peer, met_at
-            peer, met_at = await self._greeted("dials", name, wire), trio.current_time()
+            (peer, incarnation), met_at = await self._greeted("dials", name, wire), trio.current_time()
             if peer.startswith(OPERATOR):
                 raise PeerRefused(f"{at} greets as an operator, who is no node")
             if peer not in self._dialed:
-                await self._carry(peer, wire, self.name)
+                await self._carry(peer, wire, self.name, incarnation)
 
         while True:
             while peer in self._carried:
@@ -171,12 +179,12 @@ class Links:
 
         async def talk(wire: wires.Wire) -> None:
             nonlocal who
-            who = await self._greeted("listens", None, wire)
+            who, incarnation = await self._greeted("listens", None, wire)
             self._strangers.pop(stream, None)
             if who.startswith(OPERATOR):
                 await self._attend(wire)
             else:
-                await self._carry(who, wire, who)
+                await self._carry(who, wire, who, incarnation)
 
         if len(self._strangers) >= STRANGERS_MAX:  # the oldest: a node needs a moment only, and must not be kept out
             oldest = next(iter(self._strangers))
@@ -196,18 +204,24 @@ class Links:
 
     # One link ----------------------------------------------------------------------------
 
-    async def _greeted(self, role: Role, expects: str | None, wire: wires.Wire) -> str:
-        greeter = Greeter(role, self.section.name, self.name, self.secret, self.new_nonce(), expects)
-        return await wires.greet(wire, greeter, self.section.greet_s)
+    async def _greeted(self, role: Role, expects: str | None, wire: wires.Wire) -> tuple[str, Incarnation]:
+        """Return the name that the other end has proved, and which process of that name it is."""
+        nonce, incarnation = self.new_nonce(), self.incarnation
+        greeter = Greeter(role, self.section.name, self.name, self.secret, nonce, expects, incarnation)
+        return await wires.greet(wire, greeter, self.section.greet_s), greeter.peer_incarnation
 
-    async def _carry(self, peer: str, wire: wires.Wire, dialer: str) -> None:
+    async def _carry(self, peer: str, wire: wires.Wire, dialer: str, incarnation: Incarnation = ANY) -> None:
         """Carry a link until it is lost, or another to the same node takes its place.
 
-        Raises `PeerLost`, `PeerViolation` and, for a name that no node has, `PeerRefused`.
+        Raises `PeerLost`, `PeerViolation` and, for a name that no node has or that another process has, `PeerRefused`.
         """
         check(NodeState(neighbours=(Neighbour(peer, None),)))
         if not self.directory.takes(peer):
             raise PeerRefused(f"node {peer} was refused: no more nodes can be known here")
+        if (twin := self._twin(peer, incarnation)) is not None:
+            with suppress(trio.BrokenResourceError):
+                await wire.send_all(encode(Bye(TWIN, twin)))
+            raise PeerRefused(twin)
         section = self.section
         link = Link(
             wire,
@@ -215,7 +229,7 @@ class Links:
             self.serves,
             heart=Heart(section.beat_s, section.silent_s),
         )
-        one = _Carried(link, dialer)
+        one = _Carried(link, dialer, incarnation)
         link.told = partial(self._told, peer, one)
 
         async def carry(nursery: trio.Nursery) -> None:
@@ -231,9 +245,25 @@ class Links:
             self._dialed.add(peer)
         try:
             await wires.nursed(carry)
+        except PeerLost as error:
+            if link.farewell is None or link.farewell.code != TWIN:
+                raise
+            self.directory.twins[peer] = said = plain(link.farewell.detail)
+            raise PeerRefused(f"node {peer} refuses this one: {said}") from error
         finally:
             if dialer == self.name:
                 self._dialed.discard(peer)
+
+    def _twin(self, peer: str, incarnation: Incarnation) -> str | None:
+        """Say why another process of a node's name is not linked: the one that is was heard a moment ago.
+
+        One that is silent gives way at once: it may have ended where nobody saw it.
+        """
+        before = self._carried.get(peer)
+        if before is None or before.incarnation == incarnation or before.link.silent_s >= self.section.silent_s:
+            return None
+        first, second = _process(before.incarnation), _process(incarnation)
+        return f"two processes call themselves {peer}: {first} is linked to {self.name}, so {second} is not"
 
     async def _end_in_time(self, peer: str, one: _Carried) -> None:
         """Let nobody be asked over a link that is lost, while those who answered over it still let go."""
@@ -265,9 +295,18 @@ class Links:
         if before is not None and before.dialer != one.dialer == max(self.name, peer):
             one.scope.cancel(reason="there is another link to the node")
             return
+        if self._twin(peer, one.incarnation) is not None:  # linked in the moment since it greeted: it is told next time
+            one.scope.cancel(reason="another process has the node's name")
+            return
         self._carried[peer] = one
+        self.directory.twins.pop(peer, None)
         if before is not None:  # whoever dials again knows better than this end what is lost
-            before.scope.cancel(reason="the node has come back by another link")
+            why = "the node has come back by another link"
+            log.info(
+                "a link was replaced", extra={"peer": peer, "reason": why, "incarnation": _process(one.incarnation)}
+            )
+            before.link.lost_as = LinkReplaced
+            before.scope.cancel(reason=why)
         self._nodes.linked(peer)
         self.directory.linked(peer, one.link)
 
@@ -299,6 +338,11 @@ class Links:
 def _found(address: str | None) -> bool:
     """Whether a node can be found at an address; everywhere is nowhere."""
     return address is not None and wires.At.read(address).host not in EVERYWHERE
+
+
+def _process(incarnation: Incarnation) -> str:
+    """Return an incarnation as a log shows it."""
+    return f"{incarnation.run[:12]}, started {formatdate(incarnation.started_at, usegmt=True)}"
 
 
 def _host(stream: trio.SocketStream) -> str:

@@ -54,6 +54,8 @@ def unready(cluster: Cluster, directory: Directory) -> str | None:
     """Say why a node without a gateway cannot do its work at the moment."""
     if directory.draining:
         return "the node drains"
+    if directory.twins:
+        return next(iter(directory.twins.values()))
     for name, each in directory.here.items():
         if each.plug.now is None:
             return f"engine {name} is starting{'' if each.plug.lacks is None else f': {each.plug.lacks}'}"

@@ -16,7 +16,8 @@ from protocol.greeting import Greeter
 from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
 from supervisor import wires
 from supervisor.config import ClusterSection
-from supervisor.directory import Directory, Here
+from supervisor.directory import Directory
+from supervisor.endpoints import Here
 from supervisor.links import Links
 from supervisor.plug import Plug
 from tests.fakes import generate

@@ -29,7 +29,8 @@ from protocol.messages import Done, EngineLoad, FlushCache
 from protocol.peer import Peer
 from supervisor.config import ClusterSection
 from supervisor.controls import Controls
-from supervisor.directory import Directory, Here
+from supervisor.directory import Directory
+from supervisor.endpoints import Here
 from supervisor.happenings import Happening, Kind
 from supervisor.link import Heart, Link
 from supervisor.links import OPERATORS_MAX, Links

@@ -10,6 +10,7 @@ from attrs import evolve
 
 from protocol.cluster import Neighbour, NodeState
 from protocol.errors import PeerLost
+from protocol.greeting import Incarnation
 from supervisor.directory import FORGET_S
 from supervisor.links import FORGETS_S, Links
 from tests.nodes import QUICK, Node
@@ -39,7 +40,7 @@ async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(lasts_s
     begun, ended = [], []
 
     async def greeted(*_):
-        return "b"
+        return "b", Incarnation()
 
     async def carry(*_):
         begun.append(trio.current_time())

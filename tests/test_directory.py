@@ -17,7 +17,8 @@ from protocol.cluster import COUNT_MAX, Leg, Neighbour, NodeState, Offer, check
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady, PeerViolation, RequestError
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.peer import Peer
-from supervisor.directory import FORGET_S, NODES_MAX, RUMOURS_MAX, Directory, ForOthers, Here
+from supervisor.directory import FORGET_S, NODES_MAX, RUMOURS_MAX, Directory
+from supervisor.endpoints import ForOthers, Here
 from supervisor.link import Link
 from supervisor.plug import Plug
 from tests.fakes import generate

@@ -16,7 +16,8 @@ from protocol.errors import EngineLost, NotReady, Overloaded, PeerLost
 from protocol.messages import EngineLoad, FlushCache, GetLoad
 from protocol.peer import Peer
 from supervisor import known
-from supervisor.directory import FORGET_S, Directory, Here
+from supervisor.directory import FORGET_S, Directory
+from supervisor.endpoints import Here
 from supervisor.link import Link
 from supervisor.links import FORGETS_S
 from supervisor.metrics import Metrics

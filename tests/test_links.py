@@ -35,6 +35,7 @@ from protocol.frames import (
     Tell,
     encode,
 )
+from protocol.greeting import Incarnation
 from protocol.messages import EngineInfo, Text, Tokens
 from supervisor import wires
 from supervisor.line import STRANGER_BYTES_MAX
@@ -316,6 +317,25 @@ async def test_two_nodes_of_one_name_refuse_each_other(lines):
     said = reasons(lines)
     assert len(said) == 2
     assert all("has the same name" in each for each in said)
+
+
+async def test_b9_of_two_processes_of_one_name_one_answers_and_the_other_is_refused(lines):
+    front, backs = Node("front"), [Node("back"), Node("back")]
+    for number, back in enumerate(backs):
+        back.links.incarnation = Incarnation(f"run-{number}", 1_700_000_000 + number)
+    answers = []
+    async with grove(front, *backs, know=False):
+        for back in backs:
+            back.knows(front)
+        await until(lambda: front.linked == {"back"} and len(front.directory.workers("oak")) == 2)
+        for number in range(12):
+            answers.append(await front.ask(backs[0], request_id=f"{number:032x}"))
+            await trio.sleep(0.05)
+        assert sum("front" in back.linked for back in backs) == 1
+        assert sum("front" in back.directory.twins for back in backs) == 1
+    assert answers == [[0, 1, 2]] * 12
+    told = [reason for reason in reasons(lines) if "two processes call themselves back" in reason]
+    assert len(told) == 2  # of both ends
 
 
 async def test_a_node_in_anothers_place_is_refused(lines):

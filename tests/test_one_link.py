@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
+
 import pytest
 import trio
 import trio.testing
 
-from protocol.cluster import NodeState
-from protocol.frames import VERSION, Hello, encode
+from protocol.cluster import GetStatus, NodeState
+from protocol.errors import LinkReplaced, PeerLost, PeerRefused
+from protocol.frames import VERSION, Bye, FrameReader, Hello, encode
+from protocol.greeting import Incarnation
+from supervisor import known
+from supervisor.links import TWIN
 from tests.nodes import Node
 
 
@@ -15,11 +22,17 @@ from tests.nodes import Node
 def meet(nursery, autojump_clock):  # time is virtual
     """Let a node have one more link to a peer, which either of them has dialed."""
 
-    async def meet(node, peer, dialer):
+    async def meet(node, peer, dialer, run=""):
         near, far = trio.testing.memory_stream_pair()
-        nursery.start_soon(node.links._carry, peer, near, dialer)
+
+        async def carry():
+            with suppress(PeerLost, PeerRefused):
+                await node.links._carry(peer, near, dialer, Incarnation(run, 1_700_000_000))
+
+        nursery.start_soon(carry)
         await far.send_all(encode(Hello(VERSION, peer, 8)))
         await trio.testing.wait_all_tasks_blocked()
+        return far
 
     return meet
 
@@ -56,3 +69,49 @@ async def test_what_is_still_told_over_an_older_link_is_not_believed(meet):
     assert not node.directory.nodes["b"][0].draining
     node.directory.nodes["b"][1].told(NodeState(draining=True))
     assert node.directory.nodes["b"][0].draining
+
+
+# Two processes of one name ------------------------------------------------------------------
+
+
+async def test_b9_another_process_of_a_name_is_refused_and_told_why_while_the_first_is_heard(meet):
+    node = Node("a")
+    await meet(node, "b", "b", "one")
+    first = node.directory.nodes["b"][1]
+    far = await meet(node, "b", "b", "two")
+    (bye,) = FrameReader().feed(await far.receive_some())
+    assert bye.code == TWIN
+    assert "one, started Tue, 14 Nov 2023 22:13:20 GMT is linked to a, so two, started" in bye.detail
+    assert node.directory.nodes["b"][1] is first
+    assert not first.lost
+
+
+async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(meet):
+    node = Node("a")
+    await meet(node, "b", "b", "one")
+    first = node.directory.nodes["b"][1]
+    first._heard_at -= node.section.silent_s  # and it has not been noticed yet
+    await meet(node, "b", "b", "two")
+    assert node.directory.nodes["b"][1] not in {None, first}
+
+
+async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked(meet):
+    node = Node("a")
+    near, far = trio.testing.memory_stream_pair()
+    await far.send_all(encode(Bye(TWIN, "two processes call themselves a")))
+    with pytest.raises(PeerRefused, match="two processes call themselves a"):
+        await node.links._carry("b", near, "a")
+    assert known.unready(node.directory, ()) == "two processes call themselves a"
+    await meet(node, "b", "a")
+    assert known.unready(node.directory, ()) is None
+
+
+async def test_b9_an_answer_over_a_link_that_is_replaced_ends_in_link_replaced(meet, nursery, caplog):
+    node = Node("a")
+    caplog.set_level(logging.INFO)
+    await meet(node, "b", "b")
+    _, answer = node.directory.nodes["b"][1].open(GetStatus(), 0)
+    await meet(node, "b", "b")
+    with pytest.raises(LinkReplaced):
+        await answer.result()
+    assert "a link was replaced" in caplog.messages

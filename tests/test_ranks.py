@@ -22,7 +22,8 @@ from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import BadRequest, Draining, EngineDied, PeerLost, PeerViolation, StartFailed
 from protocol.messages import RunRank
 from protocol.peer import Peer
-from supervisor.directory import Directory, Here
+from supervisor.directory import Directory
+from supervisor.endpoints import Here
 from supervisor.happenings import Kind
 from supervisor.link import Link
 from supervisor.plug import Plug

@@ -11,7 +11,7 @@ from itertools import product
 import hypothesis.strategies as st
 import msgspec
 import pytest
-from attrs import asdict
+from attrs import asdict, evolve
 from hypothesis import example, given, settings
 
 from protocol import greeting as module
@@ -26,6 +26,7 @@ from protocol.greeting import (
     NAME_LENGTH_MAX,
     Greeter,
     Greeting,
+    Incarnation,
     Proof,
     Refusal,
     decode,
@@ -230,12 +231,12 @@ def test_another_version_is_refused_at_both_ends_whatever_else_its_greeting_hold
 def test_two_versions_meet_and_each_end_says_both(monkeypatch):
     here = dialer()
     (ours,) = here.start()
-    monkeypatch.setattr(module, "VERSION", 3)
+    monkeypatch.setattr(module, "VERSION", 4)
     there = listener()
     (theirs,) = there.start()
-    assert refusal(there, ours) == "the other end was refused: it speaks version 2 of the protocol, and node back version 3"  # fmt: skip
+    assert refusal(there, ours) == "the other end was refused: it speaks version 3 of the protocol, and node back version 4"  # fmt: skip
     monkeypatch.undo()
-    assert refusal(here, theirs) == "the other end was refused: it speaks version 3 of the protocol, and node front version 2"  # fmt: skip
+    assert refusal(here, theirs) == "the other end was refused: it speaks version 4 of the protocol, and node front version 3"  # fmt: skip
 
 
 def test_a_refusal_is_believed_before_and_after_a_greeting_and_is_not_answered():
@@ -483,10 +484,34 @@ def test_proofs_are_compared_in_constant_time(monkeypatch):
     assert all(a == b and len(a) == 32 for a, b in compared)
 
 
+@pytest.mark.parametrize("other", [Incarnation("other", 9), Incarnation("run", 10)])
+def test_which_process_it_is_is_proved(other):
+    here, there = dialer(), listener()
+    here.incarnation = Incarnation("run", 9)
+    here.__attrs_post_init__()
+    (greeting,), (theirs,) = here.start(), there.start()
+    (proof,) = here.receive(theirs)
+    there.receive(greeting)
+    there.receive(proof)
+    assert (there.peer, there.peer_incarnation) == ("front", Incarnation("run", 9))
+    told = listener()
+    told.start()
+    told.receive(encode(evolve(decode(greeting), incarnation=other)))
+    with pytest.raises(PeerRefused):
+        told.receive(proof)
+
+
+@pytest.mark.parametrize("fields", [("x" * 129, 0), ("\n", 0), ("r", -1), ("r", 2**40)])
+def test_a_process_that_cannot_be_is_none(fields):
+    with pytest.raises(ValueError, match=r"run|time"):
+        Incarnation(*fields)
+
+
 def test_a_proof_is_the_hmac_of_all_that_was_said():
     here = dialer()
     (proof,) = here.receive(hello())
     said = msgspec.msgpack.encode(
         ["espalier greeting", VERSION, "dials", b"d" * 32, b"x" * 32, "front", "back", "demo"]
+        + [{"run": "", "started_at": 0}] * 2
     )
     assert decode(proof) == Proof(standard_hmac.new(hashlib.sha256(SECRET).digest(), said, "sha256").digest())

@@ -16,7 +16,8 @@ from protocol.cluster import Offer
 from protocol.errors import StartFailed
 from protocol.messages import Generate
 from supervisor.config import ClusterSection
-from supervisor.directory import Directory, ForOthers
+from supervisor.directory import Directory
+from supervisor.endpoints import ForOthers
 from supervisor.links import Links
 from supervisor.node import BYE_S, _Node
 from supervisor.process import Hurry

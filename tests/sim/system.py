@@ -25,10 +25,11 @@ from protocol.errors import PeerLost
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.peer import Peer
 from supervisor import known
-from supervisor.directory import Directory, Here
+from supervisor.directory import Directory
 from supervisor.doors.asking import Asking, Served
 from supervisor.doors.door import Door, DoorLimits
 from supervisor.doors.gate import Gate
+from supervisor.endpoints import Here
 from supervisor.gateway import _accepted
 from supervisor.link import Link
 from supervisor.metrics import Metrics
