@@ -47,7 +47,7 @@ def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places, wrong, written
         config.read(path)
         return
     ((line, said),) = mistakes(path)
-    assert said == "node.back.listen: is where front listens"
+    assert said == "node.back.listen: is where node front listens"
     assert path.read_text().splitlines()[line - 1] == f'listen = "{places[2]}"'
 
 
