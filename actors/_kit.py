@@ -119,6 +119,11 @@ class Answer(Generic[Rep, Res]):
         """Wait for the end, dropping any replies, and return the result."""
         return await self.relay(_drop)
 
+    @property
+    def failure(self) -> RequestError | None:
+        """What the answer ended in instead of a result, which also whoever has left may want to know."""
+        return self._failure
+
     def enough(self) -> None:
         """Take no more replies; a relay returns."""
         self._enough = True

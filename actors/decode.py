@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from math import inf
 
 import trio
 from attrs import define, field, frozen
 
 from actors._kit import Bugs, Call, Inbox
 from actors.engines.port import Engine, Generation
-from protocol.errors import ActorLost, DeadlineExceeded, EngineDied, EngineStuck, Internal, Left, RequestError
+from protocol.errors import (
+    ActorLost,
+    DeadlineExceeded,
+    EngineDied,
+    EngineLost,
+    EngineStuck,
+    Internal,
+    Left,
+    RequestError,
+)
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.trace import fields
 
@@ -20,12 +30,29 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Deadlines:
-    """How long an engine may take: to a request's first token, from one to the next, for all of it, to free a slot."""
+    """How long an engine may take: to a request's first token, from one to the next, for all of it, to free a slot.
+
+    A slot that was not freed in `release_s` is set aside and waited for; after `leak_s`, or as soon as there are
+    `stuck_max` of them, or all, the engine is at fault.
+    """
 
     first_token_s: float = 60.0
     gap_s: float = 20.0
     total_s: float = 600.0
     release_s: float = 5.0
+    leak_s: float = 300.0
+    stuck_max: int = 4
+
+
+@define(eq=False)
+class Observer:
+    """Who hears what becomes of an engine's slots; this one forgets it."""
+
+    def aborted(self, seconds: float) -> None:
+        """Hear how long a slot was kept after its asker had left."""
+
+    def stuck(self, slots: int) -> None:
+        """Hear how many slots are set aside now."""
 
 
 async def decode(
@@ -33,24 +60,24 @@ async def decode(
     engine: Engine,
     slots: int,
     deadlines: Deadlines,
-    aborted: Callable[[float], None] = lambda _: None,
+    observer: Observer | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve generations, at most `slots` at a time; what an engine cannot take yet waits in the inbox.
 
-    Several may share one inbox: whoever has a slot takes the next call. `aborted` hears of each request whose asker
-    left how long its slot was kept from then on, in seconds. Raises `EngineDied` when the engine is lost.
+    Several may share one inbox: whoever has a slot takes the next call. Raises `EngineDied` when the engine is lost,
+    `EngineStuck` when it keeps slots whose requests have ended.
     """
-    free = trio.Semaphore(slots)
+    held = _Slots(engine, slots, deadlines, observer or Observer())
     bugs = Bugs()
     async with trio.open_nursery() as requests:
         requests.start_soon(_end_with, engine)
         task_status.started()
         while True:
-            await free.acquire()  # the slot first: a call that must wait had better wait where others can take it
+            await held.free.acquire()  # the slot first: a call that must wait had better wait where others can take it
             call = await inbox.receive()
-            requests.start_soon(_generate, call, engine, free, deadlines, bugs, aborted)
+            requests.start_soon(_generate, call, held, bugs)
 
 
 async def _end_with(engine: Engine) -> None:
@@ -59,53 +86,112 @@ async def _end_with(engine: Engine) -> None:
     raise EngineDied("the engine is lost")
 
 
-async def _generate(
-    call: Call[Generate, Started | Tokens, Finished],
-    engine: Engine,
-    free: trio.Semaphore,
-    deadlines: Deadlines,
-    bugs: Bugs,
-    aborted: Callable[[float], None],
-) -> None:
-    pace = _Pace(deadlines)
+async def _generate(call: Call[Generate, Started | Tokens, Finished], slots: _Slots, bugs: Bugs) -> None:
+    pace = _Pace(slots.deadlines)
 
     def pass_on(reply: Started | Tokens) -> None:
-        pace.heard()
+        slots.heard_at = pace.last_at = trio.current_time()
         call.answer.put(reply, len(reply.ids) if isinstance(reply, Tokens) else 0)
 
-    try:
-        with call.answering(bugs) as answer, _told(call):
-            async with _slot(engine, call, deadlines.release_s, aborted) as generation:
-                finished = await generation.relay(pass_on, pace.until)
-                if finished is None:
-                    raise DeadlineExceeded(f"the engine took longer than {pace.waited_for}")
-            answer.end(finished)
-    finally:
-        free.release()
+    with call.answering(bugs) as answer, _told(call):
+        async with slots.one(call, pace) as generation:
+            finished = await generation.relay(pass_on, pace.until)
+            if finished is None:
+                raise DeadlineExceeded(f"the engine took longer than {pace.waited_for}")
+        answer.end(finished)
+    if call.request.id in slots.kept:
+        await slots.wait_given_back(call.request.id)
+    slots.free.release()
 
 
-@asynccontextmanager
-async def _slot(
-    engine: Engine,
-    call: Call[Generate, Started | Tokens, Finished],
-    release_s: float,
-    aborted: Callable[[float], None],
-) -> AsyncIterator[Generation]:
-    """Own one engine slot. Leaving, by any road, aborts and waits for it back."""
-    await trio.lowlevel.checkpoint_if_cancelled()
-    request = call.request
-    generation = engine.submit(request)  # we chose its id, so it can be aborted from now on
-    try:
-        yield generation
-    finally:
-        left_at = trio.current_time() if call.scope.cancel_called else None
-        engine.abort(request.id)  # synchronous, idempotent, a no-op once finished
-        with trio.move_on_after(release_s, shield=True) as waiting:
-            await engine.wait_released(request.id)
-        if waiting.cancelled_caught:
-            raise EngineStuck(f"{request.id} kept its slot for {release_s} s after its end")
-        if left_at is not None:
-            aborted(trio.current_time() - left_at)
+@define(eq=False)
+class _Slots:
+    """The slots of one engine: how many are free, and which it has not given back in time.
+
+    One of those may be its request's fault, so it costs a slot and no other stream; several, or one of an engine that
+    says nothing to anybody, are the engine's.
+    """
+
+    engine: Engine
+    number: int
+    deadlines: Deadlines
+    observer: Observer
+    heard_at: float = -inf  # when the engine last had something to say, to whomever
+    kept: dict[str, bool] = field(factory=dict)  # the requests of those set aside, and whether the engine was silent
+    free: trio.Semaphore = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.free = trio.Semaphore(self.number)
+
+    @asynccontextmanager
+    async def one(self, call: Call[Generate, Started | Tokens, Finished], pace: _Pace) -> AsyncIterator[Generation]:
+        """Own one slot. Leaving, by any road, aborts and waits for it back, `release_s` at the longest.
+
+        A slot that is not back by then fails its request before the engine: raises `EngineLost`, so that whoever
+        carries requests on counts it, or the `DeadlineExceeded` that was on its way if only this request stands still.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        request = call.request
+        generation = self.engine.submit(request)  # we chose its id, so it can be aborted from now on
+        late: DeadlineExceeded | None = None
+        try:
+            yield generation
+        except DeadlineExceeded as error:
+            late = error
+            raise
+        finally:
+            left_at = trio.current_time() if call.scope.cancel_called else None
+            silent = late is not None and self._silent_since(pace)
+            self.engine.abort(request.id)  # synchronous, idempotent, a no-op once finished
+            generation.enough()  # what comes now comes too late: the call may be over long before the slot is free
+            with trio.move_on_after(self.deadlines.release_s, shield=True) as waiting:
+                await self.engine.wait_released(request.id)
+            if waiting.cancelled_caught:
+                self.kept[request.id] = silent
+                if late is None or silent:
+                    raise EngineLost(f"{request.id} kept its slot for {self.deadlines.release_s} s after its end")
+            elif left_at is not None:
+                self.observer.aborted(trio.current_time() - left_at)
+
+    def _silent_since(self, pace: _Pace) -> bool:
+        """Whether nobody has heard anything for as long as this request has waited in vain, which was long enough."""
+        since = pace.waited_since
+        longest_s = min(self.deadlines.first_token_s, self.deadlines.gap_s)
+        return self.heard_at <= since and trio.current_time() >= since + longest_s
+
+    async def wait_given_back(self, request_id: str) -> None:
+        """Wait on for a slot that was not freed in time; raises `EngineStuck` once that is the engine's fault."""
+        await trio.lowlevel.checkpoint()
+        limits = self.deadlines
+        log.warning("an engine keeps a slot", extra={"request_id": request_id, "stuck": len(self.kept)})
+        self.observer.stuck(len(self.kept))
+        try:
+            with trio.move_on_after(limits.leak_s) as leaking:
+                await self._check_engine(request_id)
+                while await self._keeps(request_id):
+                    await self._check_engine(request_id)
+        finally:
+            del self.kept[request_id]
+            self.observer.stuck(len(self.kept))
+        if leaking.cancelled_caught:
+            raise EngineStuck(f"{request_id} kept its slot for {limits.leak_s} s after its end")
+
+    async def _keeps(self, request_id: str) -> bool:
+        with trio.move_on_after(self.deadlines.release_s) as waiting:
+            await self.engine.wait_released(request_id)
+        return waiting.cancelled_caught
+
+    async def _check_engine(self, request_id: str) -> None:
+        await trio.lowlevel.checkpoint()
+        limits, most = self.deadlines, min(self.deadlines.stuck_max, self.number)
+        if len(self.kept) >= most:
+            raise EngineStuck(f"{len(self.kept)} requests kept their slots for {limits.release_s} s after their ends")
+        if self.kept[request_id]:
+            raise EngineStuck(f"{request_id} kept its slot, and the engine says nothing to anybody")
+        with trio.move_on_after(limits.release_s) as asking, suppress(RequestError):  # a lost one ends this actor
+            await self.engine.load()
+        if asking.cancelled_caught:
+            raise EngineStuck(f"{request_id} kept its slot, and the engine does not say how busy it is")
 
 
 @contextmanager
@@ -136,14 +222,15 @@ class _Pace:
     started_at: float = field(factory=trio.current_time)
     last_at: float | None = None
 
-    def heard(self) -> None:
-        self.last_at = trio.current_time()
-
     def until(self) -> float:
         total = self.started_at + self.deadlines.total_s
         if self.last_at is None:
             return min(total, self.started_at + self.deadlines.first_token_s)
         return min(total, self.last_at + self.deadlines.gap_s)
+
+    @property
+    def waited_since(self) -> float:
+        return self.started_at if self.last_at is None else self.last_at
 
     @property
     def waited_for(self) -> str:

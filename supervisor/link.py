@@ -21,6 +21,7 @@ from protocol.codec import Message
 from protocol.errors import (
     DeadlineExceeded,
     Draining,
+    EngineLost,
     LinkLost,
     NotReady,
     Overloaded,
@@ -165,6 +166,8 @@ class Link:
             if serving.answer is not None:
                 with trio.move_on_after(self.release_s, shield=True):
                     await serving.answer.over.wait()
+                if isinstance(serving.answer.failure, EngineLost):  # also whoever left is to know what it has done
+                    last = failed(stream, serving.answer.failure)
         finally:
             del self._serving[stream]
         if not self._lost:

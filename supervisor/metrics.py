@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from actors.decode import Observer
 from actors.routing.ports import Watch
 from protocol.errors import Left
 from protocol.messages import EngineLoad, Usage
@@ -65,6 +66,7 @@ class Metrics:
     _dropped: defaultdict[Labels, float] = field(factory=_counters)
     _calls: defaultdict[Labels, float] = field(factory=_counters)
     _resumes: defaultdict[Labels, float] = field(factory=_counters)
+    _stuck: defaultdict[Labels, float] = field(factory=_counters)
     _to_abort: defaultdict[Labels, _Histogram] = field(factory=_histograms)
 
     def first_token(self, model: str, seconds: float) -> None:
@@ -101,6 +103,14 @@ class Metrics:
     def aborted(self, engine: str, seconds: float) -> None:
         """Note how long a slot of this engine was kept after its asker had left."""
         self._to_abort[engine,].observe(seconds)
+
+    def decode(self, engine: str) -> Observer:
+        """Return what counts what becomes of an engine's slots."""
+        return _Slots(self, engine)
+
+    def slots_stuck(self, engine: str, slots: int) -> None:
+        """Note how many slots of this engine are set aside: their requests have ended, and it has not freed them."""
+        self._stuck[engine,] = slots
 
     def router(self, model: str) -> Watch:
         """Return what counts what becomes of a model's requests."""
@@ -139,6 +149,10 @@ class Metrics:
                 "espalier_time_to_abort", "Time from an asker's leaving to its slot's release", "engine", self._to_abort
             ),
         )
+        stuck = GaugeMetricFamily("espalier_engine_slots_stuck", "Slots not freed in time", labels=("engine",))
+        for labels, slots in self._stuck.items():
+            stuck.add_metric(labels, slots)
+        yield stuck
         for source in self.sources:
             yield from source()
         for name, (help_text, read) in self.gauges.items():
@@ -155,6 +169,20 @@ class Metrics:
             for engine, load in loads.items():
                 gauge.add_metric((engine,), float(getattr(load, name)))
             yield gauge
+
+
+@define(eq=False)
+class _Slots(Observer):
+    """Counts what a decode tells of one engine's slots."""
+
+    metrics: Metrics
+    engine: str
+
+    def aborted(self, seconds: float) -> None:
+        self.metrics.aborted(self.engine, seconds)
+
+    def stuck(self, slots: int) -> None:
+        self.metrics.slots_stuck(self.engine, slots)
 
 
 @frozen

@@ -12,7 +12,7 @@ from attrs import asdict, frozen
 from actors._kit import Inbox
 from actors._queue import Queue
 from actors._text.model import TextModel
-from actors.decode import decode
+from actors.decode import Observer, decode
 from actors.engines.port import Engine
 from actors.engines.sglang.settings import EngineSpec
 from actors.engines.simulated.engine import SimulatedEngine
@@ -94,7 +94,7 @@ def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts],
             Child(
                 name="decode",
                 run=_decode,
-                args=(each, partial(world.metrics.aborted, f"{section.node}/{each.name}")),
+                args=(each, world.metrics.decode(f"{section.node}/{each.name}")),
                 stop_within_s=section.deadlines.release_s + 1.0,
                 about="one slot a request",
                 limits=tuple((key.replace("_", " "), value) for key, value in asdict(section.deadlines).items()),
@@ -204,7 +204,7 @@ async def _simulate(  # noqa: ASYNC128  # run calls started()
 
 async def _decode(  # noqa: ASYNC128  # decode calls started()
     each: Worker,
-    aborted: Callable[[float], None],
+    observer: Observer,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
@@ -212,7 +212,7 @@ async def _decode(  # noqa: ASYNC128  # decode calls started()
     engine = await each.plug.wait()
     each.came()
     try:
-        await decode(each.inbox, engine, section.slots, section.deadlines, aborted, task_status=task_status)
+        await decode(each.inbox, engine, section.slots, section.deadlines, observer, task_status=task_status)
     finally:
         each.turn_away()
 

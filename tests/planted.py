@@ -51,23 +51,27 @@ LINKS: Bugs = {
         ),
     ),
     "actors/decode.py": (
-        Bug("no abort", "engine.abort(request.id)", "pass"),
-        Bug("abort without waiting for the slot", "await engine.wait_released(request.id)", "pass"),
-        Bug("an unshielded wait for the slot", "move_on_after(release_s, shield=True)", "move_on_after(release_s)"),
+        Bug("no abort", "self.engine.abort(request.id)", "pass"),
+        Bug("abort without waiting for the slot", "await self.engine.wait_released(request.id)", "pass"),
+        Bug(
+            "an unshielded wait for the slot",
+            "move_on_after(self.deadlines.release_s, shield=True)",
+            "move_on_after(self.deadlines.release_s)",
+        ),
         Bug("an engine that keeps a slot is forgiven", "if waiting.cancelled_caught:", "if False:"),
         Bug(
             "a slot is lost with each request that is left",
-            "        free.release()",
-            "        if not call.scope.cancel_called:\n            free.release()",
+            "    slots.free.release()",
+            "    if not call.scope.cancel_called:\n        slots.free.release()",
         ),
         Bug("work is begun for an asker who left", "await trio.lowlevel.checkpoint_if_cancelled()", "pass"),
         Bug(
             "a call is taken before there is a slot for it",
-            """            await free.acquire()  # the slot first: a call that must wait had better wait where others can take it
+            """            await held.free.acquire()  # the slot first: a call that must wait had better wait where others can take it
             call = await inbox.receive()
 """,
             """            call = await inbox.receive()
-            await free.acquire()
+            await held.free.acquire()
 """,
         ),
         Bug(

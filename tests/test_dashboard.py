@@ -50,6 +50,7 @@ def happened(metrics: Metrics) -> None:
     metrics.refused("overloaded")
     metrics.client_dropped("stalled")
     metrics.aborted("tiny-0", 0.01)
+    metrics.slots_stuck("tiny-0", 1)
     metrics.router("tiny").called("back/tiny-0", "ended")
     metrics.router("tiny").went_on("engine_lost", 0)
 

@@ -18,7 +18,6 @@ from protocol.errors import (
     EngineDied,
     EngineLost,
     EngineRefused,
-    EngineStuck,
     Internal,
     TooManyBugs,
 )
@@ -208,15 +207,6 @@ async def test_time_in_the_inbox_does_not_count(autojump_clock):
         await trio.sleep(0.5)
         assert await ask(worker, generate("b", tokens_max=5)) == whole(generate("b", tokens_max=5))
         assert trio.current_time() == 10
-
-
-async def test_an_engine_that_keeps_a_slot_ends_the_actor_at_the_deadline(autojump_clock):
-    with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match="a kept its slot for 5 s"), flatten_subgroups=True):
-        async with working(Costs(stuck=True), deadlines=PATIENT) as worker:
-            await leave_after(worker, generate("a", tokens_max=50), 1.5)
-            assert trio.current_time() == 1.5
-            await trio.sleep_forever()
-    assert trio.current_time() == 6.5
 
 
 async def test_when_the_actor_ends_every_asker_hears_so_taken_or_not(autojump_clock):

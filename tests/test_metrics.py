@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from actors._kit import mailbox
-from actors.decode import Deadlines, decode
+from actors.decode import Deadlines, Observer, decode
 from actors.routing.ports import Watch
 from protocol.errors import LinkLost, StartFailed
 from protocol.peer import Peer
@@ -57,13 +57,23 @@ def lines(metrics: Metrics, name: str) -> dict[str, float]:
 # Numbers ----------------------------------------------------------------------------------
 
 
+class Slots(Observer):
+    """Remembers how long slots were kept."""
+
+    def __init__(self):
+        self.aborts = []
+
+    def aborted(self, seconds):
+        self.aborts.append(seconds)
+
+
 async def test_the_time_to_abort_is_that_from_an_askers_leaving_to_its_slot(autojump_clock):
-    aborted: list[float] = []
+    observer = Slots()
     engine = FakeEngine(Costs())
     address, inbox = mailbox(2)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)
-        await nursery.start(decode, inbox, engine, 2, Deadlines(), aborted.append)
+        await nursery.start(decode, inbox, engine, 2, Deadlines(), observer)
         with trio.move_on_after(2.5):
             wanted = generate(tokens_max=100)
             async with address.ask(wanted, 100) as replies:
@@ -71,19 +81,28 @@ async def test_the_time_to_abort_is_that_from_an_askers_leaving_to_its_slot(auto
         left_at = trio.current_time()
         await engine.wait_released(wanted.id)
         await trio.testing.wait_all_tasks_blocked()
-        assert aborted == [trio.current_time() - left_at]
+        assert observer.aborts == [trio.current_time() - left_at]
         nursery.cancel_scope.cancel()
 
 
+def test_slots_that_an_engine_keeps_are_told_as_long_as_it_keeps_them():
+    metrics = Metrics()
+    observer = metrics.decode("main/tiny-0")
+    observer.stuck(2)
+    assert lines(metrics, "espalier_engine_slots_stuck") == {'espalier_engine_slots_stuck{engine="main/tiny-0"}': 2.0}
+    observer.stuck(0)
+    assert lines(metrics, "espalier_engine_slots_stuck") == {'espalier_engine_slots_stuck{engine="main/tiny-0"}': 0.0}
+
+
 async def test_an_answer_that_ends_or_an_actor_that_is_stopped_is_no_abort(autojump_clock):
-    aborted: list[float] = []
+    observer = Slots()
     engine = FakeEngine(Costs())
     address, inbox = mailbox(2)
     actor = trio.CancelScope()
 
     async def life(*, task_status):
         with actor:
-            await decode(inbox, engine, 2, Deadlines(), aborted.append, task_status=task_status)
+            await decode(inbox, engine, 2, Deadlines(), observer, task_status=task_status)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)
@@ -95,7 +114,7 @@ async def test_an_answer_that_ends_or_an_actor_that_is_stopped_is_no_abort(autoj
             actor.cancel()
             await replies.over.wait()
         nursery.cancel_scope.cancel()
-    assert aborted == []
+    assert observer.aborts == []
 
 
 def test_a_router_tells_how_calls_end_and_why_requests_went_on():

@@ -34,6 +34,7 @@ from protocol.errors import (
     EngineRefused,
     HandOffFailed,
     Internal,
+    Left,
     LinkLost,
     NotReady,
     Overloaded,
@@ -87,6 +88,7 @@ class Fake:
     bootstrap: tuple[str, int] | None = None
     busy: int = 0
     more: int = 0  # requests of others
+    lets_go_s: float = 0.0  # of a request that was left
     asked: list[Generate] = Factory(list)
     times: list[float] = Factory(list)
     left: list[float] = Factory(list)
@@ -143,6 +145,9 @@ class Fake:
             await trio.sleep(0.5)
             if play.error is not None:
                 answer.fail(play.error)
+        if scope.cancelled_caught:
+            await trio.sleep(self.lets_go_s)
+            answer.fail(Left("the asker left"))
 
 
 @define(eq=False)

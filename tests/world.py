@@ -23,7 +23,7 @@ from supervisor.tree import Backoff, Child, Strategy, Tree
 from tests.fakes import Costs, FakeHost, generate, whole
 from tests.sim import SimTransport, sim_pair, tasks
 
-DEADLINES = Deadlines(first_token_s=4.0, gap_s=2.0, total_s=12.0, release_s=1.0)
+DEADLINES = Deadlines(first_token_s=4.0, gap_s=2.0, total_s=12.0, release_s=1.0, leak_s=2.0)
 LONG_S = 30.0  # longer than every deadline of the system together
 
 

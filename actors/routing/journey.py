@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import trio
 from attrs import define, evolve, field
@@ -41,6 +41,7 @@ class Journey:
     _cached: int | None = None  # tokens of the prompt, as that one said; where there are two, the prefill knows
     _lost: set[str] = field(factory=set)
     _dead: set[str] = field(factory=set)  # whose engine died under this request: it is not given to them again
+    _left: list[tuple[str, Replies]] = field(factory=list)  # legs that were left before they had ended
     _losses: int = 0
     _drains: int = 0
     _crashes: int = 0
@@ -98,9 +99,8 @@ class Journey:
                 self._cached = reply.cached_tokens if self._cached is None else self._cached
                 self.answer.put(Started(self._cached), 0)
 
-        with self._watched(route, route.decode):
-            async with route.ask(route.decode, self._of_leg(request)) as replies:
-                finished = await replies.relay(pass_on)
+        async with self._asked(route, route.decode, request) as replies:
+            finished = await replies.relay(pass_on)
         assert finished is not None  # nobody here has had enough
         return finished
 
@@ -109,9 +109,19 @@ class Journey:
             if isinstance(reply, Started) and (self._first is None or self._first is route):
                 self._cached = reply.cached_tokens
 
-        with self._watched(route, prefill):
-            async with route.ask(prefill, self._of_leg(request)) as replies:
-                await replies.relay(note)
+        async with self._asked(route, prefill, request) as replies:
+            await replies.relay(note)
+
+    @asynccontextmanager
+    async def _asked(self, route: Route, worker: Worker, request: Generate) -> AsyncIterator[Replies]:
+        name = worker.load.name
+        with self._watched(route, worker):
+            async with route.ask(worker, self._of_leg(request)) as replies:
+                try:
+                    yield replies
+                finally:
+                    if not replies.over.is_set():
+                        self._left.append((name, replies))
 
     def _of_leg(self, request: Generate) -> Generate:
         """Return what one leg is asked; where the trace is followed, it has a span of its own."""
@@ -184,15 +194,30 @@ class Journey:
             raise lost
         if sent and not resumes_exactly(self.request.sampling):
             raise lost
-        if isinstance(lost, EngineLost):
-            self._crashes += 1
-            if self._crashes > limits.crashes_max or not self.routing.others(self._dead):
-                raise lost
+        self._crashes += isinstance(lost, EngineLost)
+        if self._losses > 1 and self._crashes + len(self._left) > limits.crashes_max:
+            await self._count_stuck(limits.resume_s)
+        dead = self._crashes > limits.crashes_max or not self.routing.others(self._dead)
+        if self._crashes and dead:
+            raise lost
         prompt = len(self.request.tokens)
         need = Need(prompt + sent, prompt + self.request.sampling.tokens_max)
         with trio.move_on_after(limits.resume_s):
             return await self.routing.wait_for_other(need, self._lost, self._dead, self._pause_s)
         raise lost
+
+    async def _count_stuck(self, within_s: float) -> None:
+        """Count as crashes the engines that this request was taken from, and that do not let go of it."""
+        await trio.lowlevel.checkpoint()
+        with trio.move_on_after(within_s):
+            async with trio.open_nursery() as waiting:
+                for _, replies in self._left:
+                    waiting.start_soon(replies.over.wait)
+        for name, replies in self._left:
+            if not replies.over.is_set() or isinstance(replies.failure, EngineLost):
+                self._dead.add(name)
+                self._crashes += 1
+        self._left.clear()
 
     def _whole(self, finished: Finished) -> Finished:
         """Return the result as if one worker had computed all of it."""

@@ -17,7 +17,7 @@ from protocol.cluster import Leg
 from supervisor.link import Link
 from tests.sim.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, linked, others_up, together
 from tests.sim.faults import AWAY_ERRORS, OF_NODES, Faults
-from tests.sim.freeing import DELAYS, SWALLOWS, Freeing
+from tests.sim.freeing import DELAYS, SWALLOWS, Freeing, kept_s
 from tests.sim.legs import BOTH_WITHIN_S, LegCosts, Rooms
 from tests.sim.model import VOCABULARY
 from tests.sim.net import Net
@@ -59,7 +59,7 @@ class ClusterFaults(Faults):
 
     def __attrs_post_init__(self) -> None:
         delays, swallows = DELAYS | CLUSTER_DELAYS, SWALLOWS | CLUSTER_DELAYS
-        self.freeing = Freeing(self.system.deadlines.release_s, delays, swallows=swallows)
+        self.freeing = Freeing(kept_s(self.system.deadlines), delays, swallows=swallows)
         self.system.plan.freeing = self.freeing
 
     def place(self) -> World:

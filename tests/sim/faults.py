@@ -9,7 +9,7 @@ import trio
 from attrs import Factory, define, field
 
 from protocol.errors import ActorError, EngineStuck, StartFailed, TooManyBugs
-from tests.sim.freeing import Freeing
+from tests.sim.freeing import Freeing, kept_s
 from tests.sim.network import SimTransport
 from tests.sim.system import System
 from tests.world import World
@@ -90,7 +90,7 @@ class Faults:
     freeing: Freeing = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.freeing = Freeing(self.system.deadlines.release_s)
+        self.freeing = Freeing(kept_s(self.system.deadlines))
 
     def may(self, code: str) -> bool:
         """Whether an error with this code is true by now."""

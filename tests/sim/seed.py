@@ -24,7 +24,7 @@ from tests.sim.probes import health
 from tests.sim.system import LIMITS, System
 from tests.world import LONG_S, living
 
-DEADLINES = Deadlines(first_token_s=8.0, gap_s=2.0, total_s=30.0, release_s=1.0)
+DEADLINES = Deadlines(first_token_s=8.0, gap_s=2.0, total_s=30.0, release_s=1.0, leak_s=2.0)
 KINDS = (*[HttpClient] * 5, *[LaneClient] * 6, TextClient, TextClient, PostClient, DeafClient, DeafLaneClient)
 STOP_S = 15.0  # for every child that does not end by itself, one after the other
 CHAOS_S = 10_000.0  # of virtual time at most; clocks jump, too
