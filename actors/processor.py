@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import trio
 
 from actors._kit import Answer, Asks, Bugs, Call, Inbox
+from actors._text.aside import Aside, Work
 from actors._text.choices import Choices, Speak
+from actors._text.encoding import TooManyTokens, conversation, tokenised
 from actors._text.model import TextModel
-from actors._text.prompts import Limits, characters, echoed, encoded, generates
-from protocol.errors import BadRequest, NotReady
+from actors._text.prompts import Limits, echoed, encoded, generates
+from protocol.errors import BadRequest, ContextTooLong, NotReady
 from protocol.messages import (
     Accepted,
     Answered,
@@ -29,21 +31,11 @@ from protocol.messages import (
     Tokens,
 )
 
-T = TypeVar("T")
-
 TextRequest: TypeAlias = Respond | Tokenize | Detokenize
 TextReply: TypeAlias = Accepted | Started | Text | ChoiceEnded
 TextResult: TypeAlias = Answered | Tokenized | Detokenized
 
-LONG_CHARACTERS = 2_000  # about a millisecond of tokenising
-LONG_IDS = 2_000
-
-
-class Aside(Protocol):
-    """Runs a function that takes long somewhere else, so that this thread's tasks do not wait for it."""
-
-    async def __call__(self, function: Callable[[], T], /) -> T:
-        """Return what the function returns, or raise what it raises."""
+TOKENIZE_TOKENS_MAX = 262_144
 
 
 async def processor(
@@ -53,12 +45,14 @@ async def processor(
     limits: Callable[[], Limits | None],
     aside: Aside,
     requests_max: int,
+    tokenize_tokens_max: int = TOKENIZE_TOKENS_MAX,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Answer conversations and texts, at most `requests_max` requests at a time.
 
-    `limits` says what a request may have at the moment, None while no engine has ever been ready.
+    `limits` says what a request may have at the moment, None while no engine has ever been ready; what is only to be
+    tokenised, or only to be read, may have `tokenize_tokens_max` tokens. Long work runs `aside`.
     """
     free = trio.Semaphore(requests_max)
     bugs = Bugs()
@@ -66,11 +60,12 @@ async def processor(
     async def answered(request: TextRequest, answer: Answer[TextReply, TextResult]) -> TextResult:
         if (known := limits()) is None:
             raise NotReady("no engine has been ready for this model yet")
+        work = Work(aside, request.owner)
         if isinstance(request, Respond):
-            return await _respond(request, model, known, decode, aside, partial(_speak, answer.put))
+            return await _respond(request, model, known, decode, work, partial(_speak, answer.put))
         if isinstance(request, Tokenize):
-            return await _tokenized(request, model, known, aside)
-        return await _detokenized(request, model, aside)
+            return await _tokenized(request, model, known, tokenize_tokens_max, work)
+        return await _detokenized(request, model, tokenize_tokens_max, work)
 
     async def answer_one(call: Call[TextRequest, TextReply, TextResult]) -> None:
         try:
@@ -95,43 +90,37 @@ async def _respond(
     model: TextModel,
     limits: Limits,
     decode: Asks[Generate, Started | Tokens, Finished],
-    aside: Aside,
+    work: Work,
     speak: Speak,
 ) -> Answered:
-    prompts = await _perhaps(aside, characters(request) >= LONG_CHARACTERS, lambda: encoded(request, model, limits))
+    prompts = await encoded(request, model, limits, work)
     asked = generates(request, model, prompts, limits)
-    length = sum(map(len, prompts))
-    echoes: list[str] = []
-    if request.echo:
-        echoes = await _perhaps(aside, length >= LONG_IDS, lambda: echoed(request, model, prompts))
-    speak(Accepted(length))
+    echoes = await echoed(request, model, prompts, work) if request.echo else []
+    speak(Accepted(sum(map(len, prompts))))
     return Answered(await Choices(request, model, decode, speak, echoes).read(asked))
 
 
-async def _tokenized(request: Tokenize, model: TextModel, limits: Limits, aside: Aside) -> Tokenized:
-    def encode() -> list[int]:
+async def _tokenized(request: Tokenize, model: TextModel, limits: Limits, tokens_max: int, work: Work) -> Tokenized:
+    try:
         if request.turns:
-            return model.encode(request.turns)
-        return model.encode_text(request.text, special=request.special)
-
-    long = len(request.text) + sum(len(turn.content) for turn in request.turns) >= LONG_CHARACTERS
-    return Tokenized(await _perhaps(aside, long, encode), limits.total_max)
-
-
-async def _detokenized(request: Detokenize, model: TextModel, aside: Aside) -> Detokenized:
-    def decode() -> str:
-        try:
-            return model.decode(request.ids)
-        except BadRequest as error:
-            error.param = "tokens"
-            raise
-
-    return Detokenized(await _perhaps(aside, len(request.ids) >= LONG_IDS, decode))
+            ids = await conversation(request.turns, model, tokens_max, work)
+        else:
+            ids = await tokenised(request.text, model, tokens_max, work, special=request.special)
+        if len(ids) > tokens_max:
+            raise TooManyTokens(str(len(ids)))  # noqa: TRY301  # it is told as that of a part is
+    except TooManyTokens as error:
+        what = "messages" if request.turns else "prompt"
+        said = f"the text is {error} tokens long, and one that is only tokenised can have {tokens_max}"
+        raise ContextTooLong(said, param=what) from None
+    return Tokenized(ids, limits.total_max)
 
 
-async def _perhaps(aside: Aside, long: bool, function: Callable[[], T]) -> T:
-    """Run a function here, or aside if it takes long."""
-    if long:
-        return await aside(function)
-    await trio.lowlevel.checkpoint()
-    return function()
+async def _detokenized(request: Detokenize, model: TextModel, tokens_max: int, work: Work) -> Detokenized:
+    if len(request.ids) > tokens_max:
+        said = f"there are {len(request.ids)} tokens, and a list that is only read can have {tokens_max}"
+        raise ContextTooLong(said, param="tokens")
+    try:
+        return Detokenized(await work.run(len(request.ids), partial(model.decode, request.ids)))
+    except BadRequest as error:
+        error.param = "tokens"
+        raise

@@ -5,12 +5,10 @@ from __future__ import annotations
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-import trio
-
+from actors._text.aside import inline
 from protocol.errors import StartFailed
 from supervisor import private_files
 from supervisor.config import EVERYWHERE, LOOPBACK, Cluster, Misconfigured
@@ -25,8 +23,6 @@ from supervisor.process import Hurry
 from supervisor.tree import render
 from supervisor.wires import At
 from supervisor.world import World
-
-T = TypeVar("T")
 
 SECRET = "ESPALIER_CLUSTER_SECRET"  # noqa: S105  # the name of a variable
 SECRET_BYTES_MIN = 16
@@ -80,11 +76,6 @@ def _is_own(family: int, address: tuple[object, ...]) -> bool:
 
 def text(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
     """Return one node's tree with every limit, and who may come in; opens nothing but files."""
-
-    async def aside(function: Callable[[], T], /) -> T:
-        await trio.lowlevel.checkpoint()
-        return function()
-
     nowhere = Path(tempfile.gettempdir())
     world = World(
         folder=Folder(nowhere, -1),
@@ -93,7 +84,7 @@ def text(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
         new_id=str,
         now=float,
         strftime=str,
-        aside=aside,
+        aside=inline,
         hurry=Hurry(),
         metrics=Metrics(),
         chance=lambda _: _NoChance(),

@@ -153,7 +153,15 @@ def _asked_of(
     return child, Child(
         name=f"processor-{plain}",
         run=processor,
-        args=(asked_inbox, text, work, partial(_limits, directory, name, live), world.aside, gateway.requests_max),
+        args=(
+            asked_inbox,
+            text,
+            work,
+            partial(_limits, directory, name, live),
+            world.aside,
+            gateway.requests_max,
+            gateway.text.tokenize_tokens_max,
+        ),
         about=f"conversations to tokens and back, for {name}",
         limits=(("requests", gateway.requests_max),),
     )
@@ -257,6 +265,7 @@ def _gateway(cluster: Cluster, door: Door) -> Child:
             ("admit s", section.admit_s),
             ("first token s", section.first_token_s),
             ("total s", section.total_s),
+            *((f"text {key.replace('_', ' ')}", value) for key, value in asdict(section.text).items()),
             *((key.replace("_", " "), value) for key, value in asdict(section.limits).items()),
         ),
     )

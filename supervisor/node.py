@@ -31,6 +31,7 @@ from supervisor.process import Hurry
 from supervisor.reload import Reloader
 from supervisor.run import Up, supervise
 from supervisor.say import Terminal
+from supervisor.text_threads import TextThreads
 from supervisor.world import World
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ async def run(
             new_id=partial(secrets.token_hex, 16),
             now=time.time,
             strftime=time.strftime,
-            aside=partial(trio.to_thread.run_sync, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)),
+            aside=TextThreads(cluster.gateway.text),
             hurry=Hurry(),
             metrics=Metrics(),
             chance=Random,

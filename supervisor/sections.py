@@ -16,6 +16,7 @@ from protocol.dialects.options import Holds, Matches, Within
 from supervisor.doors.door import Count, DoorLimits, Seconds
 from supervisor.doors.tls import Certificate
 from supervisor.process import Ladder
+from supervisor.text_threads import TextLimits
 
 NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letters, digits and dashes")]
 EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]
@@ -87,6 +88,7 @@ class GatewaySection:
     total_s: Seconds = 900.0
     prompt_tokens_max: Count = 262_144  # of one request, whatever its model would hold
     limits: DoorLimits = DoorLimits()
+    text: TextLimits = TextLimits()
 
 
 @frozen(kw_only=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from attrs import frozen
 
+from actors._text.aside import Aside
 from actors.engines.simulated.faults import Chance
-from actors.processor import Aside
 from supervisor.folders import Folder
 from supervisor.metrics import Metrics
 from supervisor.process import Hurry

@@ -154,7 +154,7 @@ async def rig(
         await trio.lowlevel.checkpoint()
         return metrics.text({})
 
-    async def aside(function):
+    async def aside(function, **_):
         await trio.lowlevel.checkpoint()
         return function()
 

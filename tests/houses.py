@@ -7,8 +7,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-import trio
-
+from actors._text.aside import inline
 from supervisor.config import Cluster
 from supervisor.folders import Folder
 from supervisor.house import House, build
@@ -27,7 +26,7 @@ def built(cluster: Cluster, node: str) -> tuple[House, Metrics]:
         new_id=lambda: f"{next(numbers):032x}",
         now=lambda: 1_700_000_000.0,
         strftime=lambda _: "",
-        aside=trio.to_thread.run_sync,
+        aside=inline,
         hurry=Hurry(),
         metrics=Metrics(),
         chance=Random,

@@ -11,9 +11,10 @@ import trio
 import trio.testing
 
 from actors._kit import mailbox
+from actors._text.aside import LONG
 from actors._text.model import Defaults
 from actors._text.prompts import Limits
-from actors.processor import LONG_CHARACTERS, processor
+from actors.processor import processor
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, NotReady, StartFailed
 from protocol.messages import (
     Accepted,
@@ -55,14 +56,16 @@ def spy():
 
 
 @asynccontextmanager
-async def running(worker=None, model=TINY, known=KNOWN, aside=None, requests_max=4):
-    async def at_once(function):
+async def running(worker=None, model=TINY, known=KNOWN, aside=None, requests_max=4, tokenize_max=10**6):
+    async def at_once(function, **_):
         await trio.lowlevel.checkpoint()
         return function()
 
     address, inbox = mailbox(requests_max)
     async with trio.open_nursery() as nursery:
-        work = partial(processor, inbox, model, worker or Worker(), lambda: known, aside or at_once, requests_max)
+        work = partial(
+            processor, inbox, model, worker or Worker(), lambda: known, aside or at_once, requests_max, tokenize_max
+        )
         await nursery.start(work)
         yield address
         nursery.cancel_scope.cancel()
@@ -328,31 +331,31 @@ async def test_leaving_ends_the_workers_call_at_once(autojump_clock):
 
 
 async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock):
-    sizes = []
+    made = []
 
-    async def aside(function):
+    async def aside(function, *, owner, size):
         await trio.sleep(1)
-        ids = function()
-        sizes.append(len(ids))
-        return ids
+        assert (owner, size >= LONG) == ("alice", True)
+        made.append(type(function()))
+        return function()
 
     async with running(aside=aside, known=Limits(INFO, 10**6, 10**6)) as address:
-        await ask(address, respond("a" * (LONG_CHARACTERS // 2)))
-        assert sizes == []
-        await ask(address, respond("a" * LONG_CHARACTERS))
-        assert len(sizes) == 1
-        await ask(address, respond(turns=[Turn(Role.USER, "")] * 200))  # many turns are long too
-        assert len(sizes) == 2
+        await ask(address, respond("a" * (LONG // 2), owner="alice"))
+        assert made == []
+        await ask(address, respond("a" * LONG, owner="alice"))
+        assert made == [str, list]  # the template, and then the tokens
+        await ask(address, respond(turns=[Turn(Role.USER, "")] * 200, owner="alice"))  # many turns are long too
+        assert made == [str, list] * 2
 
 
 async def test_leaving_while_a_long_prompt_is_aside_frees_the_place(autojump_clock):
-    async def aside(function):
+    async def aside(function, **_):
         await trio.sleep_forever()
 
     worker = Worker()
     async with running(worker, aside=aside, requests_max=1) as address:
         with trio.move_on_after(3):
-            await ask(address, respond("a" * LONG_CHARACTERS))
+            await ask(address, respond("a" * LONG))
         replies, _ = await ask(address, respond())
         assert (trio.current_time(), len(worker.prompts)) == (3, 1)
         assert text(replies)

@@ -10,8 +10,9 @@ import jinja2
 from attrs import Factory, frozen
 from tokenizers import Tokenizer
 
+from actors._text.bounds import characters_a_token
 from actors._text.scores import TokenData, token_data
-from actors._text.template import compiled
+from actors._text.template import compiled, rendered
 from protocol.errors import BadRequest, StartFailed
 from protocol.messages import Role, Turn
 
@@ -42,24 +43,24 @@ class TextModel:
     data: TokenData
     defaults: Defaults = Defaults()
     specials: dict[str, str] = Factory(dict)  # the template's own variables: bos_token and the like
+    characters_a_token: int | None = None  # that a token stands for at most, None if nothing is certain of it
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """Return the conversation as the model was trained to read it; raises `BadRequest` if its template cannot."""
         messages = [{"role": _role(turn.role), "content": turn.content} for turn in turns]
+        variables = {"add_generation_prompt": True, "tools": None, **self.specials}
         try:
-            return self.template.render(messages=messages, add_generation_prompt=True, tools=None, **self.specials)
+            return rendered(self.template, messages, variables)
         except Exception as error:  # whatever a stranger's program may raise is its way to refuse
             raise BadRequest(f"the model's chat template refuses this conversation: {error}") from error
 
     def encode(self, turns: Sequence[Turn]) -> list[int]:
         """Return the token ids of the conversation, ready for the answer."""
-        # A batch of one: it lets other threads run meanwhile, and skips the offsets, which take two thirds of the time.
-        [encoding] = self.tokenizer.encode_batch_fast([self.prompt(turns)], add_special_tokens=False)
-        ids: list[int] = encoding.ids
-        return ids
+        return self.encode_text(self.prompt(turns), special=False)
 
     def encode_text(self, text: str, *, special: bool = True) -> list[int]:
         """Return the token ids of a text as it is, with what the tokenizer itself puts around it if `special`."""
+        # A batch of one: it lets other threads run meanwhile, and skips the offsets, which take two thirds of the time.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = encoding.ids
         return ids
@@ -100,11 +101,13 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
     source = template or own or _default_template(tokenizing.get("chat_template"))
     if source is None:
         raise StartFailed("the model has no chat template: name one with the model's `template`")
+    described = json.loads(tokenizer.to_str())
     model = TextModel(
         tokenizer=tokenizer,
         template=compiled(source, strftime),
         eos_token_ids=_eos(tokenizer, config, generation, tokenizing),
-        data=token_data(tokenizer),  # reads the whole vocabulary: better now than in the turn of some request
+        data=token_data(tokenizer, described),  # reads the whole vocabulary: better now than in a request's turn
+        characters_a_token=characters_a_token(described),
         defaults=_defaults(generation),
         specials={
             name: text

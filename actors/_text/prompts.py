@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from attrs import evolve, frozen
 
+from actors._text.aside import Work
+from actors._text.encoding import TooManyTokens, conversation, tokenised
 from actors._text.model import TextModel
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
 from protocol.messages import EngineInfo, Generate, Respond, Role, Sampling, Turn
-
-TURN_CHARACTERS = 32  # that a chat template puts around each turn
 
 
 @frozen
@@ -19,52 +21,80 @@ class Limits:
     total_max: int
     prompt_max: int
 
+    @property
+    def tokens_max(self) -> int:
+        """The most tokens of a prompt: with all that there may be, at least one is the answer's."""
+        return min(self.prompt_max, self.total_max - 1)
 
-def characters(request: Respond) -> int:
-    """Return about how many characters there are to tokenise."""
-    turns = sum(len(turn.content) + TURN_CHARACTERS for turn in request.turns)
-    return turns + sum(map(len, request.texts))
 
-
-def encoded(request: Respond, model: TextModel, limits: Limits) -> list[list[int]]:
+async def encoded(request: Respond, model: TextModel, limits: Limits, work: Work) -> list[list[int]]:
     """Return the token ids of each prompt; raises `BadRequest` for one that does not fit or holds unknown ids."""
-    if request.turns:
-        prompts = [_conversation(request, model, limits)]
-    elif request.texts:
-        prompts = [model.encode_text(text) for text in request.texts]
-    else:
-        prompts = [list(ids) for ids in request.token_lists]
-    for place, tokens in enumerate(prompts):
-        which = f"prompt {place}" if len(prompts) > 1 else "the prompt"
+    prompts: list[list[int]] = []
+    count = 1 if request.turns else len(request.texts) or len(request.token_lists)
+    for place in range(count):
+        which = f"prompt {place}" if count > 1 else "the prompt"
+        try:
+            tokens = await _one(request, place, model, limits, work)
+        except TooManyTokens as error:
+            raise _too_long(request, limits, which, str(error)) from None
         if not tokens:
             raise BadRequest(f"{which} is empty", param=spelled(request, "turns"))
-        if request.token_lists and not 0 <= min(tokens) <= max(tokens) < limits.info.vocabulary_size:
-            raise BadRequest(
-                f"{which} has a token id outside 0 to {limits.info.vocabulary_size - 1}",
-                param=spelled(request, "turns"),
-            )
-        _check_length(request, tokens, limits, which)
+        _check_length(request, len(tokens), limits, which)
+        prompts.append(tokens)
     return prompts
 
 
-def _conversation(request: Respond, model: TextModel, limits: Limits) -> list[int]:
-    tokens = model.encode(request.turns)
-    if not request.truncate or _fits(request, tokens, limits):
-        return tokens
-    first = next((place for place, turn in enumerate(request.turns) if not _leads(turn)), len(request.turns))
-    kept, rest = request.turns[:first], request.turns[first:]
-    if not rest[1:]:
-        return tokens  # the last turn stays whatever it takes
-    # Many templates refuse a conversation that begins with an answer.
-    starts = [at for at in range(1, len(rest)) if rest[at].role is Role.USER] or [len(rest) - 1]
-    fewest, most = 0, len(starts) - 1
+async def _one(request: Respond, place: int, model: TextModel, limits: Limits, work: Work) -> list[int]:
+    if request.turns:
+        return await _conversation(request, model, limits, work)
+    if request.texts:
+        return await tokenised(request.texts[place], model, limits.tokens_max, work)
+    ids = request.token_lists[place]
+    if len(ids) > limits.tokens_max:
+        raise TooManyTokens(str(len(ids)))
+    return await work.run(len(ids), lambda: _checked(request, place, limits))
+
+
+def _checked(request: Respond, place: int, limits: Limits) -> list[int]:
+    """Return the token ids of a prompt that came as such; raises `BadRequest` for ids that the model does not have."""
+    tokens, most = list(request.token_lists[place]), limits.info.vocabulary_size
+    if tokens and not 0 <= min(tokens) <= max(tokens) < most:
+        which = f"prompt {place}" if request.token_lists[1:] else "the prompt"
+        raise BadRequest(f"{which} has a token id outside 0 to {most - 1}", param=spelled(request, "turns"))
+    return tokens
+
+
+async def _conversation(request: Respond, model: TextModel, limits: Limits, work: Work) -> list[int]:
+    """Return the token ids of a conversation, without its oldest turns if those may go and else it does not fit.
+
+    Raises `TooManyTokens` for one that surely does not fit.
+    """
+    if not request.truncate:
+        return await conversation(request.turns, model, limits.tokens_max, work)
+    begin = next((place for place, turn in enumerate(request.turns) if not _leads(turn)), len(request.turns))
+    kept, rest = request.turns[:begin], request.turns[begin:]
+
+    async def read(first: int) -> list[int]:
+        return await conversation(kept + rest[first:], model, limits.tokens_max, work)
+
+    async def fitting(first: int) -> list[int] | None:
+        try:
+            tokens = await read(first)
+        except TooManyTokens:
+            return None
+        return tokens if _fits(request, tokens, limits) else None
+
+    # Many templates refuse a conversation that begins with an answer. The last turn stays whatever it takes.
+    starts = [0, *([at for at in range(1, len(rest)) if rest[at].role is Role.USER] or range(len(rest))[1:][-1:])]
+    fewest, most, place = 0, len(starts) - 1, 0  # first the whole: nearly always it fits
+    best: list[int] | None = None
     while fewest < most:
-        middle = (fewest + most) // 2
-        if _fits(request, model.encode(kept + rest[starts[middle] :]), limits):
-            most = middle
+        if (tokens := await fitting(starts[place])) is not None:
+            most, best = place, tokens
         else:
-            fewest = middle + 1
-    return model.encode(kept + rest[starts[most] :])
+            fewest = place + 1
+        place = (fewest + most) // 2
+    return await read(starts[most]) if best is None else best
 
 
 def _leads(turn: Turn) -> bool:
@@ -75,29 +105,28 @@ def _fits(request: Respond, tokens: list[int], limits: Limits) -> bool:
     return len(tokens) <= limits.prompt_max and len(tokens) + (request.tokens_max or 1) <= limits.total_max
 
 
-def _check_length(request: Respond, tokens: list[int], limits: Limits, which: str) -> None:
-    if len(tokens) >= limits.total_max:
+def _check_length(request: Respond, length: int, limits: Limits, which: str) -> None:
+    if length > limits.tokens_max:
+        raise _too_long(request, limits, which, str(length))
+    if request.tokens_max is not None and length + request.tokens_max > limits.total_max:
         raise ContextTooLong(
-            f"{which} is {len(tokens)} tokens long, and prompt and answer together can have {limits.total_max}",
-            param=spelled(request, "turns"),
-        )
-    if len(tokens) > limits.prompt_max:
-        raise ContextTooLong(
-            f"{which} is {len(tokens)} tokens long, and prompts here can have {limits.prompt_max}",
-            param=spelled(request, "turns"),
-        )
-    if request.tokens_max is not None and len(tokens) + request.tokens_max > limits.total_max:
-        raise ContextTooLong(
-            f"{which} is {len(tokens)} tokens long, and {request.tokens_max} more are asked for;"
+            f"{which} is {length} tokens long, and {request.tokens_max} more are asked for;"
             f" together they can have {limits.total_max}",
             param=spelled(request, "tokens_max"),
         )
 
 
-def echoed(request: Respond, model: TextModel, prompts: list[list[int]]) -> list[str]:
+def _too_long(request: Respond, limits: Limits, which: str, length: str) -> ContextTooLong:
+    together = f"prompt and answer together can have {limits.total_max}"
+    alone = f"prompts here can have {limits.prompt_max}"
+    said = together if limits.total_max <= limits.prompt_max else alone
+    return ContextTooLong(f"{which} is {length} tokens long, and {said}", param=spelled(request, "turns"))
+
+
+async def echoed(request: Respond, model: TextModel, prompts: list[list[int]], work: Work) -> list[str]:
     """Return what each prompt reads as; raises `BadRequest` for one with ids that read as nothing."""
     try:
-        return [model.decode(tokens) for tokens in prompts]
+        return [await work.run(len(tokens), partial(model.decode, tokens)) for tokens in prompts]
     except BadRequest as error:
         error.param = spelled(request, "turns")
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from attrs import define, field, frozen
@@ -65,17 +65,21 @@ class Scores:
         return self.data(token).decode(errors="replace") or self.name(token) or ""
 
 
-def token_data(tokenizer: Tokenizer) -> TokenData:
-    """Return how to find the bytes of a tokenizer's tokens, whichever of the usual kinds it is."""
-    described = json.loads(tokenizer.to_str())
+def token_data(tokenizer: Tokenizer, described: Mapping[str, object] | None = None) -> TokenData:
+    """Return how to find the bytes of a tokenizer's tokens, whichever of the usual kinds it is.
+
+    `described` is its own description, which takes long to make of a large vocabulary.
+    """
+    described = json.loads(tokenizer.to_str()) if described is None else described
+    tokens, decoder = described.get("added_tokens"), described.get("decoder")
     added: dict[int, bytes] = {
         each["id"]: b"" if each.get("special") else each["content"].encode()
-        for each in described.get("added_tokens", ())
+        for each in (tokens if isinstance(tokens, list) else ())
     }
-    kinds = _kinds(described.get("decoder"))
+    kinds = _kinds(decoder if isinstance(decoder, dict) else None)
     spelled: Callable[[str], bytes] | None = None
     if "ByteLevel" in kinds:
-        spelled = _byte_level(_byte_alphabet())
+        spelled = _byte_level(byte_alphabet())
     elif "ByteFallback" in kinds:
         spelled = _byte_fallback
 
@@ -112,7 +116,7 @@ def _kinds(decoder: dict[str, object] | None) -> set[str]:
     return {str(decoder.get("type"))}.union(*(_kinds(part) for part in parts))
 
 
-def _byte_alphabet() -> dict[str, bytes]:
+def byte_alphabet() -> dict[str, bytes]:
     """Return what each letter of a byte-level vocabulary stands for (GPT-2's `bytes_to_unicode`, the other way)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("\xa1"), ord("\xac") + 1), *range(ord("\xae"), 256)]
     letters = {chr(byte): bytes([byte]) for byte in plain}

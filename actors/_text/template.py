@@ -1,18 +1,105 @@
-"""Chat templates, in the dialect of Jinja that models' authors write for transformers."""
+"""Chat templates, in the dialect of Jinja that models' authors write for transformers.
+
+A template is a stranger's program that runs over a client's conversation, in a thread that cannot be stopped from
+outside. What bounds it is a count of its steps: each attribute, item and call that it asks its sandbox for, and each
+turn of a loop over the conversation or a range.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import NoReturn, SupportsIndex, TypeAlias, TypeVar, overload
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.sandbox
 
 from protocol.errors import StartFailed
+
+T = TypeVar("T")
+_Slice: TypeAlias = "slice[SupportsIndex | None, SupportsIndex | None, SupportsIndex | None]"
+
+
+STEPS_MAX = 1_000_000
+"""The most steps of one rendering: some seconds. Templates take about ten a turn, and a body holds 11,000 turns."""
+
+RENDERED_CHARACTERS_MAX = 32 * 1024 * 1024
+
+
+class _Steps:
+    """Counts what one rendering does."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    def take(self, steps: int) -> None:
+        self._taken += steps
+        if self._taken > STEPS_MAX:
+            raise jinja2.TemplateRuntimeError(f"it takes more than {STEPS_MAX} steps")
+
+
+_steps: ContextVar[_Steps | None] = ContextVar("_steps", default=None)  # of the rendering of this thread or task
+
+
+def _take(steps: int) -> None:
+    if (counter := _steps.get()) is not None:
+        counter.take(steps)
+
+
+class _Counted(list[T]):
+    """A list of which each turn of a loop is a step."""
+
+    def __iter__(self) -> Iterator[T]:
+        _take(len(self))
+        return super().__iter__()
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> T: ...
+
+    @overload
+    def __getitem__(self, at: _Slice) -> list[T]: ...
+
+    def __getitem__(self, at: SupportsIndex | _Slice) -> T | list[T]:
+        if isinstance(at, slice):
+            return _Counted(super().__getitem__(at))
+        return super().__getitem__(at)
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """A sandbox that counts: the template computes text, within a number of steps, and nothing else."""
+
+    def getattr(self, obj: object, attribute: str) -> object:
+        _take(1)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: object, argument: object) -> object:
+        _take(1)
+        return super().getitem(obj, argument)
+
+    def call(self, context: jinja2.runtime.Context, obj: object, /, *args: object, **kwargs: object) -> object:
+        result = super().call(context, obj, *args, **kwargs)
+        _take(1 + (len(result) if isinstance(result, range) else 0))
+        return result
+
+
+def rendered(template: jinja2.Template, messages: Iterable[Mapping[str, str]], variables: Mapping[str, object]) -> str:
+    """Return the conversation as a template writes it; raises what it raises, or `TemplateError` for too much."""
+    _steps.set(_Steps())
+    return "".join(_within_bounds(template.generate(messages=_Counted(messages), **variables)))
+
+
+def _within_bounds(pieces: Iterator[str]) -> Iterator[str]:
+    characters = 0
+    for piece in pieces:
+        characters += len(piece)
+        if characters > RENDERED_CHARACTERS_MAX:
+            raise jinja2.TemplateError(f"it makes more than {RENDERED_CHARACTERS_MAX} characters")
+        yield piece
 
 
 class _Generation(jinja2.ext.Extension):
@@ -28,10 +115,7 @@ class _Generation(jinja2.ext.Extension):
 
 def compiled(source: str, strftime: Callable[[str], str]) -> jinja2.Template:
     """Return a template ready to render, which may ask `strftime` for the time; raises `StartFailed` if it is none."""
-    # A model's template is a stranger's program: the sandbox lets it compute text and nothing else.
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = strftime
     environment.filters["tojson"] = _to_json

@@ -1,0 +1,143 @@
+"""Threads for long work: keys take turns, heavy work leaves a thread to the rest, and whoever leaves leaves no hole."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+
+from protocol.errors import Overloaded
+from supervisor.text_threads import HEAVY, TextLimits, TextThreads
+
+LIGHT = HEAVY - 1
+
+
+async def hold(threads, owner, size, order, name=None, *, task_s=1.0):
+    """Have a thread for a second of virtual time, and note when it was had."""
+    await threads.acquire(owner, heavy=size >= HEAVY)
+    try:
+        order.append(name or owner)
+        await trio.sleep(task_s)
+    finally:
+        threads.release(owner, heavy=size >= HEAVY)
+
+
+async def together(threads, *asked):
+    """Let so many ask one after the other, and return in which order they were served."""
+    order: list[str] = []
+    async with trio.open_nursery() as nursery:
+        for owner, size in asked:
+            nursery.start_soon(hold, threads, owner, size, order)
+            await trio.testing.wait_all_tasks_blocked()
+    assert (threads.running, threads.waiting) == (0, 0)
+    assert not threads._lines
+    return order
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+async def test_b10_behind_many_long_prompts_of_one_key_another_waits_for_one_task(threads, autojump_clock):
+    pool = TextThreads(TextLimits(threads=threads))
+    order: list[str] = []
+    async with trio.open_nursery() as nursery:
+        for owner in ["greedy"] * 20 + ["alice"]:
+            nursery.start_soon(hold, pool, owner, LIGHT, order)
+            await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(1.5)  # those that ran as it came are done, and the next run
+        assert order.count("greedy") == 2 * threads - 1
+        assert order.count("alice") == 1
+
+
+async def test_owners_take_turns(autojump_clock):
+    order = await together(
+        TextThreads(TextLimits(threads=1)), *[("a", LIGHT)] * 4, *[("b", LIGHT)] * 3, *[("c", LIGHT)] * 2
+    )
+    assert order == ["a", "b", "c", "a", "b", "c", "a", "b", "a"]
+
+
+async def test_heavy_work_leaves_a_thread_to_what_is_not(autojump_clock):
+    pool, order = TextThreads(TextLimits(threads=2)), []
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(partial(hold, pool, "", HEAVY, order, "heavy", task_s=10.0))
+        await trio.testing.wait_all_tasks_blocked()
+        assert (pool.running, pool.waiting) == (1, 4)
+        began = trio.current_time()
+        await hold(pool, "", LIGHT, order, "light")
+        assert trio.current_time() - began == 1
+        assert order == ["heavy", "light"]
+    assert trio.current_time() == 50
+
+
+async def test_the_only_thread_does_heavy_work_too(autojump_clock):
+    assert await together(TextThreads(TextLimits(threads=1)), ("a", HEAVY), ("a", LIGHT)) == ["a", "a"]
+
+
+async def test_lines_are_bounded_a_key_and_in_all(autojump_clock):
+    pool = TextThreads(TextLimits(threads=1, waiting_max=5, key_waiting_max=3))
+    async with trio.open_nursery() as nursery:
+        for owner, size in [("a", LIGHT), ("a", LIGHT), ("a", HEAVY), ("a", LIGHT), ("b", LIGHT)]:
+            nursery.start_soon(hold, pool, owner, size, [])
+            await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(Overloaded, match="3 long texts of this key"):
+            await pool.acquire("a", heavy=False)
+        nursery.start_soon(hold, pool, "c", LIGHT, [])
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(Overloaded, match="5 long texts wait"):
+            await pool.acquire("d", heavy=False)
+    assert (pool.running, pool.waiting) == (0, 0)
+
+
+async def test_whoever_leaves_while_it_waits_leaves_no_hole(autojump_clock):
+    pool, order = TextThreads(TextLimits(threads=1)), []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold, pool, "a", LIGHT, order)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(0.5):
+            await hold(pool, "b", LIGHT, order)
+        nursery.start_soon(hold, pool, "c", LIGHT, order)
+    assert order == ["a", "c"]
+    assert (pool.running, pool.waiting, pool._lines) == (0, 0, {})
+
+
+@pytest.mark.parametrize("first", ["leaves", "is given it"])
+async def test_a_thread_that_is_given_to_one_who_leaves_in_that_turn_goes_to_the_next(first, autojump_clock):
+    pool, order = TextThreads(TextLimits(threads=1)), []
+    await pool.acquire("a", heavy=False)
+    async with trio.open_nursery() as nursery, trio.open_nursery() as leaving:
+        leaving.start_soon(hold, pool, "b", LIGHT, order)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(hold, pool, "c", LIGHT, order)
+        await trio.testing.wait_all_tasks_blocked()
+        if first == "leaves":
+            leaving.cancel_scope.cancel()
+        pool.release("a", heavy=False)  # to b
+        leaving.cancel_scope.cancel()
+    assert order[-1] == "c"
+    assert (pool.running, pool.waiting, pool._lines) == (0, 0, {})
+
+
+async def test_what_a_thread_returns_or_raises_comes_back():
+    pool = TextThreads(TextLimits(threads=1))
+    assert await pool(threading.get_ident, owner="a", size=1) != threading.get_ident()
+    with pytest.raises(ZeroDivisionError):
+        await pool(lambda: 1 // 0, owner="a", size=1)
+    assert pool.running == 0
+
+
+@pytest.mark.realtime
+async def test_a_thread_whose_asker_has_left_counts_until_it_ends():
+    pool, go = TextThreads(TextLimits(threads=1)), threading.Event()
+    with trio.move_on_after(0.05):
+        await pool(go.wait, owner="a", size=1)
+    assert pool.running == 1
+    with trio.move_on_after(0.05) as waiting:
+        await pool(int, owner="b", size=1)
+    assert waiting.cancelled_caught
+    assert pool.waiting == 0
+    go.set()
+    with trio.fail_after(5):
+        assert await pool(int, owner="b", size=1) == 0
+    assert pool.running == 0
