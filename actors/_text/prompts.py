@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import trio
 from attrs import evolve, frozen
 
 from actors._text.aside import Work
@@ -29,6 +30,7 @@ class Limits:
 
 async def encoded(request: Respond, model: TextModel, limits: Limits, work: Work) -> list[list[int]]:
     """Return the token ids of each prompt; raises `BadRequest` for one that does not fit or holds unknown ids."""
+    await trio.lowlevel.checkpoint()
     prompts: list[list[int]] = []
     count = 1 if request.turns else len(request.texts) or len(request.token_lists)
     for place in range(count):
@@ -69,6 +71,7 @@ async def _conversation(request: Respond, model: TextModel, limits: Limits, work
 
     Raises `TooManyTokens` for one that surely does not fit.
     """
+    await trio.lowlevel.checkpoint()
     if not request.truncate:
         return await conversation(request.turns, model, limits.tokens_max, work)
     begin = next((place for place, turn in enumerate(request.turns) if not _leads(turn)), len(request.turns))
@@ -78,6 +81,7 @@ async def _conversation(request: Respond, model: TextModel, limits: Limits, work
         return await conversation(kept + rest[first:], model, limits.tokens_max, work)
 
     async def fitting(first: int) -> list[int] | None:
+        await trio.lowlevel.checkpoint()
         try:
             tokens = await read(first)
         except TooManyTokens:
@@ -126,6 +130,7 @@ def _too_long(request: Respond, limits: Limits, which: str, length: str) -> Cont
 async def echoed(request: Respond, model: TextModel, prompts: list[list[int]], work: Work) -> list[str]:
     """Return what each prompt reads as; raises `BadRequest` for one with ids that read as nothing."""
     try:
+        await trio.lowlevel.checkpoint()
         return [await work.run(len(tokens), partial(model.decode, tokens)) for tokens in prompts]
     except BadRequest as error:
         error.param = spelled(request, "turns")
