@@ -27,7 +27,8 @@ class Leg(StrEnum):
 class Offer:
     """One worker that a node has: an engine, and how busy it is.
 
-    `engine` is None until the engine has been ready once; `up` says whether it can be asked now. `running` and
+    `engine` is None until the engine has been ready once; `up` says whether it can be asked now, and `why` how it is if
+    it cannot, as the end of a sentence that begins with its name. `running` and
     `waiting` count requests, `tokens` the prompt and answer tokens that those may still hold, `kv_used` is from 0 to 1.
     """
 
@@ -41,6 +42,7 @@ class Offer:
     waiting: int = 0
     tokens: int = 0
     kv_used: float = 0.0
+    why: str = ""
 
 
 @frozen
@@ -61,6 +63,7 @@ class NodeState:
 
 
 OFFERS_MAX = 1024
+WHY_LENGTH_MAX = 600
 NEIGHBOURS_MAX = 4096
 PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5]))))"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
@@ -78,6 +81,8 @@ def check(state: NodeState) -> NodeState:
         numbers = (offer.slots - 1, offer.running, offer.waiting, offer.tokens)
         if not (_NAME.fullmatch(offer.name) and _NAME.fullmatch(offer.model)):
             raise PeerViolation("an offer without a proper name")
+        if len(offer.why) > WHY_LENGTH_MAX:
+            raise PeerViolation(f"offer {offer.name} says too much of itself")
         if min(numbers) < 0 or max(numbers) > COUNT_MAX or not 0 <= offer.kv_used <= 1:
             raise PeerViolation(f"offer {offer.name} has numbers that cannot be")
     for neighbour in state.neighbours:

@@ -53,6 +53,7 @@ class Here:
         return evolve(
             self.offered,
             up=self.plug.now is not None,
+            why=self.plug.why,
             engine=None if last is None else last.info,
             running=min(self.busy, slots),
             waiting=max(0, self.busy - slots),

@@ -125,10 +125,13 @@ async def _received(control: trio.socket.SocketType) -> bytes:
 
 
 def forked(plug: Plug[Zygote]) -> Starts:
-    """Return a way to start hosts from whatever zygote is there, waiting for one if none is."""
+    """Return a way to start hosts from whatever zygote is there, waiting for one that starts if none is.
+
+    It raises `StartFailed`, with the zygote's sentence, if that could not start.
+    """
 
     async def fork(boot: settings.Boot, descriptors: Descriptors) -> Process:
-        return await (await plug.wait()).fork(boot, descriptors)
+        return await (await plug.started()).fork(boot, descriptors)
 
     return fork
 

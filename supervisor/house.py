@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias, cast
 
 import trio
-from attrs import asdict, define, field
+from attrs import asdict, define, evolve, field
 
 from actors._kit import Address, Asks, Call, mailbox
 from actors._queue import queue
@@ -32,7 +32,8 @@ from supervisor.doors.door import Door
 from supervisor.doors.gate import Gate
 from supervisor.endpoints import ForOthers, Here
 from supervisor.gateway import gateway
-from supervisor.hosts import Starts
+from supervisor.happenings import Happening, Kind
+from supervisor.hosts import Starts, Zygote
 from supervisor.link import Serves
 from supervisor.links import Links
 from supervisor.plug import Plug
@@ -41,8 +42,10 @@ from supervisor.standing import Standing
 from supervisor.tree import Child, Tree
 from supervisor.version import version
 from supervisor.wires import At
-from supervisor.workers import Work, Worker, rank_of, starts, worker
+from supervisor.workers import ZYGOTE, Work, Worker, rank_of, starts, worker
 from supervisor.world import World
+
+LINKS = "links"
 
 AskedInbox: TypeAlias = trio.MemoryReceiveChannel[Call[TextRequest, TextReply, TextResult]]
 
@@ -56,9 +59,28 @@ class House:
     controls: Controls
     standing: Standing
     live: Live
+    engines: Mapping[str, Plug[Engine]]  # this node's own
+    offered: Mapping[str, Plug[Engine] | Plug[Zygote]]  # by the children that come and go
     door: Door | None = None
     links: Links | None = None
     scraped: Door | None = None  # for probes and scrapers alone
+
+    def watch(self, happening: Happening) -> None:
+        """Note what happens to the tree, for whoever asks how it is and why something is not there."""
+        self.standing.watch(happening)
+        _, _, rest = happening.path.partition("/")
+        plug = self.offered.get(rest.partition("/")[0])
+        if happening.kind is Kind.RESTARTING and plug is not None:
+            plug.failed(self.standing.why(happening.path), happening.wait_s)
+
+    @property
+    def nothing_came_up(self) -> str | None:
+        """Why no engine of this node could be started, once each has been tried, if it is here for nothing else."""
+        serves_others = self.door is not None and self.links is not None
+        failures = [plug.failure for plug in self.engines.values() if plug.last is None and plug.failure is not None]
+        if serves_others or not failures or len(failures) < len(self.engines):
+            return None
+        return "; ".join(dict.fromkeys(failure.why for failure in failures))
 
 
 @define(eq=False)
@@ -73,10 +95,12 @@ def build(cluster: Cluster, node: str, world: World) -> House:
     """Return the house of one node; raises `StartFailed` if a model's files cannot be used."""
     directory = Directory(node)
     engines: dict[str, Plug[Engine]] = {name: Plug(directory.changed) for name in cluster.engines_on(node)}
+    zygote: Plug[Zygote] = Plug()
     with_door = cluster.gateway.node == node
     texts = _texts(cluster, node, world.strftime, every=with_door)
+    front: list[Child | Tree] = []
     children: list[Child | Tree] = []
-    hosts_of = starts(cluster, node, world, children)
+    hosts_of = starts(cluster, node, world, children, zygote)
     other_ranks = _other_ranks(cluster, directory, hosts_of, world, children)
     for name, section in cluster.engines_on(node).items():
         work, inbox = _work(cluster.model[section.model].queue_max)
@@ -91,7 +115,6 @@ def build(cluster: Cluster, node: str, world: World) -> House:
     links = _links(cluster, node, directory, world, {**other_ranks, **known.serves(engines), **controls.serves})
     if links is not None:
         links.incarnation = Incarnation(controls.run, int(world.now()))
-        children.insert(0, _linking(links))
         world.metrics.sources.append(partial(gauges.of_links, directory, links.traffic))
     gauges.of_node(world.metrics, directory)
     door = None
@@ -100,13 +123,28 @@ def build(cluster: Cluster, node: str, world: World) -> House:
         for name in cluster.model:
             children += _asked_of(cluster, name, texts[name], directory, world, served, live)
         door = _door(cluster, served, directory, world)
-        # The gateway comes first and goes last: it says why nobody is served yet, and how the last ones ended.
-        children.insert(0, _gateway(cluster, door))
+        front.append(_gateway(cluster, door))
     about = f"node on {cluster.node[node].host}, drains for {cluster.node[node].drain_s:g} s"
-    scraped = _scraped(cluster, node, directory, door, world, children)
-    tree = Tree(name=node, children=tuple(children), restarts_max=5, restarts_window_s=300.0, about=about)
+    scraped = _scraped(cluster, node, directory, door, world, front)
+    if links is not None:
+        front.append(_linking(links))
+    tree = Tree(name=node, children=_in_order(front, children), restarts_max=5, restarts_window_s=300.0, about=about)
     standing = controls.standing = Standing(tree)
-    return House(tree, directory, controls, standing, live, door, links, scraped)
+    offered: dict[str, Plug[Engine] | Plug[Zygote]] = {ZYGOTE: zygote, **engines}
+    return House(tree, directory, controls, standing, live, engines, offered, door, links, scraped)
+
+
+def _in_order(front: Sequence[Child | Tree], others: Sequence[Child | Tree]) -> tuple[Child | Tree, ...]:
+    """Return children that need no more than they must, so that they start and stop together.
+
+    The gateway comes first and goes last: it says why nobody is served yet, and how the last ones ended. So do the
+    probes, and then the links, by which others hear of the same.
+    """
+    placed: list[Child | Tree] = []
+    for child in front:
+        placed.append(evolve(child, needs=tuple(each.name for each in placed) if child.name == LINKS else ()))
+    names = tuple(child.name for child in placed)
+    return (*placed, *(evolve(child, needs=(*names, *(child.needs or ()))) for child in others))
 
 
 def offer(name: str, section: EngineSection) -> Offer:
@@ -234,7 +272,7 @@ def _links(cluster: Cluster, node: str, directory: Directory, world: World, more
 def _linking(links: Links) -> Child:
     section = links.section
     return Child(
-        name="links",
+        name=LINKS,
         run=links.run,
         stop_within_s=2.0,
         about=f"other nodes at {links.listen}" if links.listen else "dials the other nodes",
@@ -311,7 +349,7 @@ def _scraped(
     directory: Directory,
     door: Door | None,
     world: World,
-    children: list[Child | Tree],
+    front: list[Child | Tree],
 ) -> Door | None:
     """Return where probes and scrapers ask, None if the file names no place for it, adding what keeps it."""
     if (listen := cluster.node[node].metrics) is None:
@@ -323,7 +361,7 @@ def _scraped(
         opened = scrape.door(at, world, partial(scrape.unready, cluster, directory), text)
     else:
         opened = scrape.door(at, world, door.unready, door.metrics_text)
-    children.insert(0, scrape.child(at, opened))
+    front.append(scrape.child(at, opened))
     return opened
 
 

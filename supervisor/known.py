@@ -32,7 +32,7 @@ Engines = Mapping[str, Plug[Engine]]
 
 def never_ready(directory: Directory, models: Sequence[str]) -> str | None:
     """Say what has not been ready yet: from then on, an engine that is being restarted is worth waiting for."""
-    return _missing(directory, models, lambda _, offer: offer.engine is not None, lambda _: "still starting")
+    return _missing(directory, models, lambda _, offer: offer.engine is not None, lambda _: "is still starting")
 
 
 def unready(directory: Directory, models: Sequence[str]) -> str | None:
@@ -40,14 +40,14 @@ def unready(directory: Directory, models: Sequence[str]) -> str | None:
     if directory.twins:
         return next(iter(directory.twins.values()))
     leaving = directory.leaving
-    here = directory.here.items()
-    waits = {f"{directory.name}/{name}": f": {each.plug.lacks}" for name, each in here if each.plug.lacks is not None}
+    here = {f"{directory.name}/{name}": each.plug.how for name, each in directory.here.items()}
+    told = {name: offer.why for name, offer in directory.named().items() if offer.why}
 
     def there(name: str, offer: Offer) -> bool:
         return offer.up and name not in leaving
 
     def how(name: str) -> str:
-        return "on a node that drains" if name in leaving else f"starting{waits.get(name, '')}"
+        return "is on a node that drains" if name in leaving else here.get(name) or told.get(name) or "is starting"
 
     return _missing(directory, models, there, how)
 
@@ -64,7 +64,7 @@ def _missing(
                 return f"model {model} has no engine"
             own = [offer.name for offer in offers.values()]
             short = offers[missing].name
-            return f"engine {short if own.count(short) == 1 else missing} is {how(missing)}"
+            return f"engine {short if own.count(short) == 1 else missing} {how(missing)}"
     return None
 
 

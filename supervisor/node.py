@@ -116,6 +116,7 @@ class _Node:
     _tree: trio.CancelScope = field(factory=trio.CancelScope)
     _nursery: trio.Nursery | None = None  # while it runs
     _signalled: bool = False
+    _failure: ActorError | None = None
 
     def obey(self, reloader: Reloader) -> None:
         """Let operators drain this node, reload its file and see who is at its gate."""
@@ -138,7 +139,6 @@ class _Node:
 
     async def run(self, up: Callable[[], None], announce: Callable[[], None]) -> int:
         """Run the tree until it is told to end."""
-        failure: ActorError | None = None
         reaper.adopt()
         async with trio.open_nursery() as self._nursery:
             nursery = self._nursery
@@ -157,13 +157,13 @@ class _Node:
                 with self._tree:
                     await supervise(self.house.tree, rng=SystemRandom(), watch=self._watch, task_status=Up(ready))
             except ActorError as error:
-                failure = error  # raised below: here, the nursery would wrap it in a group
+                self._failure = error  # raised below: here, the nursery would wrap it in a group
             nursery.cancel_scope.cancel(reason="the tree has ended")
         for number in SIGNALS:  # whoever asks for the end now has it already, with the exit code that is due
             signal.signal(number, signal.SIG_IGN)
         reaper.end_all()
-        if failure is not None:
-            raise failure
+        if self._failure is not None:
+            raise self._failure
         log.info("stopped", extra={"exit_code": self.exit_code})
         return self.exit_code
 
@@ -175,9 +175,12 @@ class _Node:
 
     def _watch(self, happening: Happening) -> None:
         self.terminal.watch(happening)
-        self.house.standing.watch(happening)
+        self.house.watch(happening)
         if happening.kind is Kind.RESTARTING:
             self.world.metrics.restarted(happening.path)
+            if not self.house.directory.draining and (why := self.house.nothing_came_up) is not None:
+                self._failure = StartFailed(why)
+                self._tree.cancel(reason="no engine could be started")
 
     async def _announce(self, announce: Callable[[], None]) -> None:
         """Say that the node is ready, once what it serves is there, on whichever node that is."""
@@ -276,7 +279,8 @@ def _announce(cluster: Cluster, house: House, terminal: Terminal) -> None:
     section = cluster.gateway
     if house.door is None:
         ranks = (f"a rank of {name}" for name in cluster.other_ranks_on(house.directory.name))
-        terminal.tell(f"Ready: node {house.directory.name} with {', '.join((*house.directory.here, *ranks))}")
+        here = (name for name, plug in house.engines.items() if plug.now is not None)
+        terminal.tell(f"Ready: node {house.directory.name} with {', '.join((*here, *ranks))}")
         return
     host = f"[{section.host}]" if ":" in section.host else section.host
     url = f"http{'s' * (house.door.tls is not None)}://{host}:{house.door.port}"

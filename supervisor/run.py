@@ -1,8 +1,10 @@
-"""Run a tree: start in order, watch, restart by strategy, stop in reverse.
+"""Run a tree: start what may start, watch, restart by strategy, stop in the order of needs.
 
-The loop acts on two facts: which lives there are, and which children are still to be started. A life that has ended is
-found among the first, so none is lost while the loop waits for something else; and no child is started beside a life of
-its own that will not end. Only the loop ends a life: each has its own scope, shielded from what is cancelled around it.
+The loop acts on two facts: which lives there are, and which children are still to be started. It waits for nothing but
+the next change of either, so that it looks after every child while some start, are too slow, or wait for their turn;
+only the stop of a group whose members need each other is waited for. A life that has ended is found among the first, so
+none is lost; and no child is started beside a life of its own that will not end. Only the loop ends a life: each has
+its own scope, shielded from what is cancelled around it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import NoReturn, Protocol
 
@@ -65,7 +68,16 @@ async def supervise(
     def is_up() -> None:
         task_status.started()
 
-    await _Loop(tree, tree.name, rng, tell, trio.Event()).supervise(is_up)
+    await _Loop(tree, tree.name, rng, tell, _Above(is_up)).supervise()
+
+
+@frozen
+class _Above:
+    """What a tree tells the one above it."""
+
+    is_up: Callable[[], None]
+    tries_again: Callable[[], None] = lambda: None  # though it is not up: whoever waits for that need not
+    let_go: Callable[[], None] = lambda: None  # it stops, but for a task that does not
 
 
 @define(eq=False)
@@ -76,10 +88,12 @@ class _Life:
     path: str
     is_ready: Callable[[_Life], None]
     scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True))
-    over: trio.Event = field(factory=trio.Event)
-    let_go: trio.Event = field(factory=trio.Event)  # it is over, or a tree that had to leave something behind
+    over: bool = False
+    let_go: bool = False  # a tree that had to leave something behind
     begun_at: float = field(factory=trio.current_time)
     ready_at: float | None = None
+    tries_again: bool = False  # a tree that never gives up, and that is not up
+    too_slow: StartFailed | None = None  # why it was asked to end; a failure, once it has ended or ignored that
     stopping_at: float | None = None
     stop_by: float | None = None  # None: nobody has asked it to end
     deaf: bool = False
@@ -89,9 +103,15 @@ class _Life:
         """Note that the child is ready to serve."""
         if self.ready_at is not None:
             raise RuntimeError(f"{self.path} called started() a second time.")
-        if self.stop_by is None and not self.over.is_set():  # else it comes too late
+        if self.stop_by is None and not self.over:  # else it comes too late
             self.ready_at = trio.current_time()
             self.is_ready(self)
+
+    @property
+    def start_by(self) -> float:
+        """When it must be ready, if it is still to be; the children of a tree have their own deadlines."""
+        waits = isinstance(self.child, Child) and self.ready_at is None and self.stop_by is None
+        return self.begun_at + self.child.start_within_s if isinstance(self.child, Child) and waits else inf
 
 
 class _Loop:
@@ -99,130 +119,135 @@ class _Loop:
 
     _nursery: trio.Nursery
 
-    def __init__(self, tree: Tree, path: str, rng: Chance, tell: _Tell, let_go: trio.Event) -> None:
+    def __init__(self, tree: Tree, path: str, rng: Chance, tell: _Tell, above: _Above) -> None:
         self._tree = tree
         self._path = path
         self._rng = rng
         self._tell = tell
-        self._let_go = let_go
+        self._above = above
+        self._needs = tree.needed()
         self._lives: dict[str, _Life] = {}  # all that are not known to be over
         self._to_start = {child.name: -inf for child in tree.children}  # and not before when
-        self._failures: deque[float] = deque(maxlen=tree.restarts_max + 1)  # when the last of them were
-        self._failed_starts: dict[str, int] = {}  # how many in a row
-        self._up = False  # every child has been ready
-        self._changed = trio.Event()  # a life has become ready, or is over
+        self._begun: set[str] = set()  # the children that have been started once
+        self._failures: deque[float] = deque(maxlen=(tree.restarts_max or 0) + 1)  # when the last of them were
+        self._in_a_row: dict[str, int] = {}  # the failures of each child that lengthen its next wait
+        self._up = False  # every child has been ready, or tries again by itself
+        self._changed = trio.Event()  # a life has become ready, is over, or needs nobody's patience
 
-    async def supervise(self, is_up: Callable[[], None]) -> None:
+    async def supervise(self) -> None:
         """Run until cancelled, done or given up, and then stop."""
         gave_up: ActorError | None = None
         async with trio.open_nursery() as self._nursery:
             try:
-                await self._run(is_up)
+                await self._run()
             except ActorError as error:
                 gave_up = error  # raised below: here, the nursery would wrap it in a group
             finally:
                 with trio.CancelScope(shield=True):  # its deadlines are those of the children
                     await self._stop(self._tree.children)
-                if not all(life.over.is_set() for life in self._lives.values()):
-                    self._let_go.set()
+                if not all(life.over for life in self._lives.values()):
+                    self._above.let_go()
         if gave_up is not None:
             raise gave_up
 
-    async def _run(self, is_up: Callable[[], None]) -> None:
+    async def _run(self) -> None:
         """React to what has ended, start what is to be started, and wait for the next of either."""
         while True:
             await trio.lowlevel.checkpoint()  # start nothing for a tree that is to stop
             if any(_completes(life) for life in self._lives.values()):
                 break
-            if (life := self._ended_by_itself()) is not None:
-                if life.ready_at is None or _runs_again(life):
-                    await self._failed(life, life.error)
+            if (fallen := self._fallen()) is not None:
+                await self._failed(*fallen)
                 continue
-            child = self._next_to_start()
-            start_at = inf if child is None else self._to_start[child.name]
-            if child is not None and start_at <= trio.current_time():
-                await self._start(child)
-                continue
-            if not self._up and not self._to_start:
-                self._up = True
-                is_up()
             self._changed = trio.Event()
-            with trio.move_on_at(start_at):
+            start_at = self._start()
+            if not self._up and not self._to_start and all(_is_there(life) for life in self._lives.values()):
+                self._up = True
+                self._above.is_up()
+            with trio.move_on_at(min(start_at, self._next_deadline())):
                 await self._changed.wait()
         if not self._up:
-            is_up()  # its work was done before all were up
+            self._above.is_up()  # its work was done before all were up
+
+    # Stopping ----------------------------------------------------------------------------
 
     async def _stop(self, children: tuple[Child | Tree, ...]) -> None:
-        """End the lives of `children`, from the last to the first, each within its deadline."""
-        for child in reversed(children):
-            life = self._lives.get(child.name)
-            if life is None:
-                continue
-            if life.stop_by is None and not life.over.is_set():
-                within_s = child.stop_within_s if isinstance(child, Child) else inf  # its children have theirs
-                life.stopping_at = trio.current_time()
-                life.stop_by = life.stopping_at + within_s
-                self._happened(life.path, Kind.STOPPING)
-                life.scope.cancel(reason="stopped by its supervisor")
-            with trio.move_on_at(inf if life.stop_by is None else life.stop_by):
-                await life.let_go.wait()
-            if life.over.is_set():
-                del self._lives[child.name]
-            elif isinstance(child, Child) and not life.deaf:  # a tree has said which child of it is to blame
-                life.deaf = True
-                self._happened(life.path, Kind.IGNORES_CANCEL)
-
-    def _ended_by_itself(self) -> _Life | None:
-        """Forget lives that are over, up to the first that nobody had asked to end.
-
-        The first among the children, not in time: those after it may have fallen only because it fell.
-        """
-        for child in self._tree.children:
-            life = self._lives.get(child.name)
-            if life is not None and life.over.is_set():
-                del self._lives[child.name]
-                if life.stop_by is None:
-                    return life
-        return None
-
-    def _next_to_start(self) -> Child | Tree | None:
-        waiting = [child for child in self._tree.children if child.name in self._to_start]
-        if self._tree.strategy is not Strategy.ONE_FOR_ONE:
-            del waiting[1:]  # they may need the first
-        free = [child for child in waiting if child.name not in self._lives]
-        return min(free, key=lambda child: self._to_start[child.name], default=None)
-
-    async def _start(self, child: Child | Tree) -> None:
-        """Begin a life, and return when it is ready, over, or in vain; one that is too slow has failed."""
-        del self._to_start[child.name]
-        life = self._lives[child.name] = _Life(child, f"{self._path}/{child.name}", self._is_ready)
-        self._happened(life.path, Kind.STARTING)
-        self._nursery.start_soon(self._live, life, name=life.path)
-        patience_s = child.start_within_s if isinstance(child, Child) else inf  # its children have theirs
-        with trio.move_on_after(patience_s):
-            while not self._settled(life):
-                self._changed = trio.Event()
+        """End the lives of `children`, from the last to the first: each when those that need it are gone."""
+        left = [child for child in reversed(children) if child.name in self._lives]
+        while True:
+            self._changed = trio.Event()
+            for child in tuple(left):
+                needed = any(child.name in self._needs[other.name] for other in left)
+                if not needed and self._is_stopped(self._lives[child.name]):
+                    left.remove(child)
+            if not left:
+                return
+            lives = [self._lives[child.name] for child in left]
+            asked = [life.stop_by for life in lives if life.stop_by is not None and not life.deaf]
+            with trio.move_on_at(min(asked, default=inf)):
                 await self._changed.wait()
-        if not self._settled(life):
-            error = StartFailed(f"{life.path} was not ready within {patience_s:g} s.")
-            self._happened(life.path, Kind.FAILED, error)
-            await self._stop((child,))
-            await self._failed(life, error)
 
-    def _settled(self, life: _Life) -> bool:
-        """Whether nothing is left to wait for: what the child needs may have failed, or all work may be done."""
-        if life.ready_at is not None or life.over.is_set():
+    def _is_stopped(self, life: _Life) -> bool:
+        """Ask a life to end, unless that has been done, and return whether there is nothing left to wait for."""
+        if life.over:
+            del self._lives[life.child.name]
             return True
-        alone = self._tree.strategy is Strategy.ONE_FOR_ONE
-        over = [other for other in self._lives.values() if other.over.is_set()]
-        return any(_completes(other) or (not alone and _runs_again(other)) for other in over)
+        self._ask_to_end(life)
+        return life.let_go or self._ignores_cancel(life)
+
+    def _ask_to_end(self, life: _Life) -> None:
+        if life.stop_by is None:
+            within_s = life.child.stop_within_s if isinstance(life.child, Child) else inf  # its children have theirs
+            life.stopping_at = trio.current_time()
+            life.stop_by = life.stopping_at + within_s
+            self._happened(life.path, Kind.STOPPING)
+            life.scope.cancel(reason="stopped by its supervisor")
+
+    def _ignores_cancel(self, life: _Life) -> bool:
+        """Return whether a life has not ended in time, and say so once."""
+        if not life.deaf and life.stop_by is not None and trio.current_time() >= life.stop_by:
+            life.deaf = True
+            self._happened(life.path, Kind.IGNORES_CANCEL)
+        return life.deaf
+
+    # Starting ----------------------------------------------------------------------------
+
+    def _start(self) -> float:
+        """Begin the lives that may begin now, and return when the next one may."""
+        soonest, now = inf, trio.current_time()
+        for child in self._tree.children:
+            if child.name in self._to_start and child.name not in self._lives and self._has_what_it_needs(child):
+                if (start_at := self._to_start[child.name]) > now:
+                    soonest = min(soonest, start_at)
+                    continue
+                del self._to_start[child.name]
+                self._begun.add(child.name)
+                life = self._lives[child.name] = _Life(child, f"{self._path}/{child.name}", self._is_ready)
+                self._happened(life.path, Kind.STARTING)
+                self._nursery.start_soon(self._live, life, name=life.path)
+        return soonest
+
+    def _has_what_it_needs(self, child: Child | Tree) -> bool:
+        """Whether all that a child needs is ready, or will not come again; one for one, a restart needs nothing."""
+        if self._tree.strategy is Strategy.ONE_FOR_ONE and child.name in self._begun:
+            return True
+        lives = (self._lives.get(name) for name in self._needs[child.name])
+        missing = self._needs[child.name] & self._to_start.keys()
+        return not missing and all(life is None or life.over or _is_there(life) for life in lives)
+
+    def _next_deadline(self) -> float:
+        """Return when the next life will have been too slow to start, or to end because of that."""
+        lives = self._lives.values()
+        too_slow = (life.stop_by for life in lives if life.too_slow is not None and life.stop_by is not None)
+        return min((*(life.start_by for life in lives), *too_slow), default=inf)
 
     async def _live(self, life: _Life) -> None:
         child = life.child
         try:
             with life.scope:
                 if isinstance(child, Tree):
-                    await _Loop(child, life.path, self._rng, self._tell, life.let_go).supervise(life.started)
+                    above = _Above(life.started, partial(self._tries_again, life), partial(self._lets_go, life))
+                    await _Loop(child, life.path, self._rng, self._tell, above).supervise()
                 else:
                     await child.run(*child.args, task_status=life)
         except Exception as error:  # noqa: BLE001  # whatever it is, the loop decides what follows
@@ -233,8 +258,18 @@ class _Loop:
         finally:
             self._is_over(life)
 
+    # What happens to lives --------------------------------------------------------------
+
     def _is_ready(self, life: _Life) -> None:
         self._happened(life.path, Kind.STARTED, since=life.begun_at)
+        self._changed.set()
+
+    def _tries_again(self, life: _Life) -> None:
+        life.tries_again = True
+        self._changed.set()
+
+    def _lets_go(self, life: _Life) -> None:
+        life.let_go = True
         self._changed.set()
 
     def _is_over(self, life: _Life) -> None:
@@ -245,22 +280,48 @@ class _Loop:
         else:
             kind = Kind.ENDED if life.error is None else Kind.FAILED
         if life.ready_at is not None and trio.current_time() - life.ready_at >= self._tree.backoff.reset_after_s:
-            self._failed_starts.pop(life.child.name, None)
+            self._in_a_row.pop(life.child.name, None)
         self._happened(life.path, kind, life.error, since=life.stopping_at)
-        life.over.set()
-        life.let_go.set()
+        life.over = True
         self._changed.set()
+
+    def _fallen(self) -> tuple[_Life, BaseException | None] | None:
+        """Forget lives that are over, up to the first that has failed or is to run again, and return it and why.
+
+        The first among the children, not in time: those after it may have fallen only because it fell.
+        """
+        for child in self._tree.children:
+            life = self._lives.get(child.name)
+            if life is None:
+                continue
+            if trio.current_time() >= life.start_by and not life.over:
+                within_s = life.start_by - life.begun_at
+                life.too_slow = StartFailed(f"{life.path} was not ready within {within_s:g} s.")
+                self._happened(life.path, Kind.FAILED, life.too_slow)
+                self._ask_to_end(life)
+            if life.over:
+                del self._lives[child.name]
+                if life.stop_by is None and (life.ready_at is None or _runs_again(life)):
+                    return life, life.error
+            if life.too_slow is not None and (life.over or self._ignores_cancel(life)):
+                error, life.too_slow = life.too_slow, None
+                return life, error
+        return None
 
     async def _failed(self, life: _Life, error: BaseException | None) -> None:
         """Count a failure; then stop and start again what the strategy says, or give up."""
-        now, wait_s = trio.current_time(), 0.0
-        if life.ready_at is None:
-            if not self._up:
+        now, wait_s, most = trio.current_time(), 0.0, self._tree.restarts_max
+        if life.ready_at is None and not self._up:
+            if most is not None:
                 _raise_start_failed(life, error)  # whoever started the tree must see it
-            count = self._failed_starts[life.child.name] = self._failed_starts.get(life.child.name, 0) + 1
+            self._above.tries_again()
+        if life.child.restart is Restart.TEMPORARY:
+            return  # it could not start, and is not tried again
+        if life.ready_at is None or self._tree.backoff.crashes:
+            count = self._in_a_row[life.child.name] = self._in_a_row.get(life.child.name, 0) + 1
             wait_s = self._tree.backoff.wait_s(count, self._rng.random())
         self._failures.append(now)
-        if len(self._failures) > self._tree.restarts_max and now - self._failures[0] <= self._tree.restarts_window_s:
+        if most is not None and len(self._failures) > most and now - self._failures[0] <= self._tree.restarts_window_s:
             gave_up = RestartsExceeded(
                 f"too many failures ({len(self._failures)} within {self._tree.restarts_window_s:g} s), "
                 f"the last that of {life.path}: {words(error)}"
@@ -290,7 +351,12 @@ class _Loop:
 
 def _completes(life: _Life) -> bool:
     """Whether its tree has done what it was for."""
-    return life.child.significant and life.over.is_set() and life.stop_by is None and life.error is None
+    return life.child.significant and life.over and life.stop_by is None and life.error is None
+
+
+def _is_there(life: _Life) -> bool:
+    """Whether it is ready, or goes on trying by itself: nobody is to wait for it any longer."""
+    return life.ready_at is not None or life.tries_again
 
 
 def _runs_again(life: _Life) -> bool:

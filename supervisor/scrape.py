@@ -58,7 +58,7 @@ def unready(cluster: Cluster, directory: Directory) -> str | None:
         return next(iter(directory.twins.values()))
     for name, each in directory.here.items():
         if each.plug.now is None:
-            return f"engine {name} is starting{'' if each.plug.lacks is None else f': {each.plug.lacks}'}"
+            return f"engine {name} {each.plug.how}"
     front = cluster.gateway.node
     _, link, _ = directory.nodes.get(front, (None, None, None))
     return f"there is no link to node {front}" if link is None else None

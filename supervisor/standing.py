@@ -53,6 +53,10 @@ class Standing:
         if happening.error is not None:
             stand.why = words(happening.error)[:WHY_LENGTH_MAX]
 
+    def why(self, path: str) -> str:
+        """Return what went wrong last with the child at a path."""
+        return self._stands.get(path, _Stand()).why
+
     @property
     def up_s(self) -> float:
         """For how long the tree has run, starting included."""

@@ -32,12 +32,14 @@ from supervisor.world import World
 
 Work: TypeAlias = Queue[Generate, Started | Tokens, Finished]
 
+ZYGOTE = "zygote"
 ZYGOTE_LADDER = Ladder(asked_s=0.5, term_s=0.5, kill_s=1.0)
 
 
-def starts(cluster: Cluster, node: str, world: World, children: list[Child | Tree]) -> dict[str, hosts.Starts]:
+def starts(
+    cluster: Cluster, node: str, world: World, children: list[Child | Tree], zygote: Plug[hosts.Zygote]
+) -> dict[str, hosts.Starts]:
     """Return how hosts are started on each kind of device, adding the zygote that a CPU's need."""
-    zygote: Plug[hosts.Zygote] = Plug()
     here = (each for each in cluster.engine.values() if node in each.nodes)
     if any(each.kind == "sglang" and each.device == "cpu" for each in here):
         process = Child(
@@ -51,11 +53,10 @@ def starts(cluster: Cluster, node: str, world: World, children: list[Child | Tre
         # A tree of its own: it is remade in the background, and its deaths are not counted with anybody else's.
         children.append(
             Tree(
-                name="zygote",
+                name=ZYGOTE,
                 children=(process,),
-                restarts_max=30,
-                restarts_window_s=300.0,
-                backoff=Backoff(min_s=1.0),
+                restarts_max=None,
+                backoff=Backoff(min_s=0.5, crashes=True),
                 about="forks the hosts of engines on a CPU",
             )
         )
@@ -84,10 +85,10 @@ def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts],
     return Tree(
         name=each.name,
         strategy=Strategy.ONE_FOR_ALL,
-        # Other nodes come back when they do: what is theirs to mend must not end this one.
-        restarts_max=5 if each.others is None else 30,
-        restarts_window_s=300.0,
-        backoff=Backoff(min_s=0.1 if each.others is None else 1.0),
+        # Whatever is wrong with an engine, it is alone in it: it is tried again for ever, at most every half minute.
+        restarts_max=None,
+        backoff=Backoff(min_s=0.1 if each.others is None else 1.0, crashes=True),
+        needs=(ZYGOTE,) if section.kind == "sglang" and section.device == "cpu" else (),
         about=f"{section.model} {on}{over}",
         children=(
             _simulated(each, world) if section.kind == "simulated" else _sglang(cluster, each, hosts_of, world),

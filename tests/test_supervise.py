@@ -301,17 +301,11 @@ async def test_one_that_falls_together_with_what_it_needs_counts_for_nothing(aut
 async def test_two_that_fail_at_once_are_both_restarted_and_both_counted(autojump_clock):
     pair = child("a", Life(lasts_s=1)), child("b", Life(lasts_s=1))
     watch = await watched(tree(*pair, restarts_max=2), 5)
-    assert watch.starts() == ["0 a", "0 b", "1 a", "1 b"]
+    assert watch.starts()[:2] == ["0 a", "0 b"]
+    assert sorted(watch.starts()[2:]) == ["1 a", "1 b"]  # beside each other
     pair = child("a", Life(lasts_s=1)), child("b", Life(lasts_s=1))
     with pytest.raises(RestartsExceeded):
         await watched(tree(*pair, restarts_max=1))
-
-
-async def test_an_end_during_the_restart_of_another_is_noticed_after_it(autojump_clock):
-    a = child("a", Life(lasts_s=1), Life(ready_after_s=4))
-    b = child("b", Life(lasts_s=2))
-    watch = await watched(tree(a, b), 9)
-    assert watch.starts() == ["0 a", "0 b", "5 a", "5 b"]
 
 
 async def test_an_earlier_end_during_the_restart_of_the_rest_takes_them_along(autojump_clock):

@@ -7,6 +7,7 @@ from math import inf
 
 import pytest
 import trio
+from attrs import evolve
 
 from protocol.errors import StartFailed
 from supervisor.run import Kind, RestartsExceeded, supervise
@@ -28,6 +29,7 @@ class World:
         self.running = set()  # as the children see it
         self.state = {"t": "ready"}  # as the supervisor tells it: path -> starting, ready, stopping or over
         self.deaf = set()
+        self.begun = {}  # path of a tree -> which children it has started, in its current life
         self.restarts = {}  # path of a tree -> when it restarted what, in its current life
         self.broken = []
         self.tree = self.make_tree("t", 0)
@@ -35,18 +37,25 @@ class World:
     def make_tree(self, path, depth):
         rng = self.rng
         children = []
+        strategy = rng.choice(list(Strategy))
         for number in range(rng.randint(1, 4)):
             inner = f"{path}/{number}"
             nested = depth < 2 and rng.random() < 0.3
-            children.append(self.make_tree(inner, depth + 1) if nested else self.make_child(inner))
+            made = self.make_tree(inner, depth + 1) if nested else self.make_child(inner)
+            if strategy is ONE and rng.random() < 0.7:
+                made = evolve(made, needs=tuple(child.name for child in children if rng.random() < 0.3))
+            self.members[inner] = made
+            children.append(made)
+        restarts_max = rng.choice([None, rng.randint(0, 6)]) if depth else rng.choice([8, 40])
+        crashes = restarts_max is None or rng.random() < 0.5
         self.members[path] = made = Tree(
             name=path.rpartition("/")[2],
             children=tuple(children),
-            strategy=rng.choice(list(Strategy)),
-            restarts_max=rng.randint(0, 6) if depth else rng.choice([8, 40]),
+            strategy=strategy,
+            restarts_max=restarts_max,
             restarts_window_s=rng.choice([5, 10]),
             restart=rng.choice([PERMANENT, PERMANENT, TRANSIENT, TEMPORARY]),
-            backoff=Backoff(min_s=0.25, max_s=4, jitter=0.5, reset_after_s=20),
+            backoff=Backoff(min_s=0.25, max_s=4, jitter=0.5, reset_after_s=20, crashes=crashes),
         )
         return made
 
@@ -92,7 +101,8 @@ class World:
         match kind:
             case Kind.STARTING:
                 self.check_start(path, parent)
-                self.state[path], self.restarts[path] = "starting", []
+                self.state[path], self.restarts[path], self.begun[path] = "starting", [], set()
+                self.begun.setdefault(parent, set()).add(path)
             case Kind.STARTED:
                 assert self.state[path] == "starting"
                 self.state[path] = "ready"
@@ -117,29 +127,29 @@ class World:
                 times.append(happening.at)
                 spec = self.members[parent]
                 recent = [at for at in times if at >= happening.at - spec.restarts_window_s]
-                assert len(recent) <= spec.restarts_max
+                assert spec.restarts_max is None or len(recent) <= spec.restarts_max
                 assert self.members[path].restart is not TEMPORARY
 
-    def siblings(self, path, parent):
-        """The paths before it and those after it, in its tree."""
-        paths = [f"{parent}/{child.name}" for child in self.members[parent].children]
-        return paths[: paths.index(path)], paths[paths.index(path) + 1 :]
+    def needed(self, path, parent):
+        return {f"{parent}/{name}" for name in self.members[parent].needed()[path.rpartition("/")[2]]}
 
     def check_start(self, path, parent):
         assert self.state[parent] in ("starting", "ready")  # a tree inside lives on until it is its turn
         assert self.state.get(path, "over") == "over"
-        before, after = self.siblings(path, parent)
-        assert not [other for other in before + after if self.state.get(other) == "starting"]
-        if self.members[parent].strategy is not ONE:
-            needed = [other for other in before if self.members[other].restart is PERMANENT]
-            assert all(self.state[other] == "ready" for other in needed)
+        if self.members[parent].strategy is ONE and path in self.begun.get(parent, ()):
+            return  # a restart waits for nobody
+        for other in self.needed(path, parent):
+            member = self.members[other]
+            tries_again = isinstance(member, Tree) and member.restarts_max is None
+            if member.restart is PERMANENT and not tries_again:
+                assert self.state[other] == "ready"
 
     def check_stop(self, path, parent):
-        _, after = self.siblings(path, parent)
         if self.members[parent].strategy is ONE and self.state[path] == "starting":
-            return  # it is too slow; or the tree stops, and then nothing after it was started
-        for other in after:
-            if self.state.get(other, "over") != "over":
+            return  # it is too slow; or the tree stops, and then nothing that needs it was started
+        for child in self.members[parent].children:
+            other = f"{parent}/{child.name}"
+            if path in self.needed(other, parent) and self.state.get(other, "over") != "over":
                 assert self.state[other] == "stopping"
                 assert any(f"{deaf}/".startswith(f"{other}/") for deaf in self.deaf)
 
