@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import resource
 import signal
-import socket
 import threading
 import time
 from http.client import HTTPConnection
