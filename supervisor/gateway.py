@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from functools import partial
+from math import inf
 
 import trio
 
@@ -98,11 +99,12 @@ async def _served(door: Door, outbox: Outbox, connection: HttpConnection, *, ful
             await connection.run()
         async with door.ending:
             pass  # whoever has waited has let others run
-        if outbox.backlog_bytes or connection.unheard:
+        # It ends when the client has all or has read nothing for `stall_s`; one that was dropped is owed a word only.
+        with trio.move_on_after(inf if outbox.dropped is None else door.limits.close_s):
+            await outbox.wait_flushed()
+        if connection.unheard and not outbox.gone:
             with trio.move_on_after(door.limits.close_s):
-                await outbox.wait_flushed()
-                if connection.unheard and not outbox.gone:
-                    await outbox.hear_out()
+                await outbox.hear_out()
         nursery.cancel_scope.cancel(reason="the connection has ended")
 
 

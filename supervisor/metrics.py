@@ -64,6 +64,7 @@ class Metrics:
     _restarts: defaultdict[Labels, float] = field(factory=_counters)
     _refused: defaultdict[Labels, float] = field(factory=_counters)
     _dropped: defaultdict[Labels, float] = field(factory=_counters)
+    _cut: defaultdict[Labels, float] = field(factory=_counters)
     _calls: defaultdict[Labels, float] = field(factory=_counters)
     _resumes: defaultdict[Labels, float] = field(factory=_counters)
     _stuck: defaultdict[Labels, float] = field(factory=_counters)
@@ -99,6 +100,10 @@ class Metrics:
     def client_dropped(self, reason: str) -> None:
         """Note that a client was dropped because it read too slowly: its `backlog` was full, or it `stalled`."""
         self._dropped[reason,] += 1
+
+    def answer_cut(self, door: str, reason: str) -> None:
+        """Note an answer of which its client did not get all: `backlog`, `stalled`, `left` or `drain`."""
+        self._cut[door, reason] += 1
 
     def aborted(self, engine: str, seconds: float) -> None:
         """Note how long a slot of this engine was kept after its asker had left."""
@@ -141,6 +146,7 @@ class Metrics:
             _counter_family("espalier_restarts", "Children of the tree started again", "child", self._restarts),
             _counter_family("espalier_refused", "Requests and connections refused at the door", "code", self._refused),
             _counter_family("espalier_clients_dropped", "Clients that read too slowly", "reason", self._dropped),
+            _counter_family("espalier_answers_cut", "Whole answers that clients got in part", "door reason", self._cut),
             _counter_family(
                 "espalier_calls", "Answers of workers, by how each ended", "model worker outcome", self._calls
             ),

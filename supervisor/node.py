@@ -226,6 +226,7 @@ class _Node:
                 await trio.sleep(house.links.section.tell_s)
             if house.door is not None:
                 await house.door.gate.wait_empty()
+                await house.door.wait_answered()  # an answer is whole when the client has it
             await house.directory.wait_idle()
         if house.door is not None:
             if cut := house.door.cut():

@@ -28,7 +28,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "links": (LINKS, ("streams", "contract", "examples")),
     "text": (TEXT, ("text",)),
     "doors": (DOORS, ("doors",)),
-    "gateway": (GATEWAY, ("fair", "doors")),
+    "gateway": (GATEWAY, ("fair", "delivery", "doors")),
     "cluster": (CLUSTER, ("streams", "directory", "attached", "examples", "links")),
     "config": (CONFIG, ("config",)),
     "pairs": (PAIRS, ("directory", "router")),
@@ -45,6 +45,7 @@ SUITES = {  # the quickest first
     "config": [f"tests/test_{name}.py" for name in ("config", "config_files", "toml_lines", "reloading")],
     "text": [f"tests/test_{name}.py" for name in ("choices", "reading", "scores", "processor")],
     "fair": [f"tests/test_{name}.py" for name in ("fair", "weights", "queue", "gate")],
+    "delivery": ["tests/test_delivery.py"],
     "doors": [
         f"tests/test_{name}.py"
         for name in ("gate", "outbox", "gateway", "http_doors", "websocket_door", "lanes", "lane_ends")

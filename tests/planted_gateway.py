@@ -52,5 +52,20 @@ GATEWAY: Bugs = {
         Bug("turns are free", "self._line.charge(entry.owner, max(1, self.weight(call.request)))", "pass"),
         Bug("one that left has its turn", "if not call.scope.cancel_called:", "if True:"),
     ),
+    "supervisor/gateway.py": (
+        Bug("a slow reader's answer is cut soon", "inf if outbox.dropped is None else door.limits", "door.limits"),
+    ),
+    "supervisor/node.py": (Bug("a drain does not wait for slow readers", "await house.door.wait_answered()", "pass"),),
+    "supervisor/doors/outbox.py": (
+        Bug(
+            "a cut answer ends orderly",
+            "        if torn and stream.socket.fileno() >= 0:\n",
+            "        if False:\n",
+        ),
+        Bug("what was cut counts as taken", "            tell(at <= sent)\n", "            tell(True)\n"),
+    ),
+    "supervisor/doors/asking.py": (
+        Bug("an answer that was cut is logged as whole", "            outcome = CUT\n", "            pass\n"),
+    ),
     "protocol/cost.py": (Bug("drafts cost nothing", "max(request.n, request.best_of or 0)", "request.n"),),
 }

@@ -49,6 +49,7 @@ def happened(metrics: Metrics) -> None:
     metrics.restarted("back/tiny-0")
     metrics.refused("overloaded")
     metrics.client_dropped("stalled")
+    metrics.answer_cut("chat", "drain")
     metrics.aborted("tiny-0", 0.01)
     metrics.slots_stuck("tiny-0", 1)
     metrics.router("tiny").called("back/tiny-0", "ended")

@@ -357,7 +357,7 @@ async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live
         done.append("drain")
 
     door = SimpleNamespace(gate=gate, drain=drain, reload=lambda: done.append("reload"), cut=lambda: 0)
-    door.wait_left = trio.lowlevel.checkpoint
+    door.wait_left = door.wait_answered = trio.lowlevel.checkpoint
     world = SimpleNamespace(hurry=Hurry())
     terminal = Terminal(SimpleNamespace(isatty=lambda: not gone), live)
     controls = SimpleNamespace(reload=door.reload)

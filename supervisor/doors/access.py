@@ -68,12 +68,14 @@ class Access:
     _told: WeakSet[RequestError] = field(factory=WeakSet)
     _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
+    def note(self, error: RequestError) -> None:
+        """Take it that an error is told of with the request that it ended."""
+        self._told.add(error)
+
     def ended(self, line: dict[str, object], error: RequestError | None, *, admitted: bool) -> None:
-        """Tell how a request ended; one that was not even admitted was refused."""
-        if error is not None:
-            self._told.add(error)
-            if not admitted and not self._passes(error, str(line["key"])):
-                return
+        """Tell how a request ended, whose error has been noted; one that was not even admitted was refused."""
+        if error is not None and not admitted and not self._passes(error, str(line["key"])):
+            return
         log.info("request ended", extra=line)
 
     def refused(

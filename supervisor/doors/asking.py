@@ -22,6 +22,8 @@ from supervisor.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+CUT = "cut"  # the outcome of an answer that was whole here, and of which the client did not get all
+
 
 @frozen
 class Served:
@@ -30,6 +32,15 @@ class Served:
     model: Callable[[], Model]  # what is known of it by now
     ask: Asks[TextRequest, TextReply, TextResult]
     credit_max: Callable[[], int]  # tokens that one answer can have at most
+
+
+@frozen
+class Ended:
+    """How an answer ended here, whatever the client has of it."""
+
+    outcome: str
+    error: RequestError | None
+    took_s: float
 
 
 @define(eq=False)
@@ -51,6 +62,9 @@ class Counted:
     last_at: float | None = None
     reason: FinishReason | None = None  # once the answer is whole
     cut: RequestError | None = None
+    settles: bool = True  # it is told of as soon as it has ended; else when the client has it, by `settle`
+    ended: Ended | None = None  # once it has ended
+    sent_bytes: int = 0  # of its answer
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
     @property
@@ -185,8 +199,24 @@ class Asking:
                 counted.prompt_tokens = reply.prompt_tokens
 
     def _ended(self, counted: Counted, outcome: str, error: RequestError | None) -> None:
-        took_s = trio.current_time() - counted.asked_at
-        self.metrics.request_ended(counted.model, counted.door, outcome, took_s, counted.usage)
+        counted.ended = Ended(outcome, error, trio.current_time() - counted.asked_at)
+        if error is not None:
+            self.access.note(error)
+        if counted.settles:
+            self.settle(counted)
+
+    def settle(self, counted: Counted, cut: str | None = None) -> None:
+        """Count and log a request that has ended, and whose client has the answer, or all of it that it will get.
+
+        `cut` says why the client did not get all of it; of an answer that was not whole here that is no news.
+        """
+        if (ended := counted.ended) is None:
+            return
+        outcome, error = ended.outcome, ended.error
+        if cut is not None and counted.reason is not None and outcome == counted.reason.value:
+            outcome = CUT
+            self.metrics.answer_cut(counted.door, cut)
+        self.metrics.request_ended(counted.model, counted.door, outcome, ended.took_s, counted.usage)
         line: dict[str, object] = {
             "request_id": counted.request_id,
             **fields(counted.trace),
@@ -196,7 +226,9 @@ class Asking:
             "status": _status(outcome, error),
             "model": counted.model,
             "outcome": outcome,
-            "took_s": round(took_s, 4),
+            **({"cut": cut} if outcome == CUT else {}),
+            "bytes": counted.sent_bytes,
+            "took_s": round(ended.took_s, 4),
             "waited_s": counted.after(counted.admitted_at),
             "first_token_s": counted.after(counted.first_at),
             "prompt_tokens": counted.prompt_tokens,

@@ -77,6 +77,10 @@ async def _nothing_to_flush() -> None:
 class Drainable(Protocol):
     """A connection that can be told to end when it is idle."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being answered."""
+
     def drain(self) -> None:
         """End as soon as nothing is being answered."""
 
@@ -227,6 +231,10 @@ class Door:
         for connection in tuple(self.connections.values()):
             connection.drain()
 
+    def why_cut(self, outbox: Outbox) -> str:
+        """Return why a client has not got all of an answer: it read too slowly, it left, or a drain's time was over."""
+        return outbox.dropped or ("drain" if self.gate.draining and outbox.let_go else "left")
+
     def cut(self) -> int:
         """End every answer that still runs with a retryable error, and return how many there were."""
         return self.asking.cut_all(Draining("the server is shutting down"))
@@ -263,8 +271,13 @@ class Door:
         del self.connections[outbox]
         if (key := self._owners.pop(outbox, None)) is not None:
             key.connections -= 1
-        if not self.connections:
-            self._left.unpark_all()
+        self._left.unpark_all()
+
+    async def wait_answered(self) -> None:
+        """Wait until nobody is being answered or has a backlog: in a drain, connections end with their answers."""
+        await trio.lowlevel.checkpoint()
+        while any(connection.busy or outbox.backlog_bytes for outbox, connection in self.connections.items()):
+            await self._left.park()
 
     async def wait_left(self) -> None:
         """Wait until every connection has ended."""

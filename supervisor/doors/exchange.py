@@ -41,10 +41,12 @@ class Exchange:
     asked_at: float = 0.0
     caller: Trace | None = None  # where the client says that it stands in a trace
     trace: Trace | None = None
-    _begins_at: int = 0  # of a stream, its place among all that was put into the outbox
+    _begins_at: int = 0  # its place among all that was put into the outbox
+    _counted: Counted | None = None
 
     def __attrs_post_init__(self) -> None:
         self.asked_at = trio.current_time()
+        self._begins_at = self.outbox.taken_bytes
         self.request_id = self._given_id() or self.door.new_id()
         if self.request is not None:
             self.caller = read(self.headers)
@@ -93,7 +95,27 @@ class Exchange:
     def counted(self, model: str, door: str) -> Counted:
         """Return the account of the answer that this request asks a model for."""
         key = self.key or self.door.keys.anybody
-        return Counted(self.request_id, model, door, self.asked_at, key=key, what=self.what, trace=self.trace)
+        self._counted = Counted(
+            self.request_id, model, door, self.asked_at, key=key, what=self.what, trace=self.trace, settles=False
+        )
+        return self._counted
+
+    def settle(self, *, lost: bool = False) -> None:
+        """Have the answer counted and logged as what the client gets of it, once the socket has taken it or cannot.
+
+        `lost` says that its end could not be put; the first call counts.
+        """
+        counted, self._counted = self._counted, None
+        if counted is None:
+            return
+        outbox, door = self.outbox, self.door
+        begins_at, ends_at = self._begins_at, outbox.taken_bytes
+
+        def sent(whole: bool) -> None:
+            counted.sent_bytes = max(0, min(outbox.sent_bytes, ends_at) - begins_at)
+            door.asking.settle(counted, None if whole and not lost else door.why_cut(outbox))
+
+        outbox.when_sent(sent)
 
     def check_media(self) -> None:
         """Raise `UnsupportedMediaType` if the headers say that the body is something else than JSON as it is."""
@@ -128,7 +150,6 @@ class Exchange:
         if self.begun:
             self.outbox.put(self._data(events))
         else:
-            self._begins_at = self.outbox.taken_bytes
             self.outbox.put(self._head(200, EVENTS) + self._data(events))
 
     def finish(self, events: bytes) -> None:
@@ -175,6 +196,7 @@ class Exchange:
     # --------------------------------------------------------------------------------------------
 
     def _head(self, status: int, headers: list[Header]) -> bytes:
+        self._begins_at = self.outbox.taken_bytes
         headers = [
             (b"date", _date(int(self.door.now()))),
             *headers,

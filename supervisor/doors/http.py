@@ -49,6 +49,7 @@ class HttpConnection:
     _syntax: h11.Connection = field(init=False)
     _raw: bytearray | None = field(factory=bytearray)  # what has come of this head, for whoever takes over
     _idle: trio.CancelScope | None = None
+    busy: bool = False  # a whole request has come, and its answer has not ended
     _served: int = 0
     _unheard: bool = False
 
@@ -88,6 +89,7 @@ class HttpConnection:
                     return
                 self._served += 1
                 self._syntax.start_next_cycle()
+                self.busy = False
                 self._raw = bytearray(self._syntax.trailing_data[0])
         except (Gone, SlowClient, trio.BrokenResourceError):
             pass
@@ -231,6 +233,7 @@ class HttpConnection:
         except h11.RemoteProtocolError as error:
             self._misread(error, exchange)
         else:
+            self.busy = True
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, exchange, nursery.cancel_scope)
                 await self._handle(handler, exchange, body)
@@ -270,6 +273,9 @@ class HttpConnection:
                 exchange.fail(failed_by_a_bug(bug, exchange.request_id, exchange.trace))
         except (trio.BrokenResourceError, SlowClient):
             self._syntax.send_failed()  # nobody listens any more
+            exchange.settle(lost=True)
+        finally:
+            exchange.settle()
 
 
 def _handler(exchange: Exchange, route: Route | None) -> routes.Handler:

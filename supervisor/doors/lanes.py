@@ -29,6 +29,7 @@ from supervisor.doors.asking import Counted, failed_by_a_bug
 from supervisor.doors.door import Door
 from supervisor.doors.keys import Key
 from supervisor.doors.memory import Memory, Said
+from supervisor.doors.outbox import Outbox
 
 WHAT = "response.create"
 
@@ -36,8 +37,11 @@ WHAT = "response.create"
 class Say(Protocol):
     """Writes events to the client."""
 
-    def __call__(self, *events: bytes) -> None:
-        """Write them, whole and in order; raises `SlowClient` or `trio.BrokenResourceError`."""
+    def __call__(self, *events: bytes) -> int:
+        """Write them, whole and in order, and return how many bytes those were.
+
+        Raises `SlowClient` or `trio.BrokenResourceError`.
+        """
 
 
 @define(eq=False)
@@ -75,6 +79,7 @@ class Lanes:
     lost: Callable[[Exception], None]
     at_rest: Callable[[], None]  # called when nothing runs or waits any more
     tasks: trio.Nursery
+    outbox: Outbox  # where what is said goes
     _memory: Memory = field(init=False)
     _running: dict[str | None, _Running] = field(factory=dict)  # by lane
     _waiting: list[_Waiting] = field(factory=list)  # in the order in which they came
@@ -163,6 +168,7 @@ class Lanes:
             key=self.key,
             what=WHAT,
             trace=self._trace(),
+            settles=False,
         )
         running = _Running(create, ours, self._events(create, ours), counted, waiting.before)
         self._running[create.stream_id] = running
@@ -176,11 +182,26 @@ class Lanes:
 
     async def _run(self, running: _Running) -> None:
         """Answer one request, and let go those that waited for it; a cancelled connection needs neither."""
+        said = False
         try:
             await self._answer(running)
+            said = True
             self._ended(running)
         except (SlowClient, trio.BrokenResourceError) as error:
             self.lost(error)
+        finally:
+            self._settle(running.counted, said=said)
+
+    def _settle(self, counted: Counted, *, said: bool) -> None:
+        """Have a response told of as what the client gets of it, once the socket has taken it or cannot."""
+        outbox, door = self.outbox, self.door
+
+        def sent(whole: bool) -> None:
+            if not whole:  # other lanes' events may be among what was lost, so this is the least that has left
+                counted.sent_bytes = max(0, counted.sent_bytes - outbox.lost_bytes)
+            door.asking.settle(counted, None if whole and said else door.why_cut(outbox))
+
+        outbox.when_sent(sent)
 
     def _ended(self, running: _Running) -> None:
         del self._running[running.create.stream_id]
@@ -213,7 +234,8 @@ class Lanes:
             raise
         except Left:
             before = running.before
-            self.say(*(() if running.begun else events.begin()), *events.cancelled(counted.usage))
+            begin = () if running.begun else events.begin()
+            counted.sent_bytes += self.say(*begin, *events.cancelled(counted.usage))
         except RequestError as error:
             self._failed(running, error)
             return
@@ -221,23 +243,23 @@ class Lanes:
             self._failed(running, failed_by_a_bug(bug, counted.request_id, counted.trace))
             return
         else:
-            self.say(*last)
+            counted.sent_bytes += self.say(*last)
         said = create.turns() + (() if create.warm_up else (Turn(Role.ASSISTANT, events.text),))
         self._memory.remember(create.stream_id, Said.after(before, events.id, *said))
 
     def _into(self, running: _Running) -> Callable[[TextReply], None]:
         """Return what says each reply, in the turn in which it comes."""
-        say, events = self.say, running.events
+        say, events, counted = self.say, running.events, running.counted
 
         def pass_on(reply: TextReply) -> None:
             match reply:
                 case Text():
-                    say(*events.deltas(reply))
+                    counted.sent_bytes += say(*events.deltas(reply))
                 case Started():
-                    say(*events.open())
+                    counted.sent_bytes += say(*events.open())
                 case Accepted():
                     running.begun = True
-                    say(*events.begin())
+                    counted.sent_bytes += say(*events.begin())
                 case ChoiceEnded():
                     running.ended = reply
 
@@ -262,9 +284,9 @@ class Lanes:
         create = running.create
         self.forget(create.stream_id, create.previous_response_id)
         if running.begun:
-            self.say(running.events.failed(error, running.counted.usage))
+            running.counted.sent_bytes += self.say(running.events.failed(error, running.counted.usage))
         else:
-            self.say(responses.error_event(error, create.stream_id))
+            running.counted.sent_bytes += self.say(responses.error_event(error, create.stream_id))
         self._refused(error, running.counted.request_id, running.counted.trace)
 
     def _refused(self, error: RequestError, request_id: str, trace: Trace | None) -> None:

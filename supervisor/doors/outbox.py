@@ -8,7 +8,9 @@ is dropped. TLS has no send that does not block, so there everything goes behind
 from __future__ import annotations
 
 import os
+import socket
 import struct
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,6 +21,7 @@ from protocol.errors import SlowClient
 
 READ_BYTES = 64 * 1024
 FRAMES_A_WRITE = 64
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once, and tell the other end
 TLS_BYTES_A_WRITE = 16 * 1024  # the longest record: a client that cannot take one in `stall_s` does not read
 
 
@@ -32,11 +35,15 @@ class Outbox(trio.abc.Stream):
     backlog_bytes: int = 0
     taken_bytes: int = 0  # in all; what is not in the backlog has been sent
     gone: bool = False
+    let_go: bool = False  # it was closed from here while its client was there
     dropped: str | None = None  # why the client was too slow, once it was
     when_behind: Callable[[], None] | None = None  # called once, with the first backlog: many clients never have one
+    lost_bytes: int = 0  # that were put in and never left
     _closed: bool = False
+    _torn: bool = False  # it was lost with a backlog
     _rest: list[bytes] = field(factory=list)  # whole frames; the socket may have taken part of the first `_begun`
     _begun: int = 1
+    _receipts: deque[tuple[int, Callable[[bool], None]]] = field(factory=deque)  # who hears that so much has left
     _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _flushed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
@@ -60,13 +67,24 @@ class Outbox(trio.abc.Stream):
     @property
     def sent_bytes(self) -> int:
         """How much of all that was put in has left."""
-        return self.taken_bytes - self.backlog_bytes
+        return self.taken_bytes - self.backlog_bytes - self.lost_bytes
+
+    def when_sent(self, tell: Callable[[bool], None]) -> None:
+        """Call `tell(True)` once the socket has taken all that was put in so far, or `tell(False)` once it cannot."""
+        if self._rest:
+            self._receipts.append((self.taken_bytes, tell))
+        else:
+            tell(not self.lost_bytes)
 
     def put_farewell(self, data: bytes) -> None:
         """Write the last thing that this client will hear, in place of everything that it has not begun to get."""
         if not self.gone:
             del self._rest[self._begun :]
-            self.backlog_bytes = sum(map(len, self._rest))
+            kept_bytes = sum(map(len, self._rest))
+            self.lost_bytes += self.backlog_bytes - kept_bytes
+            self.backlog_bytes = kept_bytes
+            self._tell_receipts(whole=False)
+            self.taken_bytes += len(data)
             if self._rest or (data := data[self._write(data) :]):
                 self._park(data)
 
@@ -121,12 +139,22 @@ class Outbox(trio.abc.Stream):
         return await self.stream.receive_some(max_bytes or READ_BYTES)
 
     def close(self) -> bool:
-        """Close the socket without a word, if that takes no time; return whether it is closed."""
-        self._closed = True
+        """Close the socket without a word, if that takes no time; return whether it is closed.
+
+        What has not left is lost then, and the client is told by a reset: an orderly end would make a body whole that
+        ends where its connection does (HTTP/1.0).
+        """
+        self._closed, self.let_go = True, self.let_go or not self.gone
+        torn = bool(self._rest) or self._torn
         self._lost()
-        if isinstance(self.stream, trio.SSLStream):
-            return False
-        self.stream.socket.close()
+        stream = self.stream
+        if isinstance(stream, trio.SSLStream):
+            if not torn:
+                return False
+            stream = stream.transport_stream
+        if torn and stream.socket.fileno() >= 0:
+            stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        stream.socket.close()
         return True
 
     async def aclose(self) -> None:
@@ -146,8 +174,11 @@ class Outbox(trio.abc.Stream):
 
     def _lost(self) -> None:
         self.gone = True
+        self._torn = self._torn or bool(self._rest)
         self._rest.clear()
+        self.lost_bytes += self.backlog_bytes
         self.backlog_bytes = 0
+        self._tell_receipts(whole=False)
         self._flushed.unpark_all()
         self._news.unpark_all()
 
@@ -187,8 +218,8 @@ class Outbox(trio.abc.Stream):
         self._taken(len(data))
 
     def _stalled(self) -> None:
-        self._lost()
         self.dropped = "stalled"
+        self._lost()
         raise SlowClient(f"the client has read nothing for {self.stall_s} s")
 
     def _drain(self) -> None:
@@ -216,6 +247,15 @@ class Outbox(trio.abc.Stream):
         if taken:
             self._rest[0] = self._rest[0][taken:]
         self._begun = 1
+        if self._receipts:
+            self._tell_receipts(whole=True)
+
+    def _tell_receipts(self, *, whole: bool) -> None:
+        """Tell those for whom all has left, or, once the rest cannot, everybody."""
+        sent = self.sent_bytes
+        while self._receipts and (not whole or self._receipts[0][0] <= sent):
+            at, tell = self._receipts.popleft()
+            tell(at <= sent)
 
 
 def text_frame(payload: bytes) -> bytes:

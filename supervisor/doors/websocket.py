@@ -139,6 +139,12 @@ class Session:
     _scope: trio.CancelScope | None = None
     _too_slow: SlowClient | None = None
     _closing: bool = False
+    _lanes: Lanes | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a response runs or waits."""
+        return self._lanes is not None and self._lanes.busy
 
     def drain(self) -> None:
         """End when the last response has ended."""
@@ -160,7 +166,9 @@ class Session:
                 self._lost,
                 self._at_rest,
                 nursery,
+                self.outbox,
             )
+            self._lanes = lanes
             nursery.start_soon(self._listen, lanes)
             code, reason = await self._time_to_go(lanes)
             self._closing = True
@@ -266,7 +274,9 @@ class Session:
         if self._scope is not None:
             self._scope.cancel(reason="the client left")
 
-    def _say(self, *events: bytes) -> None:
+    def _say(self, *events: bytes) -> int:
         if self.stream.said_goodbye:  # after a close frame nothing may follow (RFC 6455, 5.5.1)
             raise trio.BrokenResourceError("the client has left")
-        self.outbox.put(b"".join(map(text_frame, events)))
+        frames = b"".join(map(text_frame, events))
+        self.outbox.put(frames)
+        return len(frames)
