@@ -26,6 +26,7 @@ from .messages import (
     Generate,
     GetInfo,
     GetLoad,
+    Ping,
     RankStarted,
     Respond,
     RunRank,
@@ -71,6 +72,7 @@ Message = (
     | Reloaded
     | RunRank
     | RankStarted
+    | Ping
 )
 
 KINDS: dict[int, type[Message]] = {
@@ -102,6 +104,7 @@ KINDS: dict[int, type[Message]] = {
     26: Reloaded,
     27: RunRank,
     28: RankStarted,
+    29: Ping,
 }
 _KIND_OF = {cls: bytes((kind,)) for kind, cls in KINDS.items()}
 _DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}

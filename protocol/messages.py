@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from attrs import Factory, frozen
 
+from .model_folder import Digest
 from .tensors import Tensor
 from .trace import Trace
 
@@ -165,6 +166,12 @@ class EngineInfo:
     hand_off: HandOff = HandOff.NONE
     bootstrap: tuple[str, int] | None = None  # host and port where a prefill's rendezvous is
     ranks: int = 1
+    digest: Digest = ()  # of its model's folder, as far as somebody has looked
+
+
+@frozen
+class Ping:
+    """Ask whether an engine lives; what computes in it answers `Done` by itself, or not at all."""
 
 
 @frozen

@@ -11,9 +11,10 @@ from attrs import asdict, define, evolve, field
 
 from actors._kit import Address, Asks, Call, mailbox
 from actors._queue import queue
-from actors._text.model import FILES, TextModel, load
+from actors._text.model import TextModel, load
 from actors._text.prompts import Limits
 from actors.engines.port import Engine
+from actors.engines.sglang import model_files
 from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.routing.load import least_loaded
 from actors.routing.route import Routing
@@ -23,6 +24,7 @@ from protocol.cost import work
 from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
 from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
+from protocol.model_folder import FILES
 from supervisor import gauges, known, routes, scrape
 from supervisor.config import Cluster, EngineSection
 from supervisor.controls import Controls
@@ -379,6 +381,6 @@ def _text(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextMo
     try:
         files = {file: (folder / file).read_bytes() for file in FILES if (folder / file).is_file()}
         template = None if section.template is None else (cluster.folder / section.template).read_text()
-        return load(files, template, strftime=strftime)
+        return evolve(load(files, template, strftime=strftime), digest=model_files.told(folder))
     except (StartFailed, OSError, UnicodeDecodeError) as error:
         raise StartFailed(f"model {name} in {folder}: {error}") from error

@@ -17,12 +17,13 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from actors._kit import Answer, mailbox
-from actors._text.model import FILES, TextModel, load
+from actors._text.model import TextModel, load
 from actors._text.prompts import Limits
 from actors.processor import processor
 from protocol.dialects.http import Model
 from protocol.errors import EngineLost
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GrammarKind, Started, Tokens, Usage
+from protocol.model_folder import FILES
 from supervisor.doors.asking import Asking, Served
 from supervisor.doors.door import Door, DoorLimits
 from supervisor.doors.gate import Gate

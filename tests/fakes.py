@@ -30,6 +30,7 @@ from protocol.messages import (
     GetInfo,
     GetLoad,
     Logprob,
+    Ping,
     Sampling,
     Usage,
 )
@@ -381,6 +382,8 @@ class FakeHost:
                 result: Message = self.costs.info
             case GetLoad():
                 result = self.scheduler.load()
+            case Ping():
+                result = Done()
             case FlushCache() if not (self.scheduler.running or self.scheduler.waiting):
                 result = Done()
             case _:

@@ -21,9 +21,11 @@ LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 
 SGLANG = Path("actors/engines/sglang")
-OF_HOSTS = ("host.py", "guard.py", "hold.py", "rank.py", "zygote.py", "__main__.py", "leftovers.py")
+ABOUT_SGLANG = ("host.py", "scheduler.py", "translation.py", "warm_up.py", "pulse.py", "failures.py", "hold.py")
+OF_HOSTS = (*ABOUT_SGLANG, "guard.py", "rank.py", "zygote.py", "__main__.py", "leftovers.py", "model_files.py")
 HOST_SIDE = {SGLANG / name for name in OF_HOSTS}
-FOR_ALL = {SGLANG / "leftovers.py"}  # of the host's files the one that a node may import: it removes what hosts left
+# Of the host's files those that a node may import: to remove what hosts left, and to compare models.
+FOR_ALL = {SGLANG / "leftovers.py", SGLANG / "model_files.py"}
 
 # Time, chance, threads, other loops and the machine: they come in through a parameter, or through the supervisor.
 UNTAMED = {"asyncio", "anyio", "threading", "concurrent", "multiprocessing", "uuid", "ctypes", "sglang", "torch"}

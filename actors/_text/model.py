@@ -15,10 +15,10 @@ from actors._text.scores import TokenData, token_data
 from actors._text.template import compiled, rendered
 from protocol.errors import BadRequest, StartFailed
 from protocol.messages import Role, Turn
+from protocol.model_folder import FILES, Digest, digest
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 
-FILES = ("tokenizer.json", "config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
 NEEDED = ("tokenizer.json", "config.json")
 
 
@@ -44,6 +44,7 @@ class TextModel:
     defaults: Defaults = Defaults()
     specials: dict[str, str] = Factory(dict)  # the template's own variables: bos_token and the like
     characters_a_token: int | None = None  # that a token stands for at most, None if nothing is certain of it
+    digest: Digest = ()  # of the files that it was made from
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """Return the conversation as the model was trained to read it; raises `BadRequest` if its template cannot."""
@@ -114,6 +115,7 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
             if (text := _as_text(tokenizing.get(name))) is not None
         },
+        digest=digest({name: files[name] for name in FILES if name in files}),
     )
     try:
         model.prompt([Turn(Role.USER, "Hello")])  # a template that renders nothing had better fail now than always

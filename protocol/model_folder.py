@@ -1,0 +1,42 @@
+"""What tells one model's folder from another's: a digest of each file that decides what is said, compared by name.
+
+A node without engines need not have the weights, so they are compared only where both ends have some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import TypeAlias
+
+Digest: TypeAlias = tuple[tuple[str, str], ...]
+"""Names of files with the digests of what they hold; empty where nobody has looked."""
+
+FILES = ("tokenizer.json", "config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+"""The files of a model beside its weights, as far as there are any."""
+
+WEIGHTS = "weights"
+DIGEST_BYTES = 8
+ENTRIES_MAX = 16
+WORD_MAX = 64  # characters of a name or a digest
+
+
+def digest(files: Mapping[str, bytes]) -> Digest:
+    """Return the digests of files, or of what stands for them, by their names."""
+    return tuple((name, blake2b(files[name], digest_size=DIGEST_BYTES).hexdigest()) for name in sorted(files))
+
+
+def mismatch(own: Digest, told: Digest) -> str | None:
+    """Return in which files two folders differ, None if they are of one model as far as both ends know."""
+    if not own or not told:
+        return None
+    ours, theirs = dict(own), dict(told)
+    names = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+    if WEIGHTS not in ours or WEIGHTS not in theirs:
+        names.discard(WEIGHTS)
+    return f"its model is another one: it differs in {', '.join(sorted(names))}" if names else None
+
+
+def possible(told: Digest) -> bool:
+    """Whether this can be a digest: whoever tells it may lie."""
+    return len(told) <= ENTRIES_MAX and all(len(word) <= WORD_MAX for entry in told for word in entry)

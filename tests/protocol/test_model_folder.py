@@ -1,0 +1,66 @@
+"""Two folders of one name are one model only if what decides their tokens is the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.engines.sglang import model_files
+from protocol.model_folder import FILES, WEIGHTS, digest, mismatch, possible
+from tests.test_config import TINY
+
+OWN = digest({"config.json": b"{}", "tokenizer.json": b"[]"})
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (OWN, None),
+        ((), None),
+        (digest({"config.json": b"{}", "tokenizer.json": b"[]", WEIGHTS: b"some"}), None),
+        (
+            digest({"config.json": b"{ }", "tokenizer.json": b"[]"}),
+            "its model is another one: it differs in config.json",
+        ),
+        (digest({"config.json": b"{}"}), "its model is another one: it differs in tokenizer.json"),
+        (
+            digest({"config.json": b"", "tokenizer.json": b"[]", "generation_config.json": b"{}"}),
+            "its model is another one: it differs in config.json, generation_config.json",
+        ),
+    ],
+)
+def test_a_folder_that_differs_is_another_model_and_its_files_are_named(told, said):
+    assert mismatch(OWN, told) == said
+    assert mismatch((), told) is None, "who has looked at nothing judges nobody"
+
+
+def test_weights_are_compared_where_both_have_some():
+    first, second = ((*OWN, *digest({WEIGHTS: weights})) for weights in (b"one", b"two"))
+    assert mismatch(first, second) == "its model is another one: it differs in weights"
+    assert mismatch(OWN, second) is mismatch(second, OWN) is None
+
+
+def test_the_digest_of_a_folder_sees_its_files_and_its_weights(tmp_path):
+    for name in FILES:
+        (tmp_path / name).write_bytes((TINY / name).read_bytes())
+    without = model_files.told(tmp_path)
+    weights = bytearray(range(256)) * 1024  # more than the three samples together
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    own = model_files.told(tmp_path)
+    assert {name for name, _ in own} == {*FILES, WEIGHTS}
+    assert mismatch(without, own) is mismatch(own, without) is mismatch(model_files.told(TINY), without) is None
+    for name in FILES:
+        (tmp_path / name).write_bytes((TINY / name).read_bytes() + b" ")
+        assert mismatch(own, model_files.told(tmp_path)) == f"its model is another one: it differs in {name}"
+        (tmp_path / name).write_bytes((TINY / name).read_bytes())
+    for place in (0, len(weights) // 2, len(weights) - 1):
+        weights[place] ^= 1
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        assert mismatch(own, model_files.told(tmp_path)) == "its model is another one: it differs in weights"
+        weights[place] ^= 1
+
+
+def test_a_digest_that_cannot_be_is_seen():
+    assert possible(OWN)
+    assert possible(())
+    assert not possible(OWN * 9)
+    assert not possible((("x" * 65, "0"),))
