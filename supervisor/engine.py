@@ -56,10 +56,11 @@ class EngineHouse:
     hurry: Hurry
     ladder: Ladder
     now: Callable[[], float]
+    silent_s: float = 10.0
 
 
-Use: TypeAlias = Callable[[Link, Process], Awaitable[None]]
-"""What is done with a host that is ready, until it has ended."""
+Use: TypeAlias = Callable[[Link, Process], Awaitable[str | None]]
+"""What is done with a host that is ready, until it has ended, or is to be ended: then it returns why."""
 
 
 async def engine(
@@ -76,23 +77,49 @@ async def engine(
     Raises `StartFailed` if it cannot become ready, `EngineDied` when its process or its link ends later.
     """
 
-    async def offer(link: Link, process: Process) -> None:
-        with suppress(EngineLost), plug.offering(SglangEngine(link, await _info(link))):
-            task_status.started()
-            await process.wait()
+    async def offer(link: Link, process: Process) -> str | None:
+        with suppress(EngineLost):
+            offered = SglangEngine(link, await _info(link))
+            with plug.offering(offered):
+                task_status.started()
+                return await _watched(offered, process, house.silent_s)
+        return None
 
     await _host(evolve(spec, bootstrap_port=port), starts, house, offer)
 
 
 async def silent(spec: settings.EngineSpec, starts: Starts, house: EngineHouse, port: int | None) -> None:
     """Keep the host of a rank that nobody asks, of an engine met at `port`; raises as `engine` does."""
-    await _host(evolve(spec, bootstrap_port=port), starts, house, lambda _, process: process.wait())
+
+    async def wait(_: Link, process: Process) -> None:
+        await process.wait()
+
+    await _host(evolve(spec, bootstrap_port=port), starts, house, wait)
+
+
+async def _watched(offered: SglangEngine, process: Process, silent_s: float) -> str | None:
+    """Wait for the end of an engine's process, or return why it is to be ended before."""
+    why = None
+
+    async def listen() -> None:
+        nonlocal why
+        with suppress(EngineLost):
+            await offered.wait_silent(silent_s)
+            why = f"its scheduler has neither answered nor computed for {silent_s:g} s"
+            nursery.cancel_scope.cancel(reason="it is frozen")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listen)
+        await process.wait()
+        nursery.cancel_scope.cancel(reason="its process has ended")
+    return why
 
 
 async def _host(spec: settings.EngineSpec, starts: Starts, house: EngineHouse, use: Use) -> None:
     place = Path(tempfile.mkdtemp(prefix="e", dir=house.folder.path))  # short: SGLang puts Unix sockets into it
     chatter = house.chatter(spec.name)
     output, write = chatter.pipe()
+    frozen_why: str | None = None
     with ExitStack() as stack:
         stack.callback(leftovers.remove, place)
         stack.callback(output.close)
@@ -107,13 +134,15 @@ async def _host(spec: settings.EngineSpec, starts: Starts, house: EngineHouse, u
             nursery.start_soon(_carry, link, chatter, output, aside, nursery.cancel_scope)
             try:
                 await link.wait_ready()
-                await use(link, process)
+                frozen_why = await use(link, process)
             finally:
                 goodbye = partial(link.bye, "shutdown", "the node stops it")
-                # A host that still loads does not listen yet.
-                ask = goodbye if link.ready else None
+                # A host that still loads does not listen yet, and one that is frozen never will.
+                ask = goodbye if link.ready and frozen_why is None else None
                 await process.end(house.ladder, house.hurry, ask=ask)  # noqa: ASYNC102  # shielded, rung by rung
                 aside.cancel()
+    if frozen_why is not None:
+        raise EngineDied(f"engine {spec.name} was ended: {frozen_why}")
     raise _why(link, chatter, spec.name)
 
 

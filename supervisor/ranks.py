@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 Asked: TypeAlias = Call[RunRank, RankStarted, Done]
 
 # What the files of its nodes need not agree about.
-OF_EACH_NODE = {"environment", "deadlines", "ladder", "start_within_s", "simulated"}
+OF_EACH_NODE = {"environment", "deadlines", "ladder", "start_within_s", "silent_s", "simulated"}
 
 
 def reached_at(host: str) -> str:

@@ -142,6 +142,7 @@ class EngineSection:
     memory_fraction: Annotated[float, Within(above=0, at_most=1)] | None = None
     prefill_chunk: Count | None = None  # the longest piece of a prompt that an engine step computes
     start_within_s: Seconds = 120.0
+    silent_s: Seconds = 10.0  # after which a scheduler of SGLang's that neither answers nor computes is ended
     deadlines: Deadlines = Deadlines()
     ladder: Ladder = Ladder()
     settings: dict[str, Setting] = Factory(dict)

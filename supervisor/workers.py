@@ -117,7 +117,7 @@ def _sglang(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts]
         start_within_s=section.start_within_s if others is None else others.linked_within_s + section.start_within_s,
         stop_within_s=section.ladder.total_s + 1.0,
         about="SGLang, in a process of its own" if others is None else "SGLang's rank 0, in a process of its own",
-        limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots)),
+        limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots), ("silent s", section.silent_s)),
     )
 
 
@@ -156,7 +156,8 @@ def _all_ranks(cluster: Cluster, name: str) -> str:
 
 
 def _house(cluster: Cluster, node: str, section: EngineSection, world: World) -> EngineHouse:
-    return EngineHouse(world.folder, chatter_of(cluster, node, world), world.hurry, section.ladder, world.now)
+    chatter = chatter_of(cluster, node, world)
+    return EngineHouse(world.folder, chatter, world.hurry, section.ladder, world.now, section.silent_s)
 
 
 def _simulated(each: Worker, world: World) -> Child:
@@ -179,6 +180,7 @@ def _simulated(each: Worker, world: World) -> Child:
         seed=own.seed,
         costs=own.costs,
         faults=own.faults,
+        digest=model.digest,
     )
     lines = tuple(tuple(model.encode_text(f" {line}", special=False)) for line in SENTENCES)
     return Child(

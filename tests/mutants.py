@@ -20,6 +20,7 @@ from tests.planted import LINKS, Bug
 from tests.planted_cluster import CLUSTER
 from tests.planted_config import CONFIG
 from tests.planted_doors import DOORS, TEXT
+from tests.planted_engine import ENGINES
 from tests.planted_gateway import GATEWAY
 from tests.planted_pairs import PAIRS
 
@@ -32,6 +33,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "cluster": (CLUSTER, ("streams", "directory", "attached", "examples", "links")),
     "config": (CONFIG, ("config",)),
     "pairs": (PAIRS, ("directory", "router")),
+    "engines": (ENGINES, ("engines",)),
 }
 MUTANTS = [(path, bug, part) for part, (of, _) in PARTS.items() for path, bugs in of.items() for bug in bugs]
 SUITES = {  # the quickest first
@@ -42,6 +44,7 @@ SUITES = {  # the quickest first
     "router": [f"tests/test_{name}.py" for name in ("router", "resumes", "route_drains")],
     "examples": [f"tests/test_{name}.py" for name in ("kit", "queue", "link", "decode", "stuck_slots")],
     "links": ["tests/test_links.py"],
+    "engines": [f"tests/{name}.py" for name in ("test_settings", "test_adapter", "protocol/test_model_folder")],
     "config": [f"tests/test_{name}.py" for name in ("config", "config_files", "toml_lines", "reloading")],
     "text": [f"tests/test_{name}.py" for name in ("choices", "reading", "scores", "processor")],
     "fair": [f"tests/test_{name}.py" for name in ("fair", "weights", "queue", "gate")],

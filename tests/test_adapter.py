@@ -1,15 +1,17 @@
-"""SGLang behind the engine port: what is asked about an engine leaves its host's streams to requests."""
+"""SGLang behind the engine port: what is asked about an engine leaves its host's streams to requests; whether it lives."""
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
+import pytest
 import trio
 from attrs import define
 
 from actors._kit import Answer
 from actors.engines.sglang.adapter import CONTROLS_MAX, SglangEngine
-from protocol.messages import EngineLoad
+from protocol.errors import EngineLost
+from protocol.messages import Done, EngineLoad, Ping
 
 
 @define(eq=False)
@@ -43,3 +45,78 @@ async def test_however_many_ask_for_its_load_few_streams_are_taken_and_all_are_a
         for _ in range(100):
             nursery.start_soon(look, engine)
     assert (link.most, len(loads)) == (CONTROLS_MAX, 100)
+
+
+# Whether it lives -------------------------------------------------------------------------
+
+
+@define(eq=False)
+class Living:
+    """A link to a host whose scheduler answers after a while, or not at all from some moment on."""
+
+    answers_in_s: float = 0.01
+    stopped: bool = False
+    asked: int = 0
+
+    @asynccontextmanager
+    async def ask(self, request, credit):
+        assert request == Ping()
+        self.asked += 1
+        answer = Answer(credit)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._answer, answer)
+            yield answer
+            nursery.cancel_scope.cancel()
+
+    async def _answer(self, answer):
+        await trio.sleep(self.answers_in_s)
+        if not self.stopped:
+            answer.end(Done())
+
+
+@pytest.mark.parametrize("stopped_at", [0.0, 99.9, 101.0, 102.49])
+async def test_c8_an_engine_that_stops_answering_is_silent_within_silent_s(stopped_at, autojump_clock):
+    link = Living()
+
+    async def stop():
+        await trio.sleep(stopped_at)
+        link.stopped = True
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stop)
+        await SglangEngine(link, None).wait_silent(10.0)
+    assert 7.5 <= trio.current_time() - stopped_at <= 10.01
+    assert link.asked <= 1 + trio.current_time() / 2.5, "it is asked a few times in that while, not all the time"
+
+
+async def test_c8_an_engine_that_answers_late_is_not_silent(autojump_clock):
+    link = Living(answers_in_s=7.4)
+    with trio.move_on_after(1000) as patience:
+        await SglangEngine(link, None).wait_silent(10.0)
+    assert patience.cancelled_caught
+
+
+async def test_c8_a_node_that_stood_still_itself_does_not_hold_that_against_its_engine(autojump_clock):
+    link = Living(answers_in_s=5.0)
+
+    async def stand_still():
+        await trio.sleep(1.0)
+        autojump_clock.jump(60.0)
+
+    with trio.move_on_after(1000) as patience:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stand_still)
+            await SglangEngine(link, None).wait_silent(10.0)
+    assert patience.cancelled_caught
+
+
+async def test_c8_waiting_for_silence_ends_with_the_link():
+    class Lost:
+        @asynccontextmanager
+        async def ask(self, request, credit):
+            answer = Answer(credit)
+            answer.fail(EngineLost("the link to the host is lost"))
+            yield answer
+
+    with pytest.raises(EngineLost):
+        await SglangEngine(Lost(), None).wait_silent(10.0)

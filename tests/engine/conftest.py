@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
+from attrs import evolve
 from openai import OpenAI
 
 from actors.engines.port import Engine
@@ -42,13 +43,15 @@ def make_engine() -> Callable[[], AsyncIterator[Engine]]:
     return real_engine
 
 
+Keep = Callable[..., Awaitable[None]]  # an engine, given where it is offered and what its spec says otherwise
+
+
 @asynccontextmanager
-async def real_engine() -> AsyncIterator[Engine]:
-    """Run a zygote, and an engine forked from it, without a node around them."""
+async def kept_engines(silent_s: float = 10.0) -> AsyncIterator[Keep]:
+    """Run a zygote without a node around it, and say how an engine forked from it is kept."""
     with place() as base, folders.folder(base) as folder:
         spec = EngineSpec(MODEL, str(ROOT / "examples" / MODEL), "cpu", slots=16, kv_tokens_max=16384)
         zygotes: Plug[hosts.Zygote] = Plug()
-        engines: Plug[Engine] = Plug()
         hurry = Hurry()
 
         def chatter(name: str) -> Chatter:
@@ -57,11 +60,24 @@ async def real_engine() -> AsyncIterator[Engine]:
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         environment["TMPDIR"] = str(base)
         zygote = partial(hosts.zygote, zygotes, chatter("zygote"), hurry, Ladder(0.5, 0.5, 1.0), environment)
-        house = EngineHouse(folder, chatter, hurry, Ladder(), time.time)
+        house = EngineHouse(folder, chatter, hurry, Ladder(), time.time, silent_s)
+
+        async def keep(plug: Plug[Engine], *, task_status=trio.TASK_STATUS_IGNORED, **changes: object) -> None:
+            await engine(evolve(spec, **changes), hosts.forked(zygotes), plug, house, task_status=task_status)
+
         async with trio.open_nursery() as nursery:
             await nursery.start(zygote)
-            with trio.fail_after(STARTED_WITHIN_S):
-                await nursery.start(engine, spec, hosts.forked(zygotes), engines, house)
-            assert engines.now is not None
-            yield engines.now
+            yield keep
             nursery.cancel_scope.cancel(reason="the test has ended")
+
+
+@asynccontextmanager
+async def real_engine(**changes: object) -> AsyncIterator[Engine]:
+    """Run a zygote, and an engine forked from it, without a node around them."""
+    engines: Plug[Engine] = Plug()
+    async with kept_engines() as keep, trio.open_nursery() as nursery:
+        with trio.fail_after(STARTED_WITHIN_S):
+            await nursery.start(partial(keep, engines, **changes))
+        assert engines.now is not None
+        yield engines.now
+        nursery.cancel_scope.cancel(reason="the test has ended")

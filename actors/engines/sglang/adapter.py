@@ -11,8 +11,9 @@ from actors._kit import Answer, Asks
 from actors.engines.limits import check
 from actors.engines.port import Generation
 from protocol.codec import Message
-from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad
+from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Ping
 
+LOOKS = 4  # in the time that an engine may be silent
 CONTROLS_MAX = 4  # asked at a time: the host keeps some streams for them, and the others are for requests
 
 
@@ -61,6 +62,24 @@ class SglangEngine:
     async def wait_lost(self) -> None:
         """Wait for the end of the link, which is the end of the engine."""
         await self.link.wait_lost()
+
+    async def wait_silent(self, silent_s: float) -> None:
+        """Wait until nothing that computes in the engine has answered for `silent_s`; raises `EngineLost` at its end.
+
+        An engine that runs requests and computes counts as answering, however long its step takes.
+        """
+        look_s = silent_s / LOOKS
+        while True:
+            async with self.link.ask(Ping(), 0) as answer:
+                # In several short waits: if this process stood still itself, that was one of them.
+                for _ in range(LOOKS - 1):
+                    with trio.move_on_after(look_s):
+                        await answer.over.wait()
+                        break
+                if not answer.over.is_set():
+                    return
+                await answer.result()
+            await trio.sleep(look_s)
 
     async def load(self) -> EngineLoad:
         """Return the scheduler's own count."""

@@ -2,7 +2,7 @@
 
 It speaks the frames of any link, with the same state table, over a Unix socket. The scheduler keeps its tokenizer
 (grammars and `min_new_tokens` need it), but no detokeniser runs: its token ids come straight here, and each engine step
-becomes one frame. Written for SGLang 0.5.23; whatever is private to it is touched in this file alone.
+becomes one frame. Written for SGLang 0.5.23; what is private to it is touched here and in the files beside this one.
 """
 
 from __future__ import annotations
@@ -11,24 +11,28 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import tempfile
-from http import HTTPStatus
+import time
+import traceback
 from pathlib import Path
 from typing import NoReturn
 
 from attrs import define
 from sglang.srt.entrypoints.engine import Engine
-from sglang.srt.managers.io_struct import BatchTokenIDOutput, GenerateReqInput
+from sglang.srt.managers.io_struct import BatchTokenIDOutput
 from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.server_args import PortArgs
-from sglang.version import __version__
 
-from actors.engines.sglang import hold, leftovers, settings
+from actors.engines.sglang import hold, leftovers, model_files, scheduler, settings, translation
+from actors.engines.sglang.failures import Failures
 from actors.engines.sglang.guard import Guard, say_why
+from actors.engines.sglang.pulse import Pulse
 from actors.engines.sglang.rank import accompany, bind_to_a_core
+from actors.engines.sglang.warm_up import warm_up
 from protocol import codec
 from protocol.codec import Message
-from protocol.errors import EngineRefused, HandOffFailed, Internal, Left, Overloaded, PeerViolation, RequestError
+from protocol.errors import EngineRefused, Internal, Left, Overloaded, PeerViolation, RequestError
 from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
 from protocol.messages import (
     Done,
@@ -39,22 +43,18 @@ from protocol.messages import (
     Generate,
     GetInfo,
     GetLoad,
-    GrammarKind,
-    HandOff,
-    Logprob,
-    Rendezvous,
+    Ping,
 )
 from protocol.peer import Peer
-from protocol.trace import as_headers
 
 READ_BYTES = 256 * 1024
-HAND_OFF = ("KVTransferError", "transfer failed", "bootstrap")  # SGLang's words where a pair did not find together
-KEPT = 6  # tokens; SGLang: `max_req_input_len`
 CONTROL_STREAMS = 16  # beside one stream a slot
 
 
 class _Engine(Engine):
-    """SGLang's engine without its detokeniser process."""
+    """SGLang's engine without its detokeniser process, and with a scheduler that lets go at once."""
+
+    run_scheduler_process_func = staticmethod(scheduler.run)
 
     @classmethod
     def _launch_detokenizer_subprocesses(cls, **_: object) -> tuple[list[object], list[str]]:
@@ -88,8 +88,9 @@ class _Running:
 class Host:
     """Serves one link from one engine."""
 
-    def __init__(self, engine: _Engine, peer: Peer, link: socket.socket, guard: Guard) -> None:
+    def __init__(self, engine: _Engine, info: EngineInfo, peer: Peer, link: socket.socket, guard: Guard) -> None:
         self.engine = engine
+        self.info = info
         self.manager = engine.tokenizer_manager
         self.peer = peer
         self.link = link
@@ -97,20 +98,39 @@ class Host:
         self.running: dict[str, _Running] = {}
         self.streams: dict[int, _Running] = {}
         self.controls: set[asyncio.Task[None]] = set()
+        self.pulse = Pulse(self.manager, engine.get_all_child_pids())
+        self.failures = Failures(time.monotonic)
+        self.failing = asyncio.Event()
+        self.why = ""
         self._handle_other_output = self.manager._handle_batch_output  # noqa: SLF001
 
-    async def serve(self) -> str:
-        """Answer the node until it says Bye, and return its reason."""
+    async def start(self) -> None:
+        """Warm the engine; raises `RuntimeError` if it cannot answer."""
         loop = asyncio.get_running_loop()
         self.manager.auto_create_handle_loop()
-        self.manager._handle_batch_output = self._stepped  # noqa: SLF001
         # SGLang has just installed handlers that drain for seconds, and a watchdog that polls; the guard does better.
         for sign in (signal.SIGTERM, signal.SIGQUIT):
             loop.add_signal_handler(sign, self.guard.end, sign.name)
         if self.manager._subprocess_watchdog is not None:  # noqa: SLF001
             self.manager._subprocess_watchdog.stop()  # noqa: SLF001
+        mode = self.engine.server_args.disaggregation_mode
+        await warm_up(self.manager, mode, grammars=bool(self.info.grammars))
+        self.manager._handle_batch_output = self._stepped  # noqa: SLF001
+
+    async def serve(self) -> str:
+        """Answer the node until it says Bye or the engine has failed too often, and return the reason."""
+        loop = asyncio.get_running_loop()
         reader, self.writer = await asyncio.open_connection(sock=self.link)
         self._flush()  # Hello: this engine is ready
+        reading, failing = loop.create_task(self._read(reader)), loop.create_task(self.failing.wait())
+        await asyncio.wait({reading, failing}, return_when=asyncio.FIRST_COMPLETED)
+        if reading.done():
+            return reading.result()
+        self._send(Bye("failing", self.why))
+        await self.writer.drain()
+        return self.why
+
+    async def _read(self, reader: asyncio.StreamReader) -> str:
         while data := await reader.read(READ_BYTES):
             try:
                 for frame in self.peer.receive(data):
@@ -148,29 +168,17 @@ class Host:
     async def _generate(self, running: _Running, request: Generate) -> None:
         """Drive SGLang's own bookkeeping of one request; its tokens and its end come through `_stepped`."""
         last = None
-        traced = request.trace if self.manager.enable_trace else None
         try:
-            asked = GenerateReqInput(
-                input_ids=request.tokens,
-                sampling_params=self._sampling(request),
-                rid=request.id,
-                stream=True,
-                return_logprob=request.logprobs is not None,
-                top_logprobs_num=request.logprobs or 0,
-                cache_salt=request.cache_salt,
-                external_trace_header=None if traced is None else as_headers(traced),
-                **_meeting(request.rendezvous),
-            )
+            asked = translation.asked(request, honours_seed=self.info.honours_seed, traced=self.manager.enable_trace)
             async for out in self.manager.generate_request(asked, None):
                 last = out
         except (ValueError, TypeError, OverflowError) as error:  # SGLang's own checks
             self._fail(running, EngineRefused(str(error)))
-        except Exception as error:
-            self._fail(running, Internal(f"the engine failed the request: {type(error).__name__}"))
-            raise
+        except Exception as error:  # noqa: BLE001  # a bug of SGLang's: this request's, and others' if there are more
+            self._fail(running, Internal(f"the engine failed the request: {type(error).__name__}"), _last_line(error))
         else:
             if running.id in self.running:  # ended outside a step: refused or aborted while it waited
-                self._fail(running, _failure(last["meta_info"]["finish_reason"] if last else {}))
+                self._fail(running, translation.failure(last["meta_info"]["finish_reason"] if last else {}))
 
     def _abort(self, running: _Running) -> None:
         """Stop a request at whatever point it has reached."""
@@ -181,28 +189,9 @@ class Host:
             running.task.cancel()
             self._fail(running, Left("the asker left"))
 
-    def _sampling(self, request: Generate) -> dict[str, object]:
-        wanted = request.sampling
-        return {
-            "max_new_tokens": wanted.tokens_max,
-            "min_new_tokens": wanted.tokens_min,
-            "temperature": wanted.temperature,
-            "top_p": wanted.top_p,
-            "top_k": wanted.top_k,
-            "min_p": wanted.min_p,
-            "frequency_penalty": wanted.frequency_penalty,
-            "presence_penalty": wanted.presence_penalty,
-            "repetition_penalty": wanted.repetition_penalty,
-            "stop_token_ids": list(wanted.stop_token_ids) or None,
-            "ignore_eos": wanted.ignore_eos,
-            "sampling_seed": wanted.seed if self._honours_seed else None,
-            "logit_bias": {str(token): bias for token, bias in wanted.logit_bias.items()} or None,
-            # SGLang has a field of this name for each kind of grammar
-            **({} if wanted.grammar is None else {wanted.grammar.kind.value: wanted.grammar.text}),
-        }
-
     async def _stepped(self, out: object) -> None:
         """Turn one engine step into one frame; runs in place of SGLang's handler, for every output it sends."""
+        self.pulse.heard()
         if not isinstance(out, BatchTokenIDOutput):
             await self._handle_other_output(out)
             return
@@ -214,7 +203,8 @@ class Host:
                 continue
             reason = out.finished_reasons[i]
             if reason is not None and reason["type"] == "abort":
-                failed.append((running, _failure(reason)))  # its tokens are garbage where the scheduler found an error
+                # Its tokens are garbage where the scheduler found an error.
+                failed.append((running, translation.failure(reason)))
                 self._forget(running, reason)
                 continue
             if not running.begun:
@@ -222,7 +212,7 @@ class Host:
                 step.begun.append(Begun(running.stream, out.cached_tokens[i]))
             ids = out.output_ids[i]
             if running.logprobs is not None:
-                step.logprobs[running.stream] = _logprobs(out, i, running.logprobs)
+                step.logprobs[running.stream] = translation.logprobs(out, i, running.logprobs)
             step.streams.append(running.stream)
             step.counts.append(len(ids))
             step.tokens.extend(ids)
@@ -241,7 +231,7 @@ class Host:
         if step.streams:
             self.peer.send(step)
         for running, error in failed:
-            self.peer.send(Fail(running.stream, error.code, error.detail))
+            self._failed(running.stream, error)
         self._flush()
 
     def _forget(self, running: _Running, reason: dict[str, object]) -> None:
@@ -256,10 +246,19 @@ class Host:
             state.out_list.append({"output_ids": [], "meta_info": {"id": running.id, "finish_reason": reason}})
             state.event.set()
 
-    def _fail(self, running: _Running, error: RequestError) -> None:
+    def _fail(self, running: _Running, error: RequestError, last: str = "") -> None:
         if self.running.pop(running.id, None) is not None:
             del self.streams[running.stream]
-            self._send(Fail(running.stream, error.code, error.detail))
+            self._failed(running.stream, error, last)
+            self._flush()
+
+    def _failed(self, stream: int, error: RequestError, last: str = "") -> None:
+        """Fail a stream; many bugs of SGLang's in a short time end the engine, and the node hears of the last."""
+        self.peer.send(Fail(stream, error.code, error.detail))
+        why = self.failures.count(last or error.detail) if isinstance(error, Internal) else None
+        if why is not None and not self.failing.is_set():
+            self.why = why
+            self.failing.set()
 
     # Control operations ----------------------------------------------------------------
 
@@ -268,14 +267,18 @@ class Host:
             self._send(End(stream, codec.encode(await self._controlled(request))))
         except RequestError as error:
             self._send(Fail(stream, error.code, error.detail))
-        except Exception as error:
-            self._send(Fail(stream, Internal.code, f"{type(request).__name__} failed: {type(error).__name__}"))
-            raise
+        except Exception as error:  # noqa: BLE001  # as with a request
+            words = f"{type(request).__name__} failed: {type(error).__name__}"
+            self._failed(stream, Internal(words), _last_line(error))
+            self._flush()
 
     async def _controlled(self, request: Message) -> Message:
         match request:
             case GetInfo():
-                return self.info()
+                return self.info
+            case Ping():
+                await self.pulse.beat(running=bool(self.running))
+                return Done()
             case GetLoad():
                 loads = await self.manager.get_loads()
                 return EngineLoad(
@@ -290,34 +293,6 @@ class Host:
             case _:
                 raise EngineRefused(f"this engine knows no {type(request).__name__}")
 
-    def info(self) -> EngineInfo:
-        """Return what this engine is."""
-        arguments = self.engine.server_args
-        scheduler = self.engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001
-        context_max, kv_tokens_max = self.manager.context_len, scheduler["max_total_num_tokens"]
-        mode = arguments.disaggregation_mode
-        return EngineInfo(
-            kind="sglang",
-            version=__version__,
-            vocabulary_size=self.manager.model_config.vocab_size,
-            context_max=context_max,
-            kv_tokens_max=kv_tokens_max,
-            # SGLang keeps a page of the KV memory for itself, and refuses prompts of the last `KEPT` tokens of either
-            # limit, however little is asked for; what passes the limits otherwise it cuts short without a word.
-            request_tokens_max=min(context_max - KEPT, kv_tokens_max - max(arguments.page_size, KEPT)),
-            running_max=arguments.max_running_requests,
-            page_size=arguments.page_size,
-            honours_seed=self._honours_seed,
-            grammars=() if arguments.grammar_backend == "none" else tuple(GrammarKind),
-            hand_off=HandOff.NONE if mode == "null" else HandOff.RENDEZVOUS,
-            bootstrap=(arguments.host, arguments.disaggregation_bootstrap_port) if mode == "prefill" else None,
-            ranks=arguments.tp_size * arguments.pp_size,
-        )
-
-    @property
-    def _honours_seed(self) -> bool:
-        return bool(self.engine.server_args.enable_deterministic_inference)
-
     # The wire --------------------------------------------------------------------------
 
     def _send(self, frame: Frame) -> None:
@@ -329,34 +304,10 @@ class Host:
             self.writer.write(data)
 
 
-def _meeting(rendezvous: Rendezvous | None) -> dict[str, object]:
-    """Return where SGLang's two engines of a pair find each other."""
-    if rendezvous is None:
-        return {}
-    host = f"[{rendezvous.host}]" if ":" in rendezvous.host else rendezvous.host
-    return {"bootstrap_host": host, "bootstrap_port": rendezvous.port, "bootstrap_room": rendezvous.room}
-
-
-def _logprobs(out: BatchTokenIDOutput, i: int, top: int) -> tuple[Logprob, ...]:
-    """Return what SGLang says of the tokens that request `i` of a step got."""
-    values = out.output_token_logprobs_val[i]
-    if not top:
-        return tuple(map(Logprob, values))
-    tops = zip(out.output_top_logprobs_idx[i], out.output_top_logprobs_val[i], strict=True)
-    likeliest = (tuple(zip(ids, logprobs, strict=True)) for ids, logprobs in tops)
-    return tuple(map(Logprob, values, likeliest))
-
-
-def _failure(reason: dict[str, object]) -> RequestError:
-    """Return what an abort means: the scheduler's word for whatever did not end well."""
-    status, detail = reason.get("status_code"), str(reason.get("message") or "aborted")
-    if not isinstance(status, int):  # nobody's error: the asker left
-        return Left(detail)
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        return Overloaded(detail)
-    if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return EngineRefused(detail)
-    return HandOffFailed(detail) if any(word in detail for word in HAND_OFF) else Internal(detail)
+def _last_line(error: Exception) -> str:
+    """Write the whole of an unforeseen error into the engine's log, and return its last line."""
+    traceback.print_exception(error, file=sys.stderr)
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def run(boot: settings.Boot, link: socket.socket, guard: Guard) -> NoReturn:
@@ -373,21 +324,25 @@ def run(boot: settings.Boot, link: socket.socket, guard: Guard) -> NoReturn:
     _hook_ports(folder)
     try:
         engine = _Engine(**boot.arguments)
+        for pid in engine.get_all_child_pids():
+            guard.watch_child(pid)
+        leftovers.record(folder, leftovers.mapped())
+        peer = Peer(boot.name, serves_max=engine.server_args.max_running_requests + CONTROL_STREAMS)
+        host = None if rank else Host(engine, _told(engine), peer, link, guard)
+        if host is not None:
+            engine.loop.run_until_complete(host.start())
     except Exception as error:  # noqa: BLE001  # whatever it is, it is why this engine did not start
         peer = Peer(boot.name, serves_max=0)
         peer.send(Bye(settings.START_FAILED, f"{type(error).__name__}: {error}"))
         link.sendall(peer.take())
         guard.end(f"the engine could not start: {error!r}")
-    for pid in engine.get_all_child_pids():
-        guard.watch_child(pid)
-    leftovers.record(folder, leftovers.mapped())
-    peer = Peer(boot.name, serves_max=engine.server_args.max_running_requests + CONTROL_STREAMS)
-    if rank:
-        why = accompany(peer, link, guard)
-    else:
-        why = engine.loop.run_until_complete(Host(engine, peer, link, guard).serve())
+    why = accompany(peer, link, guard) if host is None else engine.loop.run_until_complete(host.serve())
     say_why(why)
     guard.release_children()
     engine.shutdown()
     leftovers.remove(folder)
     os._exit(0)
+
+
+def _told(engine: _Engine) -> EngineInfo:
+    return translation.info(engine, model_files.told(Path(engine.server_args.model_path)))

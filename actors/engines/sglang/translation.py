@@ -1,0 +1,121 @@
+"""What SGLang's words mean in ours, and the other way round: requests, log probabilities, ends, what an engine is."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from sglang.srt.entrypoints.engine import Engine
+from sglang.srt.managers.io_struct import BatchTokenIDOutput, GenerateReqInput
+from sglang.version import __version__
+
+from protocol.errors import EngineRefused, HandOffFailed, Internal, Left, Overloaded, RequestError
+from protocol.messages import (
+    EngineInfo,
+    Generate,
+    GrammarKind,
+    HandOff,
+    Logprob,
+    Rendezvous,
+    Sampling,
+)
+from protocol.trace import as_headers
+
+HAND_OFF = ("KVTransferError", "transfer failed", "bootstrap")  # SGLang's words where a pair did not find together
+KEPT = 6  # tokens; SGLang: `max_req_input_len`
+
+
+def asked(request: Generate, *, honours_seed: bool, traced: bool) -> GenerateReqInput:
+    """Return a request as SGLang takes it."""
+    trace = request.trace if traced else None
+    return GenerateReqInput(
+        input_ids=request.tokens,
+        sampling_params=_sampling(request.sampling, honours_seed=honours_seed),
+        rid=request.id,
+        stream=True,
+        return_logprob=request.logprobs is not None,
+        top_logprobs_num=request.logprobs or 0,
+        cache_salt=request.cache_salt,
+        external_trace_header=None if trace is None else as_headers(trace),
+        **_meeting(request.rendezvous),
+    )
+
+
+def _sampling(wanted: Sampling, *, honours_seed: bool) -> dict[str, object]:
+    return {
+        "max_new_tokens": wanted.tokens_max,
+        "min_new_tokens": wanted.tokens_min,
+        "temperature": wanted.temperature,
+        "top_p": wanted.top_p,
+        "top_k": wanted.top_k,
+        "min_p": wanted.min_p,
+        "frequency_penalty": wanted.frequency_penalty,
+        "presence_penalty": wanted.presence_penalty,
+        "repetition_penalty": wanted.repetition_penalty,
+        "stop_token_ids": list(wanted.stop_token_ids) or None,
+        "ignore_eos": wanted.ignore_eos,
+        "sampling_seed": wanted.seed if honours_seed else None,
+        "logit_bias": {str(token): bias for token, bias in wanted.logit_bias.items()} or None,
+        # SGLang has a field of this name for each kind of grammar
+        **({} if wanted.grammar is None else {wanted.grammar.kind.value: wanted.grammar.text}),
+    }
+
+
+def _meeting(rendezvous: Rendezvous | None) -> dict[str, object]:
+    """Return where SGLang's two engines of a pair find each other."""
+    if rendezvous is None:
+        return {}
+    host = f"[{rendezvous.host}]" if ":" in rendezvous.host else rendezvous.host
+    return {"bootstrap_host": host, "bootstrap_port": rendezvous.port, "bootstrap_room": rendezvous.room}
+
+
+def logprobs(out: BatchTokenIDOutput, i: int, top: int) -> tuple[Logprob, ...]:
+    """Return what SGLang says of the tokens that request `i` of a step got."""
+    values = out.output_token_logprobs_val[i]
+    if not top:
+        return tuple(map(Logprob, values))
+    tops = zip(out.output_top_logprobs_idx[i], out.output_top_logprobs_val[i], strict=True)
+    likeliest = (tuple(zip(ids, logprobs, strict=True)) for ids, logprobs in tops)
+    return tuple(map(Logprob, values, likeliest))
+
+
+def failure(reason: dict[str, object]) -> RequestError:
+    """Return what an abort means: the scheduler's word for whatever did not end well."""
+    status, detail = reason.get("status_code"), str(reason.get("message") or "aborted")
+    if not isinstance(status, int):  # nobody's error: the asker left
+        return Left(detail)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return Overloaded(detail)
+    if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return EngineRefused(detail)
+    return HandOffFailed(detail) if any(word in detail for word in HAND_OFF) else Internal(detail)
+
+
+def honours_seed(engine: Engine) -> bool:
+    """Whether a request's seed decides its tokens."""
+    return bool(engine.server_args.enable_deterministic_inference)
+
+
+def info(engine: Engine, digest: tuple[tuple[str, str], ...]) -> EngineInfo:
+    """Return what an engine is; `digest` is of its model's folder."""
+    arguments, manager = engine.server_args, engine.tokenizer_manager
+    scheduler = engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001
+    context_max, kv_tokens_max = manager.context_len, scheduler["max_total_num_tokens"]
+    mode = arguments.disaggregation_mode
+    return EngineInfo(
+        kind="sglang",
+        version=__version__,
+        vocabulary_size=manager.model_config.vocab_size,
+        context_max=context_max,
+        kv_tokens_max=kv_tokens_max,
+        # SGLang keeps a page of the KV memory for itself, and refuses prompts of the last `KEPT` tokens of either
+        # limit, however little is asked for; what passes the limits otherwise it cuts short without a word.
+        request_tokens_max=min(context_max - KEPT, kv_tokens_max - max(arguments.page_size, KEPT)),
+        running_max=arguments.max_running_requests,
+        page_size=arguments.page_size,
+        honours_seed=honours_seed(engine),
+        grammars=() if arguments.grammar_backend == "none" else tuple(GrammarKind),
+        hand_off=HandOff.NONE if mode == "null" else HandOff.RENDEZVOUS,
+        bootstrap=(arguments.host, arguments.disaggregation_bootstrap_port) if mode == "prefill" else None,
+        ranks=arguments.tp_size * arguments.pp_size,
+        digest=digest,
+    )

@@ -1,0 +1,47 @@
+"""The requests that an engine answers before it says that it is ready, so that no client's is the one that warms it.
+
+The first request of each kind compiles kernels and allocates what later ones find: for a prompt, a decoded token, a
+sampled one, a prompt whose beginning is in the prefix cache, and a grammar. A leg of a pair has no other leg yet: for
+it SGLang has a transfer that moves nothing, named by an address.
+"""
+
+from __future__ import annotations
+
+from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
+from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+PROMPT_TOKENS = 32
+ANSWER_TOKENS = 4
+FLUSHED_WITHIN_S = 10.0
+
+GREEDY: dict[str, object] = {"temperature": 0.0}
+SAMPLED: dict[str, object] = {"temperature": 1.0, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "frequency_penalty": 0.1}
+GRAMMAR: dict[str, object] = {"temperature": 0.0, "regex": "[0-9]+"}
+
+
+async def warm_up(manager: TokenizerManager, mode: str, *, grammars: bool) -> None:
+    """Answer some short requests, and forget them; raises `RuntimeError` if one of them is not answered whole.
+
+    `mode` is SGLang's word for the leg of a pair, "null" for an engine that computes both.
+    """
+    # A decode that nobody gives a KV cache begins with whatever token, which a grammar would refuse.
+    kinds = [GREEDY, SAMPLED, *([GRAMMAR] if grammars and mode != "decode" else [])]
+    vocabulary = manager.model_config.vocab_size
+    prompt = [place % vocabulary for place in range(min(PROMPT_TOKENS, manager.context_len // 2))]
+    for room, sampling in enumerate(kinds):
+        met = {} if mode == "null" else {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_room": room}
+        wanted = GenerateReqInput(
+            input_ids=prompt,
+            sampling_params={"max_new_tokens": ANSWER_TOKENS, "ignore_eos": True, **sampling},
+            rid=f"{room:032x}",
+            stream=True,
+            **met,
+        )
+        reason = None
+        async for out in manager.generate_request(wanted, None):
+            reason = out["meta_info"]["finish_reason"]
+        if reason is None or reason["type"] == "abort":
+            raise RuntimeError(f"its own first request was not answered: {reason and reason.get('message')}")
+    if not (flushed := await manager.flush_cache(timeout_s=FLUSHED_WITHIN_S)).success:
+        raise RuntimeError(f"its first requests could not be forgotten: {flushed.message}")

@@ -1,0 +1,173 @@
+"""The host's own parts, with SGLang imported and no engine: its scheduler's pulse, and the failures that it counts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from supervisor.hosts import host_environment
+
+pytestmark = pytest.mark.engine
+
+HEAD = """
+import espalier_sglang_cpu; espalier_sglang_cpu.prepare()
+import asyncio, os, signal, socket, subprocess, sys
+from types import SimpleNamespace
+"""
+PULSE = (
+    HEAD
+    + """
+from actors.engines.sglang.pulse import Pulse
+
+class Manager:
+    answers = False
+    asked = 0
+    async def slow_down(self, request):
+        assert request.forward_sleep_time is None
+        self.asked += 1
+        if not self.answers:
+            await asyncio.Event().wait()
+
+async def main():
+    def process(code):
+        return subprocess.Popen([sys.executable, "-c", code])
+    busy, waiting = process("while True: pass"), process("import time; time.sleep(60)")
+    async def beats(manager, *processes, running, meanwhile=lambda pulse: None):
+        pulse = Pulse(manager, [each.pid for each in processes])
+        asyncio.get_running_loop().call_later(0.2, meanwhile, pulse)
+        try:
+            await asyncio.wait_for(pulse.beat(running=running), 2.0)
+        except TimeoutError:
+            return False
+        return True
+    living = Manager()
+    living.answers = True
+    assert await beats(living, waiting, running=False), "it answers"
+    assert await beats(Manager(), waiting, running=False, meanwhile=lambda pulse: pulse.heard()), "it says anything"
+    assert await beats(Manager(), busy, running=True), "a long step is no silence"
+    assert not await beats(Manager(), busy, running=False), "who computes with nothing to compute is lost"
+    assert not await beats(Manager(), waiting, running=True)
+    assert not await beats(Manager(), busy, waiting, running=True), "one rank of two waits for ever"
+    os.kill(busy.pid, signal.SIGSTOP)
+    assert not await beats(Manager(), busy, running=True)
+    quiet = Manager()
+    pulse = Pulse(quiet, [waiting.pid])
+    for _ in range(3):
+        try:
+            await asyncio.wait_for(pulse.beat(running=False), 0.1)
+        except TimeoutError:
+            pass
+    assert quiet.asked == 1, "one question at a time, however often it is asked for"
+    for each in (busy, waiting):
+        each.kill(); each.wait()
+
+asyncio.run(main())
+"""
+)
+FAILING = (
+    HEAD
+    + """
+from actors.engines.sglang import host
+from protocol import codec
+from protocol.frames import Bye, Fail, Hello, Open
+from protocol.messages import Generate, Sampling
+from protocol.peer import Peer
+
+class Manager:
+    enable_trace = False
+    rid_to_state = {}
+    async def _handle_batch_output(self, out): pass
+    async def generate_request(self, asked, _):
+        if asked.rid == "good":
+            raise ValueError("SGLang's own check")
+        raise KeyError("of SGLang's: " + asked.rid)
+        yield
+
+async def main():
+    ours, theirs = socket.socketpair()
+    engine = SimpleNamespace(tokenizer_manager=Manager(), get_all_child_pids=lambda: [])
+    info = SimpleNamespace(honours_seed=False)
+    serving = asyncio.create_task(host.Host(engine, info, Peer("e", serves_max=20), theirs, None).serve())
+    node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
+    seen = []
+    async def until(kind):
+        before = len(seen)
+        while not any(isinstance(each, kind) for each in seen[before:]):
+            seen.extend(node.receive(await reader.read(65536)))
+    await until(Hello)
+    for stream, name in enumerate(["good"] * 9 + [f"bad{at}" for at in range(6)], 1):
+        node.send(Open(stream, codec.encode(Generate(name, [1], Sampling(4))), 4))
+        writer.write(node.take())
+        await until(Fail)
+        assert stream > 9 or not serving.done(), "a request that is refused is no failure of the engine"
+    if not isinstance(seen[-1], Bye):
+        await until(Bye)
+    said = {each.detail for each in seen if isinstance(each, Fail) and each.code == "internal"}
+    assert said == {"the engine failed the request: KeyError"}, said
+    why = await serving
+    assert seen[-1] == Bye("failing", why), seen[-1]
+    assert why == "it failed 6 requests within 60 s, the last by KeyError: \\"of SGLang's: bad5\\"", why
+
+asyncio.run(main())
+"""
+)
+
+WARM = (
+    HEAD
+    + """
+from actors.engines.sglang.warm_up import warm_up
+
+class Manager:
+    model_config = SimpleNamespace(vocab_size=20)
+    context_len = 40
+    flushed = 0
+    ends = {"type": "length", "length": 4}
+    def __init__(self, **changes):
+        self.asked = []
+        vars(self).update(changes)
+    async def generate_request(self, asked, _):
+        self.asked.append(asked)
+        if self.ends is not None:
+            yield {"meta_info": {"finish_reason": self.ends}}
+    async def flush_cache(self, timeout_s):
+        self.flushed += len(self.asked)
+        return SimpleNamespace(success=self.flushed < 9, message="busy")
+
+async def main():
+    for mode, grammars, kinds in [("null", True, 3), ("prefill", True, 3), ("decode", True, 2), ("null", False, 2)]:
+        manager = Manager()
+        await warm_up(manager, mode, grammars=grammars)
+        assert len(manager.asked) == manager.flushed == kinds, (mode, grammars)
+        assert len({each.rid for each in manager.asked}) == kinds
+        assert {each.bootstrap_host for each in manager.asked} == {None if mode == "null" else "2.2.2.2"}
+        assert all(len(each.input_ids) == 20 and max(each.input_ids) < 20 for each in manager.asked)
+    for broken, said in [
+        (Manager(ends={"type": "abort", "message": "no memory"}), "its own first request was not answered: no memory"),
+        (Manager(ends=None), "its own first request was not answered: None"),
+        (Manager(flushed=9), "its first requests could not be forgotten: busy"),
+    ]:
+        try:
+            await warm_up(broken, "null", grammars=True)
+        except RuntimeError as error:
+            assert str(error) == said, error
+        else:
+            raise AssertionError(f"it says nothing of: {said}")
+
+asyncio.run(main())
+"""
+)
+
+
+@pytest.mark.parametrize("code", [PULSE, FAILING, WARM], ids=["c8_pulse", "b11_failing", "c11_warm"])
+def test_the_hosts_own_parts(code):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=host_environment(os.environ, "cpu"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
