@@ -1,25 +1,71 @@
-"""What a child process says on its own: kept in one bounded file, never on the operator's terminal."""
+"""What a child process says on its own: kept in one bounded file, never on the operator's terminal.
+
+A thread writes the file: neither the event loop nor the child waits for a disk.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
+
+from supervisor.writer import BYTES_MAX, QueuedWriter
+
+log = logging.getLogger(__name__)
 
 READ_BYTES = 64 * 1024
+TAIL_BYTES = 16 * 1024  # of each piece that is read are looked at for its last lines
+
+
+def lost_output(_: int, size: int) -> bytes:
+    """Return what stands where output was lost."""
+    return f"\n[{size} bytes of output were lost]\n".encode()
+
+
+def append(path: Path, bytes_max: int, data: bytes) -> None:
+    """Append to a file, and put it aside when it is full; raises `OSError`."""
+    with path.open("ab") as file:
+        file.write(data)
+        size = file.tell()
+    if size > bytes_max:
+        path.replace(path.with_suffix(".1.log"))
+
+
+def writer(path: Path, bytes_max: int, backlog_bytes_max: int = BYTES_MAX) -> QueuedWriter:
+    """Return what appends to `path` in a thread, and keeps at most twice `bytes_max` of it.
+
+    The log is told when that begins to fail, and when it works again.
+    """
+
+    def told(error: OSError | ValueError | None) -> None:
+        if error is not None:
+            log.error("what engines say cannot be kept", extra={"file": str(path), "reason": str(error)})
+        else:
+            log.info("what engines say is kept again", extra={"file": str(path), "lost_bytes": made.lost_bytes})
+
+    made = QueuedWriter(
+        partial(append, path, bytes_max),
+        bytes_max=backlog_bytes_max,
+        notice=lost_output,
+        on_failure=told,
+        chunk_bytes=READ_BYTES,
+    )
+    return made
 
 
 @define(eq=False)
 class Chatter:
-    """Copies what comes through a pipe into `path`, at most twice `bytes_max` of it, and keeps the last lines."""
+    """Copies what comes through a pipe into `path`, and keeps the last lines; `file` outlives it if it is given."""
 
     path: Path
     bytes_max: int = 4 * 1024 * 1024
     kept: bool = False  # the file stays when the node is gone
+    file: QueuedWriter = field(default=Factory(lambda self: writer(self.path, self.bytes_max), takes_self=True))
     tail: deque[str] = field(factory=lambda: deque(maxlen=50))
 
     def pipe(self) -> tuple[trio.lowlevel.FdStream, int]:
@@ -28,12 +74,11 @@ class Chatter:
         return trio.lowlevel.FdStream(read), write
 
     async def keep(self, output: trio.lowlevel.FdStream) -> None:
-        """Copy until every writer of the pipe is gone."""
+        """Copy until every writer of the pipe is gone; what the disk does not take in time is lost, and counted."""
         async with output:
             while data := await output.receive_some(READ_BYTES):
-                self.tail.extend(data.decode(errors="replace").splitlines())
-                with suppress(OSError):  # a full disk costs the log, not the engine
-                    self._write(data)
+                self.tail.extend(data[-TAIL_BYTES:].decode(errors="replace").splitlines())
+                self.file.put(bytes(data))
 
     @property
     def last_words(self) -> str:
@@ -43,10 +88,3 @@ class Chatter:
             if colon and name.rpartition(".")[2].endswith(("Error", "Exception")) and " " not in name:
                 return line.strip()
         return next((line.strip() for line in reversed(self.tail) if line.strip()), "it said nothing")
-
-    def _write(self, data: bytes) -> None:
-        with self.path.open("ab") as file:
-            file.write(data)
-            size = file.tell()
-        if size > self.bytes_max:
-            self.path.replace(self.path.with_suffix(".1.log"))

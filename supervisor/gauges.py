@@ -10,7 +10,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from supervisor.directory import Directory
 from supervisor.metrics import Metrics
 from supervisor.traffic import Traffic
-from supervisor.writer import QueuedWriter
 
 
 def of_node(metrics: Metrics, directory: Directory) -> None:
@@ -34,11 +33,6 @@ def of_node(metrics: Metrics, directory: Directory) -> None:
             lambda: {each.load.name: float(each.busy) for each in directory.here.values()},
         ),
     }
-
-
-def of_log(log: QueuedWriter) -> Iterator[Metric]:
-    """Yield how many lines of the node's log nobody read in time."""
-    yield CounterMetricFamily("espalier_log_lines_lost", "Lines of the log that were dropped", value=log.lost_items)
 
 
 def of_links(directory: Directory, traffic: Mapping[str, Traffic]) -> Iterator[Metric]:

@@ -18,6 +18,7 @@ from actors.decode import Observer
 from actors.routing.ports import Watch
 from protocol.errors import Left
 from protocol.messages import EngineLoad, Usage
+from supervisor.writer import QueuedWriter
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -55,6 +56,7 @@ class Metrics:
 
     gauges: dict[str, tuple[str, Callable[[], Mapping[str, float]]]] = field(factory=dict)
     sources: list[Callable[[], Iterable[Metric]]] = field(factory=list)
+    logs: dict[str, QueuedWriter] = field(factory=dict)  # of the node and of each process that it keeps, by name
     _first_token: defaultdict[Labels, _Histogram] = field(factory=_histograms)
     _gap: defaultdict[Labels, _Histogram] = field(factory=_histograms)
     _duration: defaultdict[Labels, _Histogram] = field(factory=_histograms)
@@ -159,6 +161,7 @@ class Metrics:
         for labels, slots in self._stuck.items():
             stuck.add_metric(labels, slots)
         yield stuck
+        yield from _logs(self.logs)
         for source in self.sources:
             yield from source()
         for name, (help_text, read) in self.gauges.items():
@@ -204,6 +207,15 @@ class _Routed(Watch):
 
     def went_on(self, code: str, sent: int) -> None:
         self.resumes[self.model, code, "resumed" if sent else "retried"] += 1
+
+
+def _logs(logs: Mapping[str, QueuedWriter]) -> Iterator[Metric]:
+    lost = CounterMetricFamily("espalier_log_lost_bytes", "Bytes of a log that nobody took in time", labels=("log",))
+    failing = GaugeMetricFamily("espalier_log_failing", "Whether a log cannot be written", labels=("log",))
+    for name, log in logs.items():
+        lost.add_metric((name,), log.lost_bytes)
+        failing.add_metric((name,), float(log.failing))
+    yield from (lost, failing)
 
 
 def _histogram_family(

@@ -19,7 +19,7 @@ from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
 from protocol.greeting import NONCE_BYTES
-from supervisor import check, file_checks, folders, gauges, local_control, reaper
+from supervisor import check, file_checks, folders, local_control, reaper
 from supervisor.config import LOOPBACK, Cluster
 from supervisor.doors.door import Door
 from supervisor.doors.keys import SECRETS, Keys
@@ -86,7 +86,7 @@ async def run(
             new_nonce=new_nonce,
             new_room=partial(next, _rooms(secrets.randbits(ROOM_BITS))),
         )
-        world.metrics.sources.append(partial(gauges.of_log, terminal.log))
+        world.metrics.logs[name] = terminal.log
         house = build(cluster, name, world)
         if house.door is not None and keys is not None:
             _lock(house.door, cluster, keys)
@@ -99,7 +99,11 @@ async def run(
         for danger in file_checks.warnings(cluster, world.now()):
             log.warning(danger)
         log.info("starting", extra={"node": name, "engine_logs": str(logs)})
-        return await node.run(up, partial(_announce, cluster, house, terminal))
+        try:
+            return await node.run(up, partial(_announce, cluster, house, terminal))
+        finally:
+            for each in world.metrics.logs.values():  # the folder may go with what is written to it
+                each.flush(LAST_LINES_S)
 
 
 @define(eq=False)

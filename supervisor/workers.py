@@ -21,7 +21,7 @@ from actors.engines.simulated.spec import SimulatedSpec
 from protocol.cluster import Leg
 from protocol.messages import Finished, Generate, Started, Tokens
 from supervisor import hosts, ranks, rendezvous
-from supervisor.chatter import Chatter
+from supervisor.chatter import Chatter, writer
 from supervisor.config import Cluster, EngineSection
 from supervisor.directory import Directory
 from supervisor.engine import EngineHouse, engine, silent
@@ -245,6 +245,13 @@ def _spec(cluster: Cluster, name: str, section: EngineSection, device: str, rank
 
 
 def chatter_of(cluster: Cluster, node: str, world: World) -> Callable[[str], Chatter]:
-    """Return how a node's processes keep what they say."""
+    """Return how a node's processes keep what they say; one thread a file writes, whoever's life it is."""
     section = cluster.node[node]
-    return lambda name: Chatter(world.logs / f"{name}.log", section.chatter_bytes_max, kept=section.logs is not None)
+
+    def of(name: str) -> Chatter:
+        path, logs = world.logs / f"{name}.log", world.metrics.logs
+        if name not in logs:
+            logs[name] = writer(path, section.chatter_bytes_max, section.log_bytes_max)
+        return Chatter(path, section.chatter_bytes_max, kept=section.logs is not None, file=logs[name])
+
+    return of

@@ -104,15 +104,16 @@ class QueuedWriter:
                 self._writing = True
             error = self._written(data)
             with self._changed:
-                self._writing = False
                 self._bytes -= taken[1]
                 if error is not None:
                     self._gap = _sum(told, self._gap)
                     self._lose(taken)
                 changed, self.failing = self.failing != (error is not None), error is not None
-                self._changed.notify_all()
             if changed:
                 self.on_failure(error)
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
 
     def _take(self) -> tuple[bytes, _Gap, _Gap]:
         """Return a chunk of what is queued with notices of what was lost, how much it is, and what it tells of."""

@@ -1,0 +1,106 @@
+"""What engines say is kept in bounded files, and a disk that is full, slow or gone costs the file and nobody else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+import pytest
+import trio
+
+from supervisor.chatter import Chatter, writer
+from supervisor.metrics import Metrics
+
+LIMIT_BYTES = 1000
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "engine.log"
+
+
+async def said(chatter, *pieces):
+    """Let a child say something, and end."""
+    output, write = chatter.pipe()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(chatter.keep, output)
+        for piece in pieces:
+            await trio.to_thread.run_sync(os.write, write, piece)
+        os.close(write)
+    return chatter
+
+
+def events(caplog):
+    return [each.message for each in caplog.records]
+
+
+async def test_what_a_child_says_is_kept_in_two_files_of_bounded_size(path):
+    chatter = Chatter(path, LIMIT_BYTES)
+    for number in range(20):
+        await said(chatter, f"{number:099d}\n".encode())
+        assert chatter.file.flush(5.0)
+    old = path.with_suffix(".1.log").read_bytes()
+    assert (old + (path.read_bytes() if path.exists() else b"")).endswith(f"{19:099d}\n".encode())
+    assert len(old) <= LIMIT_BYTES + 100
+    assert sorted(each.name for each in path.parent.iterdir()) in (["engine.1.log", "engine.log"], ["engine.1.log"])
+
+
+async def test_the_last_words_are_those_of_the_end_however_much_was_said(path):
+    chatter = await said(Chatter(path), b"x\n" * 50_000, b"ValueError: no such model\n", b"bye\n")
+    assert chatter.last_words == "ValueError: no such model"
+    assert len(chatter.tail) == 50
+
+
+async def test_b4_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path):
+    goes_on, written = threading.Event(), []
+
+    def hangs(data):
+        goes_on.wait(20.0)
+        written.append(data)
+
+    chatter = Chatter(path)
+    chatter.file.sink, chatter.file.bytes_max = hangs, 4 * LIMIT_BYTES
+    began = time.perf_counter()
+    await said(chatter, *[b"x" * (LIMIT_BYTES - 1) + b"\n"] * 200)  # three times what a pipe holds
+    assert time.perf_counter() - began < 15.0
+    assert not goes_on.is_set()
+    goes_on.set()
+    assert chatter.file.flush(10.0)
+    text = b"".join(written)
+    lost = chatter.file.lost_bytes
+    assert lost > 0
+    assert f"[{lost} bytes of output were lost]".encode() in text
+    assert text.count(b"x") == 200 * (LIMIT_BYTES - 1) - lost * (LIMIT_BYTES - 1) // LIMIT_BYTES
+
+
+async def test_o16_a_folder_that_fails_is_told_once_and_again_when_it_works(path, caplog):
+    caplog.set_level(logging.INFO)
+    place = path.parent / "logs"
+    file = writer(place / "engine.log", LIMIT_BYTES)
+    chatter = Chatter(place / "engine.log", file=file)
+    metrics = Metrics()
+    metrics.logs["tiny-0"] = file
+    for _ in range(3):
+        await said(chatter, b"hello\n")
+        assert file.flush(5.0)
+    (record,) = caplog.records
+    assert (record.message, record.levelname) == ("what engines say cannot be kept", "ERROR")
+    assert (record.file, "No such file" in record.reason) == (str(place / "engine.log"), True)
+    assert 'espalier_log_failing{log="tiny-0"} 1.0' in metrics.text({}).decode()
+    assert 'espalier_log_lost_bytes_total{log="tiny-0"} 18.0' in metrics.text({}).decode()
+    place.mkdir()
+    await said(chatter, b"there again\n")
+    assert file.flush(5.0)
+    assert events(caplog)[1:] == ["what engines say is kept again"]
+    assert (place / "engine.log").read_text() == "\n[18 bytes of output were lost]\nthere again\n"
+    assert 'espalier_log_failing{log="tiny-0"} 0.0' in metrics.text({}).decode()
+
+
+async def test_o16_a_full_disk_is_told(tmp_path, caplog):
+    full = tmp_path / "engine.log"
+    full.symlink_to("/dev/full")
+    chatter = await said(Chatter(full), b"hello\n")
+    assert chatter.file.flush(5.0)
+    assert ["No space left" in each.reason for each in caplog.records] == [True]
