@@ -30,6 +30,7 @@ from supervisor.process import Hurry, Ladder, Process, start
 from supervisor.run import Chance, Up, supervise
 from supervisor.say import Terminal, readable
 from supervisor.tree import Backoff, Child, Restart, Tree
+from supervisor.turns import Turns
 from supervisor.upward import Lines, hear
 
 log = logging.getLogger(__name__)
@@ -119,6 +120,7 @@ class Launcher:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reaper.run)
             nursery.start_soon(self.terminal.keep_live)
+            nursery.start_soon(self._watch_turns)
             await nursery.start(self._listen, nursery)
             log.info("starting", extra={"nodes": list(self.names)})
             nursery.start_soon(self._keep_up_with_file, nursery)
@@ -137,6 +139,10 @@ class Launcher:
             self.terminal.end(FAREWELL_S)
             os._exit(self.exit_code)  # an interpreter takes its time to end, too
         return self.exit_code
+
+    async def _watch_turns(self) -> None:
+        with Turns(self.cluster.node[self.names[0]].turn_max_s).watching():
+            await trio.sleep_forever()
 
     def _start(self, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
         assert self._nodes is not None

@@ -32,6 +32,7 @@ from supervisor.reload import Reloader
 from supervisor.run import Up, supervise
 from supervisor.say import Terminal
 from supervisor.text_threads import TextThreads
+from supervisor.turns import Turns
 from supervisor.world import World
 
 log = logging.getLogger(__name__)
@@ -99,8 +100,11 @@ async def run(
         for danger in file_checks.warnings(cluster, world.now()):
             log.warning(danger)
         log.info("starting", extra={"node": name, "engine_logs": str(logs)})
+        turns = Turns(section.turn_max_s)
+        world.metrics.sources.append(turns.families)
         try:
-            return await node.run(up, partial(_announce, cluster, house, terminal))
+            with turns.watching():
+                return await node.run(up, partial(_announce, cluster, house, terminal))
         finally:
             for each in world.metrics.logs.values():  # the folder may go with what is written to it
                 each.flush(LAST_LINES_S)

@@ -36,6 +36,8 @@ class NodeSection:
     drain_s: Seconds = 30.0  # that streams may take to finish after a signal
     logs: str | None = None  # a folder for what engines say; without one it is gone when the node is
     chatter_bytes_max: Count = 4 * 1024 * 1024
+    turn_max_s: Seconds = 0.02  # of one step of a task, in which nobody else has the event loop; more is told
+    hung_s: Seconds = 30.0  # without a turn of its event loop, after which a launcher ends and restarts the node
     log_lines_max: Count = 10_000  # that wait for whoever reads the node's log; more are dropped and counted
     log_bytes_max: Count = 4 * 1024 * 1024
 

@@ -16,6 +16,8 @@ from protocol.peer import Peer
 from supervisor import config
 from supervisor.link import Link
 from supervisor.metrics import Metrics
+from supervisor.turns import Turns
+from supervisor.writer import QueuedWriter
 from tests.houses import built
 
 ROOT = Path(__file__).parent.parent
@@ -54,6 +56,10 @@ def happened(metrics: Metrics) -> None:
     metrics.slots_stuck("tiny-0", 1)
     metrics.router("tiny").called("back/tiny-0", "ended")
     metrics.router("tiny").went_on("engine_lost", 0)
+    metrics.logs["tiny-0"] = QueuedWriter(bytes)
+    turns = Turns()
+    turns._exceeds("links.Links.run", 1.0)
+    metrics.sources.append(turns.families)
 
 
 @pytest.fixture

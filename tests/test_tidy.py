@@ -43,6 +43,7 @@ HANDS = {  # where clock, chance and libc are taken in hand: each has its reason
     Path("supervisor/node.py"): {"time", "random", "secrets"},
     Path("supervisor/libraries.py"): {"ctypes"},
     Path("supervisor/reaper.py"): {"time", "ctypes"},
+    Path("supervisor/turns.py"): {"time", "threading"},
     Path("supervisor/writer.py"): {"threading"},
 }
 ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing that it waits for has its own
