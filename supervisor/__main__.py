@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -19,6 +21,7 @@ from protocol.dialects.mistakes import Mistake
 from protocol.errors import ActorError, EspalierError, StartFailed
 from supervisor import check, config, file_checks, launcher, node, reaper, say
 from supervisor.doors import keys
+from supervisor.standing import Earlier
 from supervisor.upward import Upward
 from supervisor.version import version
 
@@ -49,12 +52,15 @@ def main() -> int:
         "--join", metavar="HOST:PORT", action="append", default=[], help="where a node of a running cluster listens"
     )
     parser.add_argument("--launched", type=int, help=argparse.SUPPRESS)  # by a launcher: the descriptor of its pipe
+    parser.add_argument("--restarts", type=int, default=0, help=argparse.SUPPRESS)  # of this node by its launcher
+    parser.add_argument("--ended-by", default="", help=argparse.SUPPRESS)  # why the last of them was
     parser.add_argument("--version", action="version", version=f"espalier {version()}")
     arguments = parser.parse_args()
     upward = None if arguments.launched is None else Upward(arguments.launched)
     if upward is not None:
         os.set_inheritable(upward.fd, False)
         reaper.die_without(upward.fd)
+        faulthandler.register(signal.SIGQUIT, file=upward.fd, all_threads=True)  # when it hangs: where
     try:
         if arguments.check:
             print(checked(arguments.file, arguments.join, arguments.node))
@@ -69,17 +75,18 @@ def main() -> int:
             upward.say("failed", str(error))
             upward.end(say.END_S)
         return 1
-    return _run(cluster, names, arguments.file, upward)
+    earlier = Earlier(arguments.restarts, arguments.ended_by)
+    return _run(cluster, names, arguments.file, upward, earlier)
 
 
-def _run(cluster: config.Cluster, names: tuple[str, ...], file: Path, upward: Upward | None) -> int:
+def _run(cluster: config.Cluster, names: tuple[str, ...], file: Path, upward: Upward | None, earlier: Earlier) -> int:
     """Run nodes of a cluster, and return the exit code; nothing from here on waits for whoever reads the log."""
     alone = names[0] if len(names) == 1 and len(cluster.node) > 1 else None
     own = cluster.node[names[0]]  # of a launcher that of its first node is as good as any
     terminal = say.set_up(node=alone, lines_max=own.log_lines_max, bytes_max=own.log_bytes_max)
     say.take_over()
     try:
-        run = _running(cluster, names, file, terminal, upward)
+        run = _running(cluster, names, file, terminal, upward, earlier)
         code: int = trio.run(run, strict_exception_groups=True)
     except ActorError as error:
         if upward is None:
@@ -115,7 +122,12 @@ def checked(file: Path, joined: Sequence[str], node_name: str | None) -> str:
 
 
 def _running(
-    cluster: config.Cluster, names: tuple[str, ...], file: Path, terminal: say.Terminal, upward: Upward | None
+    cluster: config.Cluster,
+    names: tuple[str, ...],
+    file: Path,
+    terminal: say.Terminal,
+    upward: Upward | None,
+    earlier: Earlier,
 ) -> Callable[[], Awaitable[int]]:
     """Return what runs one node here, or several in processes of their own."""
     environment = dict(os.environ)
@@ -128,7 +140,8 @@ def _running(
         return partial(node.run, cluster, name, terminal, environment)
     terminal.upward = partial(upward.say, "tell")
     up, reload = (partial(upward.say, kind) for kind in ("up", "reload"))
-    return partial(node.run, cluster, name, terminal, environment, up, reload, upward.pulse)
+    launched = node.Launched(up, reload, upward.pulse, earlier)
+    return partial(node.run, cluster, name, terminal, environment, launched)
 
 
 def operated(arguments: list[str]) -> int:

@@ -15,8 +15,7 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,14 +23,13 @@ import trio
 from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
-from supervisor import check, config, folders, reaper
+from supervisor import check, config, folders, node_process, reaper
 from supervisor.config import Cluster
-from supervisor.process import Hurry, Ladder, Process, start
+from supervisor.process import Hurry, Ladder, Process
 from supervisor.run import Chance, Up, supervise
-from supervisor.say import Terminal, readable
+from supervisor.say import Terminal
 from supervisor.tree import Backoff, Child, Restart, Tree
 from supervisor.turns import Turns
-from supervisor.upward import Lines, hear
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +42,7 @@ HURRIED_S = 1.1  # from a second signal to the last of a node
 AGAIN_S = 0.05  # after which those that have heard only one signal hear the second
 HARD_EXIT_S = 1.2  # after a second signal, as for one node
 SETTLE_S = 0.2  # in which every node that was told to reload has said so
-LAST_LINES_S = 0.5  # for what an ended node has written to be shown
 FAREWELL_S = 0.2  # for the log to be written after a second signal
-
-
-class NodeDied(ActorError):
-    """A node's process has ended; its launcher starts another."""
 
 
 def tree(cluster: Cluster, name: str, launcher: Launcher) -> Tree:
@@ -57,7 +50,7 @@ def tree(cluster: Cluster, name: str, launcher: Launcher) -> Tree:
     start_s, _ = _patience(cluster, name)
     process = Child(
         name="process",
-        run=_process,
+        run=node_process.run,
         args=(name, launcher),
         restart=Restart.TRANSIENT,  # an operator who drains a node wants it gone
         significant=True,
@@ -107,6 +100,8 @@ class Launcher:
     _up: set[str] = field(factory=set)  # have been ready, at least once
     _told: list[str] = field(factory=list)  # by the node with the gateway, to be said when all have been ready
     _ladders: dict[str, Ladder] = field(factory=dict)
+    _hung_s: dict[str, float] = field(factory=dict)
+    _earlier: dict[str, tuple[int, str]] = field(factory=dict)  # how often a node has ended, and why it did last
     _placed: set[str] = field(factory=set)  # on this host, by the file as it was read last
     _asked: trio.Event = field(factory=trio.Event)  # to read the file anew
     _nodes: trio.Nursery | None = None  # while they run
@@ -147,7 +142,7 @@ class Launcher:
     def _start(self, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
         assert self._nodes is not None
         self._kept[name], self._ended[name] = trio.CancelScope(), trio.Event()
-        self._ladders[name] = _patience(cluster, name)[1]
+        self._ladders[name], self._hung_s[name] = _patience(cluster, name)[1], cluster.node[name].hung_s
         self._nodes.start_soon(self._keep, name, cluster, nursery)
 
     async def _keep(self, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
@@ -171,6 +166,20 @@ class Launcher:
                 self._not_started(name, error)
         finally:
             self._ended[name].set()
+
+    def ended(self, name: str, why: str) -> None:
+        """Note that a node's process has ended, and was not asked to."""
+        times, _ = self._earlier.get(name, (0, ""))
+        self._earlier[name] = times + 1, why
+
+    def earlier(self, name: str) -> tuple[str, ...]:
+        """Return what a node's next process is told of those before it, for whoever asks it how it is."""
+        times, why = self._earlier.get(name, (0, ""))
+        return ("--restarts", str(times), "--ended-by", why) if times else ()
+
+    def hung_s(self, name: str) -> float:
+        """Return for how long a node's event loop may stand still."""
+        return self._hung_s[name]
 
     def ladder(self, name: str) -> Ladder:
         """Return how long a node may take to end."""
@@ -313,88 +322,3 @@ def _leave_nothing() -> None:
     """End what is left below this process, and remove what a node that was killed could not remove itself."""
     reaper.end_all()
     folders.sweep(Path(tempfile.gettempdir()))
-
-
-# One node ------------------------------------------------------------------------------
-
-
-async def _process(
-    name: str, launcher: Launcher, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
-    """Keep one node's process; `started()` means that its tree is up. Returns once it has done as it was asked to: end.
-
-    Raises `StartFailed` if it does not come up, and `NodeDied` when it ends later.
-    """
-    hears, says = os.pipe2(os.O_CLOEXEC)
-    async with trio.lowlevel.FdStream(hears) as stream, trio.open_nursery() as nursery:
-        aside = trio.CancelScope(shield=True)  # what it logs while it is ended is shown as well
-        try:
-            process = _started(name, says, launcher, nursery, aside)
-        finally:
-            os.close(says)
-        launcher.processes[name] = process
-        up, done, why = False, False, ""
-        try:
-            lines = Lines(stream)
-            while (heard := await hear(lines)) is not None:
-                match heard:
-                    case "up", _ if not up:
-                        up = True
-                        launcher.serving.add(name)
-                        task_status.started()
-                    case "tell", text:
-                        launcher.tell(name, text)
-                    case "reload", _:
-                        launcher.reload()
-                    case "failed", text:
-                        why = f": {text}"
-                    case "done", _:
-                        done = True
-        finally:
-            launcher.serving.discard(name)
-            await process.end(launcher.ladder(name), launcher.hurry)  # noqa: ASYNC102  # shielded, rung by rung
-            del launcher.processes[name]
-            aside.deadline = trio.current_time() + LAST_LINES_S
-    if not done:
-        _died(name, launcher, why, up=up)
-    elif not up:
-        task_status.started()  # it was drained before it was up, and has done as it was asked to
-
-
-def _died(name: str, launcher: Launcher, why: str, *, up: bool) -> None:
-    """Raise what has become of a node that nobody told to end, unless the file has it no more."""
-    if not up:
-        raise StartFailed(f"node {name} did not start{why}")
-    if name not in launcher.gone:
-        raise NodeDied(f"node {name} ended{why}")
-    log.error("node %s has ended, and is not started again: the file has it no more", name)
-
-
-def _started(name: str, says: int, launcher: Launcher, nursery: trio.Nursery, aside: trio.CancelScope) -> Process:
-    command = [*launcher.command, "--node", name, "--launched", str(says)]
-    with _output(name, launcher.terminal, nursery, aside) as output:
-        return start(f"node {name}", command, dict(launcher.environment), [says], output, reaper.die_with_parent)
-
-
-@contextmanager
-def _output(name: str, terminal: Terminal, nursery: trio.Nursery, aside: trio.CancelScope) -> Iterator[int]:
-    """Yield where a node may write what it logs: to a terminal by way of us, else where we write ourselves."""
-    if not terminal.live:
-        yield terminal.out.fileno()
-        return
-    reads, writes = os.pipe2(os.O_CLOEXEC)
-    nursery.start_soon(_show, name, trio.lowlevel.FdStream(reads), terminal, aside)
-    try:
-        yield writes
-    finally:
-        os.close(writes)
-
-
-async def _show(name: str, stream: trio.lowlevel.FdStream, terminal: Terminal, aside: trio.CancelScope) -> None:
-    """Show what a node logs, while it is ended as well."""
-    with aside:
-        async with stream:
-            lines = Lines(stream)
-            while (text := await lines.read()) is not None:
-                if (line := readable(name, text)) is not None:
-                    terminal.line(line)

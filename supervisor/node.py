@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random, SystemRandom
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from protocol.errors import ActorError, StartFailed
 from protocol.greeting import NONCE_BYTES
@@ -31,6 +31,7 @@ from supervisor.process import Hurry
 from supervisor.reload import Reloader
 from supervisor.run import Up, supervise
 from supervisor.say import Terminal
+from supervisor.standing import Earlier
 from supervisor.text_threads import TextThreads
 from supervisor.turns import Turns
 from supervisor.world import World
@@ -42,8 +43,22 @@ BYE_S = 0.05  # for the last word to leave
 FAREWELL_S = 2.0  # for cut answers to reach their clients
 HARD_EXIT_S = 1.2  # after a second signal
 LAST_LINES_S = 0.2  # for the log to be written after that
-PULSE_S = 1.0
+PULSE_S = 1.0  # at most, and at most a fifth of the time after which a launcher ends a node that hangs
+PULSES_PER_LIMIT = 5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@frozen
+class Launched:
+    """What a node says to its launcher: it is up, there may be something new in the file, its event loop turns."""
+
+    up: Callable[[], None] = lambda: None
+    reload: Callable[[], None] | None = None
+    pulse: Callable[[], None] | None = None
+    earlier: Earlier = Earlier()  # what the launcher knows of this node's processes before this one
+
+
+NOT_LAUNCHED = Launched()
 
 
 async def run(
@@ -51,13 +66,10 @@ async def run(
     name: str,
     terminal: Terminal,
     environment: Mapping[str, str],
-    up: Callable[[], None] = lambda: None,
-    ask_launcher: Callable[[], None] | None = None,
-    pulse: Callable[[], None] | None = None,
+    launched: Launched = NOT_LAUNCHED,
 ) -> int:
-    """Run one node until a signal ends it, and return the process's exit code; `up` hears that its tree is up.
+    """Run one node until a signal ends it, and return the process's exit code; `launched` is for its launcher.
 
-    `ask_launcher` tells a launcher, if there is one, to start what is new in the file; `pulse` that the loop turns.
     Raises `StartFailed` or `RestartsExceeded` if its tree does not come up, or does not stay up.
     """
     keys = check.keys(cluster, environment) if cluster.gateway.node == name else None
@@ -89,25 +101,19 @@ async def run(
         )
         world.metrics.logs[name] = terminal.log
         house = build(cluster, name, world)
+        house.standing.earlier = launched.earlier
         if house.door is not None and keys is not None:
             _lock(house.door, cluster, keys)
         if house.scraped is not None:
             house.scraped.keys = keys or watchers
         if house.links is not None:
             house.links.secret, house.links.tls = secret, tls
-        node = _Node(cluster, house, world, terminal, section.drain_s, pulse)
-        node.obey(Reloader(name, cluster, house, environment, node.set_drain_s, ask_launcher))
+        node = _Node(cluster, house, world, terminal, section.drain_s, launched.pulse)
+        node.obey(Reloader(name, cluster, house, environment, node.set_drain_s, launched.reload))
         for danger in file_checks.warnings(cluster, world.now()):
             log.warning(danger)
         log.info("starting", extra={"node": name, "engine_logs": str(logs)})
-        turns = Turns(section.turn_max_s)
-        world.metrics.sources.append(turns.families)
-        try:
-            with turns.watching():
-                return await node.run(up, partial(_announce, cluster, house, terminal))
-        finally:
-            for each in world.metrics.logs.values():  # the folder may go with what is written to it
-                each.flush(LAST_LINES_S)
+        return await node.run(launched.up, partial(_announce, cluster, house, terminal))
 
 
 @define(eq=False)
@@ -152,8 +158,9 @@ class _Node:
             nursery = self._nursery
             nursery.start_soon(reaper.run)
             nursery.start_soon(self.terminal.keep_live)
+            nursery.start_soon(self._watch_turns)
             if self.pulse is not None:
-                nursery.start_soon(_pulses, self.pulse)
+                nursery.start_soon(_pulses, self.pulse, self.cluster.node[self.house.directory.name].hung_s)
             nursery.start_soon(self._answer_operators)
             await nursery.start(self._listen, nursery)
 
@@ -170,6 +177,8 @@ class _Node:
         for number in SIGNALS:  # whoever asks for the end now has it already, with the exit code that is due
             signal.signal(number, signal.SIG_IGN)
         reaper.end_all()
+        for each in self.world.metrics.logs.values():  # the folder may go with what is written to it
+            each.flush(LAST_LINES_S)
         if self._failure is not None:
             raise self._failure
         log.info("stopped", extra={"exit_code": self.exit_code})
@@ -180,6 +189,12 @@ class _Node:
         heart = Heart(cluster.cluster.beat_s, cluster.cluster.silent_s)
         folder = self.world.folder.path
         await local_control.serve(folder, cluster.file, self.house.directory.name, controls.serves, heart)
+
+    async def _watch_turns(self) -> None:
+        turns = Turns(self.cluster.node[self.house.directory.name].turn_max_s)
+        self.world.metrics.sources.append(turns.families)
+        with turns.watching():
+            await trio.sleep_forever()
 
     def _watch(self, happening: Happening) -> None:
         self.terminal.watch(happening)
@@ -257,11 +272,11 @@ class _Node:
         os._exit(self.exit_code)
 
 
-async def _pulses(pulse: Callable[[], None]) -> None:
+async def _pulses(pulse: Callable[[], None], hung_s: float) -> None:
     """Show for as long as this node's event loop turns that it does, to whoever ends a node that hangs."""
     while True:
         pulse()
-        await trio.sleep(PULSE_S)
+        await trio.sleep(min(PULSE_S, hung_s / PULSES_PER_LIMIT))
 
 
 def _lock(door: Door, cluster: Cluster, keys: Keys) -> None:

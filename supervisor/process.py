@@ -64,6 +64,11 @@ class Process:
         """Wait until the process has ended."""
         await trio.lowlevel.wait_readable(self.pidfd)
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process alone, if it lives."""
+        with suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to the whole group, if any of it is left."""
         with suppress(ProcessLookupError, PermissionError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from protocol.cluster import ChildState
 from supervisor.happenings import Happening, Kind, words
@@ -34,11 +34,20 @@ class _Stand:
     why: str = ""
 
 
+@frozen
+class Earlier:
+    """What a launcher knows of a node's processes before this one: how many ended unasked, and why the last one did."""
+
+    count: int = 0
+    why: str = ""
+
+
 @define(eq=False)
 class Standing:
     """Follows one tree, which never changes its shape; nothing in here is ever more than the tree has members."""
 
     tree: Tree
+    earlier: Earlier = Earlier()
     _begun_at: float | None = None
     _stands: dict[str, _Stand] = field(factory=dict)
 
@@ -68,13 +77,16 @@ class Standing:
 
     def _children(self, member: Child | Tree, path: str) -> Iterator[ChildState]:
         stand = self._stands.get(path, _Stand())
+        restarts, why = max(0, stand.starts - 1), stand.why
+        if path == self.tree.name:
+            restarts, why = restarts + self.earlier.count, why or self.earlier.why[:WHY_LENGTH_MAX]
         state, since = stand.state, stand.since
         children = member.children if isinstance(member, Tree) else ()
         if path == self.tree.name and path not in self._stands:  # nobody starts the root: it is as its children are
             states = [self._state(f"{path}/{child.name}") for child in children]
             state, since = next((each for each in states if each != UP), UP), self._begun_at
         since_s = 0.0 if since is None else max(0.0, trio.current_time() - since)
-        yield ChildState(path, state, max(0, stand.starts - 1), round(since_s, 3), member.about, stand.why)
+        yield ChildState(path, state, restarts, round(since_s, 3), member.about, why)
         for child in children:
             yield from self._children(child, f"{path}/{child.name}")
 

@@ -91,11 +91,13 @@ class Lines:
         return self._whole.popleft().decode(errors="replace")
 
 
-async def hear(lines: Lines) -> tuple[Kind, str] | None:
-    """Return the next that a node says, None when it has ended; what is nothing that a node says is left out."""
+async def hear(lines: Lines, others: deque[str] | None = None) -> tuple[Kind, str] | None:
+    """Return the next that a node says, None when it has ended; what is no word of a node is added to `others`."""
     while (line := await lines.read()) is not None:
         with suppress(ValueError):
             match json.loads(line):
                 case [str() as kind, str() as text] if kind in get_args(Kind):
                     return cast("Kind", kind), text
+        if others is not None:
+            others.append(line)
     return None

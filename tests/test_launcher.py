@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from protocol.errors import StartFailed
-from supervisor import config, launcher, process
+from supervisor import config, launcher, node_process, process
 from supervisor.launcher import Launcher
 from supervisor.say import Terminal
 from tests.launched import SIMULATED
@@ -88,11 +88,11 @@ async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(one, monk
     def fails(*_):
         raise OSError(errno.EAGAIN, "no process can be had")
 
-    monkeypatch.setattr(launcher, "start", fails)
+    monkeypatch.setattr(node_process, "start", fails)
     before = descriptors()
     for _ in range(5):
         with pytest.raises(ExceptionGroup) as caught:
-            await launcher._process("one", one)
+            await node_process.run("one", one)
         assert caught.group_contains(OSError, match="no process can be had")
     assert descriptors() == before
     assert one.processes == {}
@@ -102,9 +102,9 @@ async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(one, monk
 async def test_a_node_that_is_drained_before_it_is_up_has_done_as_it_was_asked_to(one):
     says = "import sys; from supervisor.upward import Upward; Upward(int(sys.argv[-1])).say('done')"
     one.command, one.environment = (sys.executable, "-c", says), dict(os.environ)
-    one._ladders["two"] = process.Ladder()
+    one._ladders["two"], one._hung_s["two"] = process.Ladder(), 30.0
     async with trio.open_nursery() as nursery:
-        await nursery.start(launcher._process, "two", one)
+        await nursery.start(node_process.run, "two", one)
     assert one.processes == {}
 
 

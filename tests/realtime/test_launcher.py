@@ -398,3 +398,20 @@ def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(fo
     for wanted in ("front: front/gateway is ready", "one: stopped  exit_code=0", "two/process has stopped"):
         assert wanted in text
     assert '"event"' not in text
+
+
+def test_d8_a_node_that_is_stopped_is_ended_and_made_anew_and_says_why(folder):
+    ports = free_ports(3)
+    text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.one]", "[node.one]\nhung_s = 2.0")
+    with launched(folder, text, ports[0]) as of:
+        assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
+        before = pids(nodes(of))
+        os.kill(before["one"], signal.SIGSTOP)
+        assert wait_until(lambda: told(of, "node one hangs, and is ended"), WITHIN_S) is not None
+        assert wait_until(lambda: len(told(of, "linked", node="front", peer="one")) > 1, WITHIN_S) is not None
+        after = pids(nodes(of))
+        assert after["one"] != before["one"]
+        assert {name: after[name] for name in ("front", "two")} == {name: before[name] for name in ("front", "two")}
+        root = seen(of)["one"]["tree"][0]
+        assert (root["restarts"], root["why"]) == (1, "its event loop did not turn for 2 s")
+        assert asked(of) == (200, 4)
