@@ -14,6 +14,7 @@ from supervisor.doors import websocket
 from supervisor.doors.door import Door
 from supervisor.doors.http import HttpConnection
 from supervisor.doors.outbox import Outbox
+from supervisor.doors.strangers import address_of
 
 log = logging.getLogger(__name__)
 
@@ -46,26 +47,29 @@ async def gateway(
 
 async def _accepted(door: Door, refusing: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
     """Serve one client, or tell it that there are too many, as long as it is not too many to be told."""
-    if len(door.connections) < door.limits.connections_max:
-        await _connection(door, stream, full=False)
+    if door.has_room(address := address_of(stream)):
+        await _connection(door, stream, address, full=False)
     elif door.tls is None and refusing.available_tokens:
         async with refusing:
-            await _connection(door, stream, full=True)
+            await _connection(door, stream, address, full=True)
     else:  # to say no over TLS costs more than to serve
         door.asking.metrics.refused(Overloaded.code)
 
 
-async def _connection(door: Door, stream: trio.SocketStream, *, full: bool) -> None:
+async def _connection(door: Door, stream: trio.SocketStream, address: str, *, full: bool) -> None:
     """Serve one client; whatever goes wrong with it is its own affair."""
     limits = door.limits
     secure = None if door.tls is None else trio.SSLStream(stream, door.tls, server_side=True, https_compatible=True)
     outbox = Outbox(secure or stream, limits.backlog_bytes_max, limits.stall_s)
     connection = HttpConnection(outbox, door, partial(websocket.serve, outbox, door))
+    scope = trio.CancelScope()
     if not full:
         door.connections[outbox] = connection
+        door.strangers.add(outbox, address, scope)
     try:
-        if secure is None or await _shaken(secure, limits.head_s):
-            await _served(door, outbox, connection, full=full)
+        with scope:
+            if secure is None or await _shaken(secure, limits.head_s):
+                await _served(door, outbox, connection, full=full)
     except Exception:
         log.exception("a bug ended a connection")
     finally:

@@ -34,7 +34,28 @@ GATEWAY: Bugs = {
         Bug("an owner may hold everything", "if held and held + waiter.weight > waiter.at_most:", "if False:"),
     ),
     "supervisor/doors/door.py": (
+        Bug(
+            "whoever has shown a key is a stranger still",
+            "        key = self.authenticate(headers, admin=admin)\n        self.strangers.remove(outbox)\n",
+            "        key = self.authenticate(headers, admin=admin)\n",
+        ),
         Bug("a key's requests are counted, not its generations", "key.asking(weight, param)", "key.asking()"),
+    ),
+    "supervisor/doors/strangers.py": (
+        Bug("the newest stranger goes first", "next(iter(among), None)", "next(reversed(among), None)"),
+        Bug(
+            "the strangers of one address are all of them",
+            "self._all if address is None else self._by_address.get(address, ())",
+            "self._all",
+        ),
+    ),
+    "supervisor/doors/heads.py": (
+        Bug(
+            "every port of a host is one origin",
+            " and (of.port or default) == (host.port or default)",
+            "",
+        ),
+        Bug("a folded header passes", "if FOLDED.search(raw) is not None:", "if False:"),
     ),
     "actors/_fair.py": (
         Bug(

@@ -532,7 +532,7 @@ def test_without_origins_there_is_no_cors():
     assert made.preflight(preflight()) is None
     with pytest.raises(Forbidden):
         made.check_caller(page())
-    made.check_caller(page(b"http://localhost:3000"))
+    made.check_caller(page(b"http://localhost:8000"))
 
 
 def test_every_page_and_every_name_can_be_welcome():

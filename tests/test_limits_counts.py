@@ -231,6 +231,6 @@ async def test_what_waits_and_is_cancelled_makes_room(rather_slow):
         assert (await client.events())[-1]["response"]["incomplete_details"] == {"reason": "cancelled"}
         for lane in "cd":
             await client.say(create(stream_id=lane))
-        overloaded(await client.event(), "1 responses wait for their turn on this connection", "d")
+        overloaded((await client.events("error"))[-1], "1 responses wait for their turn on this connection", "d")
         await client.stream.aclose()
         await at_rest(made)

@@ -15,7 +15,7 @@ from .json_schema import NULL, Schema, Schemas, without_null
 
 ERROR: Schema = {"$ref": "#/components/schemas/Error"}
 # What any request can meet: wrong syntax, no key or a foreign page, slowness, size, limits, and the server's own state.
-ALWAYS = (400, 401, 403, 408, 413, 429, 431, 500, 501, 503)
+ALWAYS = (400, 401, 403, 408, 413, 429, 431, 500, 501, 503, 505)
 
 Media: TypeAlias = Mapping[str, Schema]
 """Schemas of bodies by their media types."""

@@ -8,7 +8,6 @@ import ssl
 from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Annotated, Protocol, TypeVar
-from urllib.parse import urlsplit
 
 import trio
 from attrs import define, evolve, field, frozen
@@ -22,8 +21,10 @@ from protocol.messages import Answered, Respond
 from protocol.trace import Trace
 from supervisor.doors.asking import Asking, Counted, Served
 from supervisor.doors.gate import Gate
+from supervisor.doors.heads import authority, same_origin
 from supervisor.doors.keys import Headers, Key, Keys
 from supervisor.doors.outbox import Outbox
+from supervisor.doors.strangers import Strangers
 from supervisor.doors.tls import Certificate
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class DoorLimits:
     """Every limit of the doors; a full one is a clear error or a clear close code."""
 
     connections_max: Count = 1024
+    address_connections_max: Count = 256  # of one address that have presented no key; this host's own do not count
     key_connections_max: Count = 256  # of one key that names no number of its own
     key_requests_max: Count = 192  # generations of one key inside at once; beyond that its requests wait
     head_bytes_max: Count = 32 * 1024
@@ -107,6 +109,7 @@ class Door:
     port: int | None = None  # once the gateway listens
     connections: dict[Outbox, Drainable] = field(factory=dict)  # one each, whatever it speaks by now
     ending: trio.Semaphore = field(factory=lambda: trio.Semaphore(ENDING_A_TURN))
+    strangers: Strangers = field(factory=Strangers)
     _owners: dict[Outbox, Key] = field(factory=dict)  # in whose name a connection is counted
     _left: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
@@ -114,16 +117,23 @@ class Door:
 
     def check_caller(self, headers: Headers) -> None:
         """Raise `Forbidden` for a foreign `Host` or `Origin`: any web page can make a browser knock at localhost."""
-        given = dict(headers)
+        given = dict(headers)  # of what must not stand twice nothing does
         host = given.get(b"host", b"").decode("latin-1")
-        name = _hostname(f"//{host}")
-        if name is None or not (ANY in self.names or name in self.names):
+        named = authority(host)
+        if named is None or not (ANY in self.names or named.host in self.names):
             raise Forbidden(f"this server does not answer to the host {host[:256]!r}")
         if b"origin" not in given and given.get(b"sec-fetch-site") == b"cross-site":
             raise Forbidden("other sites' pages may not use this server")  # an image, say, comes without an `Origin`
         origin = given.get(b"origin", b"").decode("latin-1")
-        if b"origin" in given and not self._welcome(origin) and _hostname(origin) not in self.names - {ANY}:
+        own = named.host in self.names and same_origin(origin, named)
+        if b"origin" in given and not (own or self._welcome(origin)):
             raise Forbidden(f"pages of {origin[:256]!r} may not use this server")
+
+    def let_in(self, outbox: Outbox, headers: Headers) -> None:
+        """Let a request in that needs no key; raises `Forbidden`. It makes no stranger known where keys are wanted."""
+        self.check_caller(headers)
+        if not self.keys.wanted:
+            self.strangers.remove(outbox)
 
     def serves(self, path: str) -> bool:
         """Whether anything can answer here at this path."""
@@ -140,6 +150,7 @@ class Door:
         """
         self.check_caller(headers)
         key = self.authenticate(headers, admin=admin)
+        self.strangers.remove(outbox)
         owner = self._owners.get(outbox)
         if key is not owner and key is not self.keys.anybody:
             key.connect(self.limits.key_connections_max)
@@ -205,6 +216,18 @@ class Door:
 
     # What becomes of them ----------------------------------------------------------------
 
+    def has_room(self, address: str) -> bool:
+        """Make room for a connection from an address, where strangers stand in its way, and return whether there is."""
+        limits, ended = self.limits, None
+        if address and self.strangers.of(address) >= limits.address_connections_max:
+            ended = self.strangers.end_oldest(address)
+        elif len(self.connections) >= limits.connections_max and (ended := self.strangers.end_oldest()) is None:
+            return False
+        if ended is not None:
+            self.forget(ended)
+            self.asking.metrics.client_dropped("stranger")
+        return len(self.connections) < limits.connections_max
+
     def reload(self) -> list[str]:
         """Read keys and certificate anew, for whoever comes from now on; what cannot be read stays as it was.
 
@@ -267,8 +290,9 @@ class Door:
         return inf if key is self.keys.anybody else key.section.concurrency_max or self.limits.key_requests_max
 
     def forget(self, outbox: Outbox) -> None:
-        """Note that a connection has ended."""
-        del self.connections[outbox]
+        """Note that a connection has ended, or will as soon as it runs."""
+        self.connections.pop(outbox, None)
+        self.strangers.remove(outbox)
         if (key := self._owners.pop(outbox, None)) is not None:
             key.connections -= 1
         self._left.unpark_all()
@@ -284,10 +308,3 @@ class Door:
         await trio.lowlevel.checkpoint()
         while self.connections:
             await self._left.park()
-
-
-def _hostname(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None

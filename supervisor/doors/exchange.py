@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from email.utils import formatdate
 from functools import lru_cache
+from http import HTTPStatus
 from urllib.parse import parse_qs, urlsplit
 
 import h11
@@ -22,7 +24,7 @@ from supervisor.doors.outbox import Outbox
 JSON = (b"content-type", b"application/json")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-REQUEST_ID_LENGTH_MAX = 128
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")  # what is safe in any log and any shell
 QUERY_FIELDS_MAX = 32
 
 
@@ -208,7 +210,8 @@ class Exchange:
             options.append(b"close")
         if options:
             headers.append((b"connection", b", ".join(options)))
-        return self.syntax.send(h11.Response(status_code=status, headers=headers)) or b""
+        reason = HTTPStatus(status).phrase.encode()
+        return self.syntax.send(h11.Response(status_code=status, headers=headers, reason=reason)) or b""
 
     def _data(self, data: bytes) -> bytes:
         return self.syntax.send(h11.Data(data=data)) or b""
@@ -219,8 +222,7 @@ class Exchange:
     def _given_id(self) -> str | None:
         """Return the client's own id of the request if it gave a decent one."""
         given = self.header(b"x-request-id")
-        decent = 0 < len(given) <= REQUEST_ID_LENGTH_MAX and all(33 <= byte < 127 for byte in given)
-        return given.decode() if decent else None
+        return given.decode() if REQUEST_ID.fullmatch(given) is not None else None
 
     def _media(self) -> bytes:
         return self.header(b"content-type").partition(b";")[0].strip().lower()

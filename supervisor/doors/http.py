@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from http import HTTPStatus
 
 import h11
 import trio
@@ -23,6 +24,7 @@ from supervisor.doors import routes
 from supervisor.doors.asking import failed_by_a_bug
 from supervisor.doors.door import Door
 from supervisor.doors.exchange import Exchange
+from supervisor.doors.heads import VERSIONS, check_head
 from supervisor.doors.keys import Key
 from supervisor.doors.outbox import Outbox
 from supervisor.doors.routes import Route
@@ -51,6 +53,7 @@ class HttpConnection:
     _idle: trio.CancelScope | None = None
     busy: bool = False  # a whole request has come, and its answer has not ended
     _served: int = 0
+    _cut_short: bool = False  # more came ahead than is kept: one more is answered, with the word that it is the last
     _unheard: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -79,6 +82,7 @@ class HttpConnection:
         try:
             while (request := await self._head()) is not None:
                 exchange = self._exchange(request)
+                exchange.last = self._cut_short
                 if await self._upgraded(exchange):
                     return
                 await self._respond(exchange)
@@ -117,7 +121,7 @@ class HttpConnection:
             except h11.RemoteProtocolError as error:
                 self._misread(error)
                 return None
-            return event if isinstance(event, h11.Request) and self._fits(event) else None
+            return event if isinstance(event, h11.Request) and self._fits(event) and self._is_strict(event) else None
         if self._raw:  # half a head has come; who has asked nothing needs no answer
             exchange = self._exchange()
             exchange.last = True
@@ -134,15 +138,30 @@ class HttpConnection:
             exchange.fail(TooLarge(f"the head is {size} bytes long; at most {limit} are read"), 431)
         return size <= limit
 
+    def _is_strict(self, request: h11.Request) -> bool:
+        """Refuse a head that somebody before this server may read otherwise."""
+        raw = bytes(self._raw or b"")
+        try:
+            check_head(raw[: len(raw) - len(self._syntax.trailing_data[0])], request)
+        except BadRequest as error:
+            self._unheard = True
+            exchange = self._exchange(request)
+            exchange.last = True
+            exchange.fail(error, None if request.http_version in VERSIONS else HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
+            return False
+        return True
+
     async def _event(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
         while (event := self._syntax.next_event()) is h11.NEED_DATA:
             if self._syntax.they_are_waiting_for_100_continue:
-                go_on = h11.InformationalResponse(status_code=100, headers=[])
+                go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
                 self.outbox.put(self._syntax.send(go_on) or b"")
             await self._read()
         return event
 
     async def _read(self) -> None:
+        if self._cut_short:
+            raise Gone  # what follows does not follow what was kept
         data = await self.outbox.receive_some()
         if self._idle is not None:  # from its first byte on a request is no longer idle
             self._idle.deadline = min(self._idle.deadline, trio.current_time() + self.door.limits.head_s)
@@ -183,8 +202,9 @@ class HttpConnection:
             if not data:
                 break
             ahead += len(data)
-            if ahead > AHEAD_BYTES_MAX:
-                exchange.last = True  # only by reading on can it be noticed that the client leaves
+            if ahead > AHEAD_BYTES_MAX or self._cut_short:  # read on: else it is not noticed that the client leaves
+                self._cut_short = True
+                exchange.last = exchange.last or not exchange.begun  # one that has begun cannot say so any more
             else:
                 self._syntax.receive_data(bytes(data))
         self.outbox.gone = True
@@ -214,7 +234,9 @@ class HttpConnection:
 
     async def _respond(self, exchange: Exchange) -> None:
         self._raw = None
-        exchange.last = _has_two_lengths(exchange)  # whoever stands before us may count the body otherwise
+        exchange.last = exchange.last or _has_two_lengths(
+            exchange
+        )  # whoever stands before us may count the body otherwise
         try:
             if self._preflown(exchange):
                 return
@@ -254,7 +276,7 @@ class HttpConnection:
         Strangers are refused before they can tell which paths exist.
         """
         if route is not None and route.open:
-            self.door.check_caller(exchange.headers)
+            self.door.let_in(self.outbox, exchange.headers)
         else:
             admin = route is not None and route.admin
             exchange.key = self.door.knock(self.outbox, exchange.headers, admin=admin)

@@ -1,0 +1,68 @@
+"""Strict reading of what stands in a request's head, where h11 or the standard library would let something pass.
+
+Two readers that differ about one request are how requests are smuggled past the first of them; so whatever a proxy
+before this server might read otherwise is refused. Not refused, because h11 alone sees it: long chunk extensions, and a
+bare line feed in the lines between chunks.
+"""
+
+from __future__ import annotations
+
+import re
+
+import h11
+from attrs import frozen
+
+from protocol.errors import BadRequest
+
+VERSIONS = frozenset({b"1.0", b"1.1"})
+SINGLE = (b"host", b"origin", b"authorization", b"api-key", b"x-api-key")  # of two, somebody else may take the other
+FOLDED = re.compile(rb"\n[ \t]")
+BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
+AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(?::([0-9]{0,5}))?")
+ORIGIN = re.compile(r"(https?)://(.+)", re.IGNORECASE)
+DEFAULT_PORTS = {"http": 80, "https": 443}
+PORT_MAX = 65535
+
+
+@frozen
+class Authority:
+    """A host, in lower case and without the brackets of an IPv6 address, and a port if one is named."""
+
+    host: str
+    port: int | None = None
+
+
+def authority(text: str) -> Authority | None:
+    """Return what a `Host` header names, None if it is no host with or without a port."""
+    found = AUTHORITY.fullmatch(text)
+    if found is None:
+        return None
+    host, port = found[1].strip("[]").lower(), found[2]
+    if port and int(port) > PORT_MAX:
+        return None
+    return Authority(host, int(port) if port else None)
+
+
+def same_origin(origin: str, host: Authority) -> bool:
+    """Whether a page of this origin came from the very host and port that it asks now."""
+    found = ORIGIN.fullmatch(origin)
+    if found is None or (of := authority(found[2])) is None:
+        return False
+    default = DEFAULT_PORTS[found[1].lower()]
+    return of.host == host.host and (of.port or default) == (host.port or default)
+
+
+def check_head(raw: bytes, request: h11.Request) -> None:
+    """Raise `BadRequest` for a head that others may read otherwise; `raw` is as it came."""
+    if request.http_version not in VERSIONS:
+        raise BadRequest("this server speaks HTTP/1.1 and HTTP/1.0")
+    if BARE_LINE_FEED.search(raw) is not None:
+        raise BadRequest("a line of the head ends in a line feed without a carriage return")
+    if FOLDED.search(raw) is not None:
+        raise BadRequest("a header goes on in a second line; write it in one")
+    names = [name for name, _ in request.headers]
+    for name in SINGLE:
+        if names.count(name) > 1:
+            raise BadRequest(f"the header {name.decode()} stands twice")
+    if request.http_version == b"1.0" and b"transfer-encoding" in names:
+        raise BadRequest("HTTP/1.0 has no transfer-encoding")
