@@ -145,7 +145,7 @@ class GateState:
 class Status:
     """A node's tree and what it knows of the cluster; no other run of the node has the same `run`.
 
-    `gate` is None where no clients knock.
+    `gate` is None where no clients knock; `refused` are sentences about workers of others that are not asked.
     """
 
     node: str
@@ -156,6 +156,7 @@ class Status:
     tree: tuple[ChildState, ...]
     links: tuple[LinkState, ...] = ()
     gate: GateState | None = None
+    refused: tuple[str, ...] = ()
 
 
 @frozen

@@ -54,6 +54,7 @@ def _troubles(seen: Mapping[str, Seen]) -> Iterator[tuple[str, str]]:
         for child in each.tree:
             if child.state != UP and (child.why or child.path not in parents):  # else what is inside it says more
                 yield f"{child.path} {VERBS.get(child.state, child.state)}{': ' * bool(child.why)}{child.why}", SO_SO
+        yield from ((f"node {name} does without an engine: {sentence}", BAD) for sentence in each.refused)
         for link in each.links:
             if not link.up and isinstance(seen.get(link.node), Status):
                 yield f"node {name} has no link to node {link.node}", BAD

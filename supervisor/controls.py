@@ -102,7 +102,8 @@ class Controls:
         links = tuple(_link(name, link) for name, (_, link, _) in sorted(self.directory.nodes.items()))
         up_s, tree = (0.0, ()) if self.standing is None else (self.standing.up_s, self.standing.children())
         gate = None if self.gate is None else _gate(self.gate)
-        return Status(self.directory.name, self.run, self.version, round(up_s, 3), state, tree, links, gate)
+        refused = tuple(f"engine {name} {why}" for name, why in self.directory.models.whys.items())
+        return Status(self.directory.name, self.run, self.version, round(up_s, 3), state, tree, links, gate, refused)
 
 
 def _filled(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeState:

@@ -13,6 +13,7 @@ from protocol.errors import PeerViolation
 from protocol.messages import EngineInfo
 from supervisor.endpoints import Here, There
 from supervisor.link import Link
+from supervisor.own_models import OwnModels
 
 NODES_MAX = NEIGHBOURS_MAX - 1  # beside this one
 RUMOURS_MAX = 256  # nodes that others have told of and that no link has been to
@@ -44,6 +45,7 @@ class Directory:
     ranks: int = 0  # that run here, of engines on other nodes
     address: str | None = None  # where other nodes find this one
     twins: dict[str, str] = field(factory=dict)  # who refuses this process, since another has its name, and how
+    models: OwnModels = field(factory=OwnModels)
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _nodes: dict[str, _Node] = field(factory=dict)
 
@@ -72,6 +74,7 @@ class Directory:
         known = self._nodes.get(node)
         if known is not None and known.link is link:
             known.link = None
+            self.models.forget(node)
             self._down(node, known)
             self.changed.unpark_all()
 
@@ -80,6 +83,7 @@ class Directory:
         for offer in state.offers:
             if offer.engine is not None:
                 _check(offer.name, offer.engine)
+        state = self.models.judged(node, state)
         known = self._nodes.setdefault(node, _Node())
         self._told(node, known, state)
         for neighbour in state.neighbours:

@@ -38,6 +38,7 @@ from supervisor.happenings import Happening, Kind
 from supervisor.hosts import Starts, Zygote
 from supervisor.link import Serves
 from supervisor.links import Links
+from supervisor.own_models import OwnModels
 from supervisor.plug import Plug
 from supervisor.ranks import Asked, Others, agreed
 from supervisor.standing import Standing
@@ -100,6 +101,7 @@ def build(cluster: Cluster, node: str, world: World) -> House:
     zygote: Plug[Zygote] = Plug()
     with_door = cluster.gateway.node == node
     texts = _texts(cluster, node, world.strftime, every=with_door)
+    directory.models = OwnModels({name: text.digest for name, text in texts.items()})
     front: list[Child | Tree] = []
     children: list[Child | Tree] = []
     hosts_of = starts(cluster, node, world, children, zygote)

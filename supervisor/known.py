@@ -32,7 +32,11 @@ Engines = Mapping[str, Plug[Engine]]
 
 def never_ready(directory: Directory, models: Sequence[str]) -> str | None:
     """Say what has not been ready yet: from then on, an engine that is being restarted is worth waiting for."""
-    return _missing(directory, models, lambda _, offer: offer.engine is not None, lambda _: "is still starting")
+
+    def how(name: str) -> str:
+        return directory.models.whys.get(name, "is still starting")
+
+    return _missing(directory, models, lambda _, offer: offer.engine is not None, how)
 
 
 def unready(directory: Directory, models: Sequence[str]) -> str | None:
