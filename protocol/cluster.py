@@ -142,6 +142,16 @@ class GateState:
 
 
 @frozen
+class SetAside:
+    """A worker, or a pair of them, that a node's router gives nothing because it keeps failing, and for how long."""
+
+    model: str
+    worker: str
+    why: str
+    for_s: float
+
+
+@frozen
 class Status:
     """A node's tree and what it knows of the cluster; no other run of the node has the same `run`.
 
@@ -157,6 +167,7 @@ class Status:
     links: tuple[LinkState, ...] = ()
     gate: GateState | None = None
     refused: tuple[str, ...] = ()
+    aside: tuple[SetAside, ...] = ()
 
 
 @frozen

@@ -55,6 +55,9 @@ def _troubles(seen: Mapping[str, Seen]) -> Iterator[tuple[str, str]]:
             if child.state != UP and (child.why or child.path not in parents):  # else what is inside it says more
                 yield f"{child.path} {VERBS.get(child.state, child.state)}{': ' * bool(child.why)}{child.why}", SO_SO
         yield from ((f"node {name} does without an engine: {sentence}", BAD) for sentence in each.refused)
+        for aside in each.aside:
+            again = f"is tried again in {aside.for_s:.0f} s" if aside.for_s else "is tried again"
+            yield f"{aside.worker} keeps failing ({aside.why}), is set aside by node {name} and {again}", SO_SO
         for link in each.links:
             if not link.up and isinstance(seen.get(link.node), Status):
                 yield f"node {name} has no link to node {link.node}", BAD

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from attrs import define, evolve, field, frozen
 
 from actors._kit import Answer
-from protocol.cluster import Drain, GateState, GetStatus, LinkState, NodeState, Reload, Reloaded, Status
+from protocol.cluster import Drain, GateState, GetStatus, LinkState, NodeState, Reload, Reloaded, SetAside, Status
 from protocol.codec import Message
 from protocol.errors import Internal, NotReady, RequestError
 from protocol.messages import Done, EngineLoad
@@ -61,6 +61,7 @@ class Controls:
     loads: Loads
     standing: Standing | None = None
     gate: Gate | None = None
+    aside: Callable[[], tuple[SetAside, ...]] = tuple
     drain: Callable[[], None] = field(default=_nothing)
     reload: Callable[[], Reloaded] = field(default=_not_yet)
 
@@ -103,7 +104,8 @@ class Controls:
         up_s, tree = (0.0, ()) if self.standing is None else (self.standing.up_s, self.standing.children())
         gate = None if self.gate is None else _gate(self.gate)
         refused = tuple(f"engine {name} {why}" for name, why in self.directory.models.whys.items())
-        return Status(self.directory.name, self.run, self.version, round(up_s, 3), state, tree, links, gate, refused)
+        who = self.directory.name, self.run, self.version, round(up_s, 3)
+        return Status(*who, state, tree, links, gate, refused, self.aside())
 
 
 def _filled(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeState:

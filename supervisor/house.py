@@ -126,7 +126,9 @@ def build(cluster: Cluster, node: str, world: World) -> House:
         served: dict[str, Served] = {}
         for name in cluster.model:
             children += _asked_of(cluster, name, texts[name], directory, world, served, live)
-        door = _door(cluster, served, directory, world)
+        controls.aside = partial(routes.aside, live.routings)
+        world.metrics.sources.append(partial(routes.gauge, live.routings))
+        door = _door(cluster, served, directory, world, live)
         front.append(_gateway(cluster, door))
     about = f"node on {cluster.node[node].host}, drains for {cluster.node[node].drain_s:g} s"
     scraped = _scraped(cluster, node, directory, door, world, front)
@@ -318,6 +320,7 @@ def _door(
     served: Mapping[str, Served],
     directory: Directory,
     world: World,
+    live: Live,
 ) -> Door:
     section, models = cluster.gateway, tuple(cluster.model)
     gate = Gate(
@@ -339,7 +342,7 @@ def _door(
         metrics_text=partial(known.all_metrics_text, directory, world.metrics),
         new_id=world.new_id,
         now=world.now,
-        server_info=partial(known.server_info, cluster, directory, version()),
+        server_info=partial(known.server_info, cluster, directory, version(), partial(routes.aside, live.routings)),
         flush_cache=partial(known.flush_caches, directory),
     )
     gauge = ("Connections of clients", lambda: {"gateway": float(len(opened.connections))})

@@ -11,7 +11,7 @@ import trio
 
 from actors._text.prompts import Limits
 from actors.engines.port import Engine
-from protocol.cluster import COUNT_MAX, Leg, Offer
+from protocol.cluster import COUNT_MAX, Leg, Offer, SetAside
 from protocol.codec import Message
 from protocol.dialects.http import Model
 from protocol.errors import DeadlineExceeded, LinkLost, NotReady, Overloaded, RequestError
@@ -216,7 +216,9 @@ def _why(said: Message | RequestError | None) -> str:
     return said.detail if isinstance(said, RequestError) else "it answered with something else"
 
 
-def server_info(cluster: Cluster, directory: Directory, version: str) -> dict[str, object]:
+def server_info(
+    cluster: Cluster, directory: Directory, version: str, aside: Callable[[], tuple[SetAside, ...]] = tuple
+) -> dict[str, object]:
     """Return what `GET /server_info` tells; the first names are those that SGLang's own clients look for."""
     models = list(cluster.model)
     known = {name: offer.engine for name, offer in directory.named().items() if offer.engine is not None}
@@ -229,6 +231,7 @@ def server_info(cluster: Cluster, directory: Directory, version: str) -> dict[st
         "internal_states": [{}],
         "models": models,
         "engines": {name: msgspec.to_builtins(each) for name, each in known.items()},
+        "set_aside": msgspec.to_builtins(aside()),
         "limits": msgspec.to_builtins(cluster.gateway.limits),
     }
 

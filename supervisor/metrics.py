@@ -69,6 +69,7 @@ class Metrics:
     _cut: defaultdict[Labels, float] = field(factory=_counters)
     _calls: defaultdict[Labels, float] = field(factory=_counters)
     _resumes: defaultdict[Labels, float] = field(factory=_counters)
+    _ejections: defaultdict[Labels, float] = field(factory=_counters)
     _stuck: defaultdict[Labels, float] = field(factory=_counters)
     _to_abort: defaultdict[Labels, _Histogram] = field(factory=_histograms)
 
@@ -121,12 +122,13 @@ class Metrics:
 
     def router(self, model: str) -> Watch:
         """Return what counts what becomes of a model's requests."""
-        return _Routed(model, self._calls, self._resumes)
+        return _Routed(model, self._calls, self._resumes, self._ejections)
 
     def keep(self, nodes: Collection[str]) -> None:
         """Forget how calls ended whose workers are on other nodes than these."""
-        for labels in [labels for labels in self._calls if labels[1].partition("/")[0] not in nodes]:
-            del self._calls[labels]
+        for counts in (self._calls, self._ejections):
+            for labels in [labels for labels in counts if labels[1].partition("/")[0] not in nodes]:
+                del counts[labels]
 
     def text(self, loads: Mapping[str, EngineLoad]) -> bytes:
         """Return everything in Prometheus's text format; `loads` is each engine's own count."""
@@ -151,6 +153,9 @@ class Metrics:
             _counter_family("espalier_answers_cut", "Whole answers that clients got in part", "door reason", self._cut),
             _counter_family(
                 "espalier_calls", "Answers of workers, by how each ended", "model worker outcome", self._calls
+            ),
+            _counter_family(
+                "espalier_ejections", "Workers set aside, by what they failed", "model worker code", self._ejections
             ),
             _counter_family("espalier_resumes", "Requests that went on elsewhere", "model code kind", self._resumes),
             _histogram_family(
@@ -201,12 +206,16 @@ class _Routed(Watch):
     model: str
     calls: defaultdict[Labels, float]
     resumes: defaultdict[Labels, float]
+    ejections: defaultdict[Labels, float]
 
     def called(self, worker: str, outcome: str) -> None:
         self.calls[self.model, worker, outcome] += 1
 
     def went_on(self, code: str, sent: int) -> None:
         self.resumes[self.model, code, "resumed" if sent else "retried"] += 1
+
+    def set_aside(self, worker: str, code: str) -> None:
+        self.ejections[self.model, worker, code] += 1
 
 
 def _logs(logs: Mapping[str, QueuedWriter]) -> Iterator[Metric]:

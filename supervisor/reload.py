@@ -242,8 +242,10 @@ class Reloader:
         routing, section = self.house.live.routings.get(name), new.model.get(name)
         if self.house.door is None:
             ours = (*self.cluster.engines_on(self.name).values(), *new.engines_on(self.name).values())
-            return False if any(each.model == name for each in ours) and keys not in {(k,) for k in ROUTED} else None
-        if routing is None or section is None or len(keys) != 1 or keys[0] not in ROUTED:
+            return (
+                False if any(each.model == name for each in ours) and keys[:1] not in {(k,) for k in ROUTED} else None
+            )
+        if routing is None or section is None or not keys or keys[0] not in ROUTED:
             return False
         routing.prefill_tokens_min = section.prefill_tokens_min
         routing.limits = limits(section)

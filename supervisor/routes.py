@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
+import trio
+from attrs import asdict
+from prometheus_client.core import GaugeMetricFamily, Metric
+
 from actors.router import router
 from actors.routing.route import Limits, Routing
+from protocol.cluster import SetAside
 from supervisor.sections import ModelSection
 from supervisor.tree import Child
 from supervisor.workers import Work
 
 LIMITS = ("resumes_max", "drains_max", "crashes_max", "resume_tokens_max", "resume_s")
-ROUTED = ("prefill_tokens_min", *LIMITS)
+ROUTED = ("prefill_tokens_min", *LIMITS, "ejection")
 """What a reload may change."""
 
 
 def limits(section: ModelSection) -> Limits:
     """Return how far a request of the model goes on after the loss of a worker."""
-    return Limits(**{name: getattr(section, name) for name in LIMITS})
+    return Limits(**{name: getattr(section, name) for name in LIMITS}, ejection=section.ejection)
 
 
 def child(name: str, section: ModelSection, inbox: Work, routing: Routing) -> Child:
@@ -27,6 +34,29 @@ def child(name: str, section: ModelSection, inbox: Work, routing: Routing) -> Ch
         about=f"to the least loaded worker of {name}",
         limits=(
             ("queue", section.queue_max),
-            *((key.replace("_", " ").removesuffix(" max"), getattr(section, key)) for key in ROUTED),
+            *((_spelled(key), getattr(section, key)) for key in ("prefill_tokens_min", *LIMITS)),
+            *((f"ejection {_spelled(key)}", value) for key, value in asdict(section.ejection).items()),
         ),
     )
+
+
+def _spelled(key: str) -> str:
+    return key.replace("_", " ").removesuffix(" max")
+
+
+def aside(routings: Mapping[str, Routing]) -> tuple[SetAside, ...]:
+    """Return which workers are set aside, of every model that is routed here."""
+    now = trio.current_time()
+    return tuple(
+        SetAside(model, each.name, each.why, round(each.for_s, 3))
+        for model, routing in routings.items()
+        for each in routing.outliers.aside(now)
+    )
+
+
+def gauge(routings: Mapping[str, Routing]) -> Iterator[Metric]:
+    """Yield 1 for each worker, or pair, that is set aside."""
+    family = GaugeMetricFamily("espalier_routing_aside", "Whether a worker is set aside", labels=("model", "worker"))
+    for each in aside(routings):
+        family.add_metric((each.model, each.worker), 1.0)
+    yield family

@@ -11,6 +11,7 @@ from actors.decode import Deadlines
 from actors.engines.sglang.settings import Setting
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
+from actors.routing.outliers import Ejection
 from protocol.cluster import PORT
 from protocol.dialects.options import Holds, Matches, Within
 from supervisor.doors.door import Count, DoorLimits, Seconds
@@ -106,6 +107,7 @@ class ModelSection:
     crashes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 1  # of engines under one request
     resume_tokens_max: Count = 65_536  # that were sent before the loss
     resume_s: Seconds = 10.0  # to find another worker
+    ejection: Ejection = Ejection()  # of workers that keep failing
 
 
 @frozen(kw_only=True)

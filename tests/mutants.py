@@ -41,7 +41,7 @@ SUITES = {  # the quickest first
     "contract": ["tests/test_engine_contract.py"],
     "directory": [f"tests/test_{name}.py" for name in ("directory", "controls", "one_link", "dialing")],
     "attached": ["tests/test_attached.py", "tests/protocol/test_greeting.py"],
-    "router": [f"tests/test_{name}.py" for name in ("router", "resumes", "route_drains")],
+    "router": [f"tests/test_{name}.py" for name in ("router", "resumes", "route_drains", "outliers")],
     "examples": [f"tests/test_{name}.py" for name in ("kit", "queue", "link", "decode", "stuck_slots")],
     "links": ["tests/test_links.py"],
     "engines": [f"tests/{name}.py" for name in ("test_settings", "test_adapter", "protocol/test_model_folder")],

@@ -6,9 +6,10 @@ import json
 from io import StringIO
 
 import pytest
+from attrs import evolve
 from rich.console import Console
 
-from protocol.cluster import ChildState, GateState, Leg, LinkState, NodeState, Offer, Reloaded, Status
+from protocol.cluster import ChildState, GateState, Leg, LinkState, NodeState, Offer, Reloaded, SetAside, Status
 from supervisor import board, crossing
 from supervisor.operate import as_data
 
@@ -82,6 +83,15 @@ def test_of_a_cluster_in_which_all_is_well_the_first_line_says_so():
     linked = {"one": well("one", LinkState("two", True)), "two": well("two", LinkState("one", True))}
     assert shown(board.board("pd", linked))[:2] == ["cluster pd  2 of 2 nodes answer, all is up", ""]
     assert "all is up" not in shown(board.board("pd", {"one": "gone"}))[0]
+
+
+def test_a_worker_that_a_router_has_set_aside_is_named_first():
+    bad = SetAside("tiny", "two/b", "internal", 4.2)
+    lines = shown(board.board("pd", {"one": evolve(ONE, tree=(), aside=(bad, evolve(bad, worker="p+d", for_s=0.0)))}))
+    assert lines[1:3] == [
+        "  two/b keeps failing (internal), is set aside by node one and is tried again in 4 s",
+        "  p+d keeps failing (internal), is set aside by node one and is tried again",
+    ]
 
 
 def test_a_link_that_is_down_between_nodes_that_answer_and_other_versions_are_told_first():

@@ -8,9 +8,11 @@ import string
 from pathlib import Path
 
 import pytest
+import trio
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from actors.routing.outliers import Ejection
 from protocol.messages import EngineLoad, Usage
 from protocol.peer import Peer
 from supervisor import config
@@ -60,6 +62,7 @@ def happened(metrics: Metrics) -> None:
     turns = Turns()
     turns._exceeds("links.Links.run", 1.0)
     metrics.sources.append(turns.families)
+    metrics.router("tiny").set_aside("back/tiny-0", "internal")
 
 
 @pytest.fixture
@@ -71,6 +74,8 @@ async def told(tmp_path) -> dict[str, set[str]]:
     for node in cluster.node:
         house, metrics = built(cluster, node)
         happened(metrics)
+        for routing in house.live.routings.values():
+            routing.outliers.failed("back/tiny-0", "internal", "both", 2, Ejection(failures_max=1), trio.current_time())
         for other in cluster.node.keys() - {node}:
             house.links.traffic[other].sent(1)
             house.directory.linked(other, Link(None, Peer(node, serves_max=1)))

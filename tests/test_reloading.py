@@ -149,12 +149,13 @@ async def test_places_that_were_lowered_raised_too_far_and_lowered_again_are_as_
 
 async def test_the_limits_of_a_router_change_at_once(front):
     node = front()
-    more = f'path = "{TINY}"\nprefill_tokens_min = 100\nresumes_max = 1\nresume_s = 2.5'
+    more = f'path = "{TINY}"\nprefill_tokens_min = 100\nresumes_max = 1\nresume_s = 2.5\nejection.failures_max = 9'
     told = node.reload((f'path = "{TINY}"', more))
     routing = node.house.live.routings["tiny"]
     assert (routing.prefill_tokens_min, routing.limits.resumes_max, routing.limits.resume_s) == (100, 1, 2.5)
+    assert routing.limits.ejection.failures_max == 9
     assert routing.limits.resume_tokens_max == 65_536
-    assert len(told.changed) == 3
+    assert len(told.changed) == 4
     assert told.not_changed == ()
 
 

@@ -626,7 +626,7 @@ async def test_a_token_that_ends_nothing_is_gone_on_from(sampling, autojump_cloc
         assert len(got.ids) == 6
 
 
-@pytest.mark.parametrize("error", [BadRequest, ContextTooLong, DeadlineExceeded, EngineRefused, Internal])
+@pytest.mark.parametrize("error", [BadRequest, ContextTooLong, DeadlineExceeded, Internal])
 @pytest.mark.parametrize("tokens", [0, 3])
 async def test_what_is_no_loss_is_passed_as_it_is(error, tokens, autojump_clock):
     made = error("because", param="x")

@@ -12,9 +12,12 @@ from actors.routing.ports import Replies, Worker
 from actors.routing.route import Need, Route, Routing
 from protocol.errors import (
     ActorLost,
+    DeadlineExceeded,
     Draining,
     EngineLost,
+    EngineRefused,
     HandOffFailed,
+    Internal,
     Left,
     LinkLost,
     NotReady,
@@ -42,6 +45,8 @@ class Journey:
     _lost: set[str] = field(factory=set)
     _dead: set[str] = field(factory=set)  # whose engine died under this request: it is not given to them again
     _left: list[tuple[str, Replies]] = field(factory=list)  # legs that were left before they had ended
+    _refused: tuple[str, EngineRefused] | None = None  # by whom
+    _opinions: int = 0  # that were asked for
     _losses: int = 0
     _drains: int = 0
     _crashes: int = 0
@@ -55,6 +60,9 @@ class Journey:
             try:
                 return self._whole(await self._ask(route))
             except RequestError as error:
+                if (other := self._second_opinion(route, error)) is not None:
+                    route = other
+                    continue
                 if not isinstance(error, ELSEWHERE):
                     raise
                 lost = error
@@ -96,6 +104,7 @@ class Journey:
                 self.answer.put(reply, len(reply.ids))
             elif self._first is None:
                 self._first = route
+                self._acquit()
                 self._cached = reply.cached_tokens if self._cached is None else self._cached
                 self.answer.put(Started(self._cached), 0)
 
@@ -142,6 +151,9 @@ class Journey:
         try:
             yield
             outcome = "ended"
+            self.routing.answered(name)
+            if worker is route.decode and route.prefill is not None:
+                self.routing.answered(route.name)
         except RequestError as error:
             outcome = error.code
             self._blame(route, worker, error)
@@ -150,11 +162,37 @@ class Journey:
             self.routing.watch.called(name, outcome)
 
     def _blame(self, route: Route, worker: Worker, error: RequestError) -> None:
+        if isinstance(error, HandOffFailed):
+            self.routing.failed(route.name, error)
+        elif isinstance(error, DeadlineExceeded | Internal):
+            self.routing.failed(worker.load.name, error)
+        elif isinstance(error, EngineRefused) and self._refused is None:
+            self._refused = worker.load.name, error
         if isinstance(error, EngineLost):
             self._dead.add(worker.load.name)
         self._lost.add(worker.load.name)
         if isinstance(error, HandOffFailed) and route.prefill is not None:  # which of the two is at fault, nobody knows
             self._lost |= {route.decode.load.name, route.prefill.load.name}
+
+    def _second_opinion(self, route: Route, error: RequestError) -> Route | None:
+        """Return whom to ask at once where it is not plain whose fault an error is; None if it is, or nobody can.
+
+        What an engine refuses may be wrong, or the engine; what fails on one that is tried again is not lost for that.
+        """
+        tried = bool(route.tries) and isinstance(error, DeadlineExceeded | Internal)
+        if self._sent or self._opinions or not (tried or isinstance(error, EngineRefused)):
+            return None
+        other = self.routing.choose(Need.of(self.request), {*self._lost, *self._dead, *route.names})
+        if other is not None:
+            self._opinions += 1
+            self.routing.watch.went_on(error.code, 0)
+        return other
+
+    def _acquit(self) -> None:
+        """Blame the engine that refused this request, since another has begun to answer it."""
+        if self._refused is not None:
+            self.routing.failed(*self._refused)
+            self._refused = None
 
     # Another one -------------------------------------------------------------------------
 

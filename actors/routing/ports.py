@@ -50,3 +50,9 @@ class Watch:
 
     def went_on(self, code: str, sent: int) -> None:
         """Hear that a request goes on elsewhere: what its worker was lost with, after how many tokens."""
+
+    def set_aside(self, worker: str, code: str) -> None:
+        """Hear that a worker, or a pair, is set aside because it keeps failing, and with what it failed last."""
+
+    def let_in(self, worker: str) -> None:
+        """Hear that it is well again."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import trio
 from attrs import define, evolve, field, frozen
 
 from actors.routing.load import Policy
+from actors.routing.outliers import Ejection, Outliers
 from actors.routing.ports import Pool, Replies, Watch, Worker
 from protocol.cluster import Leg
+from protocol.errors import RequestError
 from protocol.messages import Generate
+
+log = logging.getLogger(__name__)
 
 
 @frozen
@@ -24,6 +29,7 @@ class Limits:
     crashes_max: int = 1  # of engines under one request, after which it may be what kills them
     resume_tokens_max: int = 65_536
     resume_s: float = 10.0  # to find another worker
+    ejection: Ejection = Ejection()  # of workers that keep failing
     pause_s: float = 0.1  # before one that was lost is asked again, where there is no other
     pause_max_s: float = 2.0  # the same, of one that is never ready: each time twice as long, up to this
 
@@ -53,11 +59,25 @@ class Route:
     decode: Worker
     prefill: Worker | None
     _places: Counter[str]
-    _kept: list[str] = field(factory=list)
+    _outliers: Outliers
+    _kept: list[str] = field(init=False)
+    tries: list[str] = field(init=False)  # what had been set aside, and is tried again by this one request
 
     def __attrs_post_init__(self) -> None:
-        self._kept = [worker.load.name for worker in (self.decode, self.prefill) if worker is not None]
+        self._kept = list(self.names)
         self._places.update(self._kept)
+        self.tries = [name for name in {*self.names, self.name} if self._outliers.try_again(name)]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its workers."""
+        both = (self.decode,) if self.prefill is None else (self.decode, self.prefill)
+        return tuple(worker.load.name for worker in both)
+
+    @property
+    def name(self) -> str:
+        """The name of the whole, as the worker's if there is one, or of the pair."""
+        return self.decode.load.name if self.prefill is None else pair(self.prefill, self.decode)
 
     def ask(self, worker: Worker, request: Generate) -> AbstractAsyncContextManager[Replies]:
         """Ask one of them, to be entered in the same turn: from then on the worker counts the request itself."""
@@ -65,15 +85,22 @@ class Route:
         return worker.ask(request, request.sampling.tokens_max)
 
     def end(self) -> None:
-        """Let go of the places of those that were not asked."""
+        """Let go of the places of those that were not asked, and let others try what this one has tried."""
         for name in tuple(self._kept):
             self._let_go(name)
+        for name in self.tries:
+            self._outliers.tried(name)
 
     def _let_go(self, name: str) -> None:
         self._kept.remove(name)
         self._places[name] -= 1
         if not self._places[name]:
             del self._places[name]
+
+
+def pair(prefill: Worker, decode: Worker) -> str:
+    """Return the name of two workers whose hand-offs go from one to the other."""
+    return f"{prefill.load.name}+{decode.load.name}"
 
 
 @define(eq=False)
@@ -88,6 +115,7 @@ class Routing:
     prefill_tokens_min: int  # a shorter prompt goes to a worker that computes both, where there is one
     ends: frozenset[int]  # the tokens by which the model ends an answer
     watch: Watch = Watch()
+    outliers: Outliers = field(init=False, factory=Outliers)
     _places: Counter[str] = field(init=False, factory=Counter)  # kept for those that are about to ask
     _order: trio.StrictFIFOLock = field(init=False, factory=trio.StrictFIFOLock)
 
@@ -97,11 +125,13 @@ class Routing:
         Whether there is one does not depend on what the request needs.
         """
         workers = [worker for worker in self.pool.workers() if worker.load.name not in but]
+        if self.outliers:
+            workers = list(self._in_favour(workers))
         whole = self._free(workers, Leg.BOTH, need)
-        prefill, decode = (self._free(workers, leg, need) for leg in (Leg.PREFILL, Leg.DECODE))
+        prefill, decode = self._pair(workers, need)
         if prefill is None or decode is None or (whole is not None and need.prompt < self.prefill_tokens_min):
-            return None if whole is None else Route(whole, None, self._places)
-        return Route(decode, prefill, self._places)
+            return None if whole is None else Route(whole, None, self._places, self.outliers)
+        return Route(decode, prefill, self._places, self.outliers)
 
     def choose_next(self, need: Need) -> Route | None:
         """Return a route if there is one and nobody has waited for it already."""
@@ -130,6 +160,46 @@ class Routing:
         """Whether for each leg there is a worker, or one to come, that is none of the `dead`, however busy."""
         legs = {leg for name, leg in self.pool.expected().items() if name not in dead}
         return Leg.BOTH in legs or {Leg.PREFILL, Leg.DECODE} <= legs
+
+    # Who keeps failing -------------------------------------------------------------------
+
+    def failed(self, name: str, error: RequestError) -> None:
+        """Note that a worker, or a pair, is to blame for an error: who keeps failing is set aside for a while."""
+        expected = self.pool.expected()
+        self.outliers.keep(lambda each: all(part in expected for part in each.split("+")))
+        if all(part in expected for part in name.split("+")):
+            legs = Counter(expected.values())
+            of_pair = "+" in name
+            kind = "pair" if of_pair else expected[name].value
+            peers = legs[Leg.PREFILL] * legs[Leg.DECODE] if of_pair else legs[expected[name]]
+            if self.outliers.failed(name, error.code, kind, peers, self.limits.ejection, trio.current_time()):
+                log.warning("a worker that keeps failing is set aside", extra={"worker": name, "code": error.code})
+                self.watch.set_aside(name, error.code)
+
+    def answered(self, name: str) -> None:
+        """Note that a worker, or a pair, has done its part."""
+        if self.outliers.answered(name, self.limits.ejection, trio.current_time()):
+            log.info("a worker that was set aside is well again", extra={"worker": name})
+            self.watch.let_in(name)
+
+    def _in_favour(self, workers: Sequence[Worker]) -> Iterator[Worker]:
+        """Yield the workers that are not set aside; of a leg that has no other, all."""
+        now = trio.current_time()
+        for leg in Leg:
+            of_leg = [worker for worker in workers if worker.leg is leg]
+            yield from [each for each in of_leg if not self.outliers.avoided(each.load.name, now)] or of_leg
+
+    def _pair(self, workers: Sequence[Worker], need: Need) -> tuple[Worker | None, Worker | None]:
+        """Return a prefill and a decode with room, but not two whose hand-offs keep failing while there are others."""
+        prefill, decode = (self._free(workers, leg, need) for leg in (Leg.PREFILL, Leg.DECODE))
+        if not self.outliers or prefill is None or decode is None:
+            return prefill, decode
+        now = trio.current_time()
+        for first in (prefill, *(each for each in workers if each.leg is Leg.PREFILL and each is not prefill)):
+            seconds = [each for each in workers if not self.outliers.avoided(pair(first, each), now)]
+            if self._free([first], Leg.PREFILL, need) and (second := self._free(seconds, Leg.DECODE, need)):
+                return first, second
+        return prefill, decode
 
     def _free(self, workers: Sequence[Worker], leg: Leg, need: Need) -> Worker | None:
         of_leg = [worker for worker in workers if worker.leg is leg]

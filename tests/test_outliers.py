@@ -1,0 +1,276 @@
+"""A worker that keeps failing is set aside, tried again by one request at a time, and never are all set aside."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.routing.outliers import Ejection, Outliers
+from actors.routing.ports import Watch
+from actors.routing.route import Limits
+from protocol.cluster import Leg
+from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOffFailed, Internal, RequestError
+from supervisor import routes
+from tests.sim import simulate
+from tests.test_router import Fake, Play, ask, check_whole, generate, routed
+
+LIMITS = Ejection(failures_max=3, window=10, rate_max=0.5, aside_s=10, aside_max_s=60, share_max=0.5)
+
+
+def fail(outliers, name="a", times=1, at=0.0, peers=4, limits=LIMITS) -> list[bool]:
+    return [outliers.failed(name, "internal", "both", peers, limits, at) for _ in range(times)]
+
+
+# The policy -------------------------------------------------------------------------------
+
+
+def test_so_many_failures_in_a_row_set_a_worker_aside_for_a_while():
+    outliers = Outliers()
+    assert fail(outliers, times=3) == [False, False, True]
+    assert outliers.avoided("a", 9.9)
+    assert not outliers.avoided("a", 10)
+    assert not outliers.avoided("b", 0)
+    assert [(each.name, each.why, each.for_s) for each in outliers.aside(4)] == [("a", "internal", 6)]
+
+
+def test_an_answer_between_failures_begins_the_row_anew():
+    outliers = Outliers()
+    for _ in range(3):
+        fail(outliers, times=2)
+        outliers.answered("a", LIMITS, 0)
+    assert not outliers
+
+
+def test_a_rate_of_failures_sets_a_worker_aside_as_well():
+    outliers = Outliers()
+    for _ in range(4):
+        fail(outliers)
+        outliers.answered("a", LIMITS, 0)
+    assert not outliers
+    fail(outliers, times=2)
+    assert outliers, "six of ten"
+
+
+def test_one_request_at_a_time_tries_whether_it_is_well_again():
+    outliers = Outliers()
+    fail(outliers, times=3)
+    assert outliers.try_again("a")
+    assert outliers.avoided("a", 10), "somebody tries"
+    outliers.tried("a")
+    assert not outliers.avoided("a", 10)
+    assert outliers.answered("a", LIMITS, 11)
+    assert not outliers
+    assert not outliers.try_again("a")
+
+
+def test_what_was_asked_before_it_was_set_aside_says_nothing_of_it_now():
+    outliers = Outliers()
+    fail(outliers, times=3)
+    assert fail(outliers, at=5) == [False]
+    assert not outliers.answered("a", LIMITS, 5)
+    assert outliers.avoided("a", 9)
+
+
+def test_each_time_in_a_row_is_twice_as_long_up_to_a_limit_and_a_quiet_time_forgets_them():
+    outliers, at, times = Outliers(), 0.0, []
+    fail(outliers, times=3)
+    for _ in range(5):
+        (aside,) = outliers.aside(at)
+        times.append(aside.for_s)
+        at += aside.for_s
+        assert fail(outliers, at=at) == [True]
+    assert times == [10, 20, 40, 60, 60]
+    outliers.answered("a", LIMITS, at + 60)
+    fail(outliers, times=3, at=at + 130)
+    assert [each.for_s for each in outliers.aside(at + 130)] == [10]
+
+
+@pytest.mark.parametrize(("peers", "most"), [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)])
+def test_no_more_than_a_share_of_those_who_do_the_same_job_is_set_aside(peers, most):
+    outliers = Outliers()
+    for number in range(peers):
+        fail(outliers, str(number), times=9, peers=peers)
+    assert len(list(outliers.aside(0))) == most
+
+
+def test_who_is_not_known_any_more_is_forgotten():
+    outliers = Outliers()
+    fail(outliers, times=3)
+    outliers.keep(lambda name: name != "a")
+    assert not outliers
+
+
+events = st.tuples(st.sampled_from("abcd"), st.sampled_from(["fails", "answers", "try", "tried"]), st.floats(0, 30))
+
+
+@given(st.lists(events, max_size=80), st.floats(0, 1))
+def test_whatever_happens_a_share_stays_and_each_of_the_others_can_come_back(happened, share):
+    outliers, now = Outliers(), 0.0
+    limits = Ejection(3, 10, 0.5, 10, 60, share)
+    for name, what, after_s in happened:
+        now += after_s
+        match what:
+            case "fails":
+                outliers.failed(name, "internal", "both", 4, limits, now)
+            case "answers":
+                outliers.answered(name, limits, now)
+            case "try":
+                if not outliers.avoided(name, now):
+                    outliers.try_again(name)
+            case "tried":
+                outliers.tried(name)
+        aside = list(outliers.aside(now))
+        assert len(aside) <= share * 4
+        assert all(0 <= each.for_s <= 60 for each in aside)
+    for each in list(outliers.aside(now)):
+        outliers.tried(each.name)
+        assert not outliers.avoided(each.name, now + 60)
+        assert outliers.answered(each.name, limits, now + 60)
+    assert not outliers
+
+
+# Behind a router --------------------------------------------------------------------------
+
+
+async def many(world, number, **options) -> list[str]:
+    """Ask ten times a second; return what each request that failed has failed with."""
+    failed: list[str] = []
+
+    async def one(name):
+        try:
+            wanted = generate(name, **options)
+            check_whole(await ask(world, wanted), wanted)
+        except RequestError as error:
+            failed.append(error.code)
+
+    async with trio.open_nursery() as clients:
+        for each in range(number):
+            clients.start_soon(one, str(each))
+            await trio.sleep(0.1)
+    return failed
+
+
+def four(error: RequestError) -> list[Fake]:
+    return [Fake("bad", otherwise=Play(error, 0), slots=64), *(Fake(name, slots=64) for name in "cde")]
+
+
+@pytest.mark.parametrize("error", [Internal("a bug"), DeadlineExceeded("late")])
+async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(error, autojump_clock):
+    async with routed(*four(error)) as world:
+        failed = await many(world, 200)
+        assert len(failed) <= 5 + 3
+        assert len(world.worker("bad").asked) <= 5 + 3
+        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["bad"]
+
+
+async def test_b11_what_one_engine_alone_refuses_is_answered_by_another_and_counts_against_it(autojump_clock):
+    async with routed(*four(EngineRefused("no"))) as world:
+        assert await many(world, 200) == []
+        assert len(world.worker("bad").asked) <= 25, "those of the first second, before another had begun to answer"
+
+
+async def test_b11_a_clients_own_mistakes_set_nobody_aside(autojump_clock):
+    for error in (EngineRefused("no"), BadRequest("no")):
+        workers = [Fake(name, otherwise=Play(error, 0), slots=64) for name in "abcd"]
+        async with routed(*workers) as world:
+            assert len(await many(world, 50)) == 50
+            assert not world.routing.outliers
+            assert sum(len(each.asked) for each in workers) <= 100
+
+
+async def test_b11_who_tries_whether_a_worker_is_well_again_loses_nothing(autojump_clock):
+    limits = Limits(ejection=Ejection(failures_max=3, aside_s=5, aside_max_s=5))
+    async with routed(*four(Internal("a bug")), limits=limits) as world:
+        assert len(await many(world, 300)) <= 5, "those before it was known"
+        tries = len(world.worker("bad").asked)
+        world.worker("bad").otherwise = Play()
+        await trio.sleep(6)
+        assert await many(world, 50) == []
+        assert len(world.worker("bad").asked) == tries + 1
+        await trio.sleep(6)
+        assert await many(world, 50) == []
+        assert len(world.worker("bad").asked) > tries + 10
+        assert not world.routing.outliers
+
+
+async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_not(autojump_clock):
+    """The way between p0 and d0 is cut; each of them reaches everybody else."""
+
+    class Cut(Fake):
+        async def _play(self, request, play, answer, scope):
+            cut = request.rendezvous.host == "p0"
+            await super()._play(request, Play(HandOffFailed("cut"), 0) if cut else play, answer, scope)
+
+    prefills = [Fake(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(2)]
+    decodes = [Cut("d0", leg=Leg.DECODE, slots=64), Fake("d1", leg=Leg.DECODE, slots=64)]
+    async with routed(*prefills, *decodes) as world:
+        assert await many(world, 200) == []
+        met = [each.rendezvous.host for each in world.worker("d0").asked]
+        assert met.count("p0") <= 5 + 10, "and those of the half second before the fifth had failed"
+        assert met.count("p1") > 50
+        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["p0+d0"]
+
+
+async def test_a_lone_worker_is_never_set_aside(autojump_clock):
+    async with routed(Fake("a", [Play(Internal("a bug"), 0)] * 20, slots=64)) as world:
+        assert len(await many(world, 30)) == 20
+        assert not world.routing.outliers
+
+
+async def test_where_all_that_can_be_asked_are_set_aside_they_are_asked(autojump_clock):
+    async with routed(*four(Internal("a bug"))) as world:
+        await many(world, 60)
+        world.pool.change(*"cde")
+        world.worker("bad").otherwise = Play()
+        assert await many(world, 10) == []
+
+
+async def test_whoever_watches_hears_who_is_set_aside_and_who_is_back(autojump_clock):
+    heard: list = []
+
+    class Hears(Watch):
+        def set_aside(self, worker, code):
+            heard.append((worker, code))
+
+        def let_in(self, worker):
+            heard.append(worker)
+
+    async with routed(*four(Internal("a bug"))) as world:
+        world.routing.watch = Hears()
+        await many(world, 60)
+        world.worker("bad").otherwise = Play()
+        await trio.sleep(20)
+        await many(world, 10)
+    assert heard == [("bad", "internal"), "bad"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_workers_that_fail_at_random_leave_no_place_taken_and_nobody_unanswered(seed):
+    async def scenario(rng: random.Random) -> None:
+        errors = (Internal, DeadlineExceeded, EngineRefused, HandOffFailed)
+
+        def plays() -> list[Play]:
+            return [rng.choice((Play(), Play(rng.choice(errors)("x"), rng.randrange(3)))) for _ in range(40)]
+
+        legs = [Fake(f"w{n}", plays(), slots=3) for n in range(2)]
+        legs += [Fake(f"p{n}", plays(), Leg.PREFILL, 3, bootstrap=("h", n)) for n in range(3)]
+        legs += [Fake(f"d{n}", plays(), Leg.DECODE, 3) for n in range(3)]
+        async with routed(*legs, prefill_tokens_min=5, limits=Limits(ejection=LIMITS)) as world:
+            await many(world, 60, prompt=range(rng.randrange(1, 9)))
+
+    simulate(scenario, seed)
+
+
+async def test_operators_are_told_who_is_set_aside_and_why(autojump_clock):
+    async with routed(*four(Internal("a bug"))) as world:
+        await many(world, 60)
+        routings = {"tiny": world.routing}
+        (told,) = routes.aside(routings)
+        assert (told.model, told.worker, told.why) == ("tiny", "bad", "internal")
+        assert 0 <= told.for_s < 10
+        (family,) = routes.gauge(routings)
+        assert [(each.labels, each.value) for each in family.samples] == [({"model": "tiny", "worker": "bad"}, 1.0)]
