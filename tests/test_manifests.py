@@ -215,19 +215,24 @@ SCONTROL = """#!/bin/bash
 printf '%s\n' ${SLURM_JOB_NODELIST//,/ }
 """
 SRUN = """#!/bin/bash
-# One task after the other until --ntasks of them run; a signal goes on to each, as Slurm's own srun does.
+# One task after the other until --ntasks of them run; a signal kills them all, as Slurm's own srun does.
 while [[ $1 == --* ]]; do case $1 in --ntasks=*) n=${1#*=};; esac; shift; done
 tasks=()
-trap 'again=1; kill -TERM "${tasks[@]}" 2> /dev/null' TERM
+trap 'kill -KILL "${tasks[@]}" 2> /dev/null; exit 137' TERM
 for (( i = 0; i < n; i++ )); do SLURM_PROCID=$i "$@" & tasks+=($!); done
+echo "${tasks[@]}" > "$SLURM_SUBMIT_DIR/tasks-of-step-0"
 worst=0
 for task in "${tasks[@]}"; do
-    again=0
     wait "$task" && code=0 || code=$?
-    if (( again )); then wait "$task" && code=0 || code=$?; fi
     (( code > worst )) && worst=$code
 done
 exit $worst
+"""
+SCANCEL = """#!/bin/bash
+# Signals every task of the one step of the job, and no process else.
+[[ $* == "--quiet --signal=TERM $SLURM_JOB_ID.0" ]] || exit 64
+read -ra tasks < "$SLURM_SUBMIT_DIR/tasks-of-step-0"
+kill -TERM "${tasks[@]}" 2> /dev/null
 """
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")  # every address of 127/8 is this machine
 
@@ -278,7 +283,7 @@ def until(true, within_s: float) -> None:
 def test_a_job_serves_and_ends_with_nothing_left_when_it_is_signalled(tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name, script in (("scontrol", SCONTROL), ("srun", SRUN)):
+    for name, script in (("scontrol", SCONTROL), ("srun", SRUN), ("scancel", SCANCEL)):
         (tools / name).write_text(script)
         (tools / name).chmod(0o755)
     text, ports = simulated((EXAMPLES / "slurm" / "cluster.toml").read_text())
