@@ -112,7 +112,8 @@ def build(cluster: Cluster, node: str, world: World) -> House:
         directory.here[name] = here
         others = None if not section.ranks_on else _others(cluster, name, directory, engines[name])
         text, away = texts.get(section.model), (directory.turn_away, here.turn_away)
-        one = Worker(name, section, text, engines[name], inbox, *away, others)
+        own = directory.models.digests.get(section.model, ())
+        one = Worker(name, section, text, engines[name], inbox, *away, others, own)
         children.append(worker(cluster, one, hosts_of, world))
     controls = Controls(directory, world.new_id(), version(), partial(known.loads, engines))
     live = Live(cluster.gateway.prompt_tokens_max)

@@ -19,7 +19,9 @@ from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.lines import SENTENCES
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.cluster import Leg
+from protocol.errors import StartFailed
 from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.model_folder import Digest, mismatch
 from supervisor import hosts, ranks, rendezvous
 from supervisor.chatter import Chatter, writer
 from supervisor.config import Cluster, EngineSection
@@ -75,6 +77,7 @@ class Worker:
     came: Callable[[], None]  # to be called when the engine is there: what waits for its siblings may come to it
     turn_away: Callable[[], None]  # what waits in the inbox for an engine that is gone
     others: ranks.Others | None = None  # of an engine that spans nodes
+    digest: Digest = ()  # of the model as this node has read it
 
 
 def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts], world: World) -> Tree:
@@ -180,13 +183,12 @@ def _simulated(each: Worker, world: World) -> Child:
         seed=own.seed,
         costs=own.costs,
         faults=own.faults,
-        digest=model.digest,
     )
     lines = tuple(tuple(model.encode_text(f" {line}", special=False)) for line in SENTENCES)
     return Child(
         name="engine",
         run=_simulate,
-        args=(spec, lines, world, each.plug),
+        args=(spec, lines, world, each.plug, model.digest),
         about="simulated: it says sentences at a stated pace",
         limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots)),
     )
@@ -197,10 +199,11 @@ async def _simulate(  # noqa: ASYNC128  # run calls started()
     lines: Sequence[Sequence[int]],
     world: World,
     plug: Plug[Engine],
+    digest: Digest,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    simulated = SimulatedEngine(spec, world.chance(spec.seed), lines)
+    simulated = SimulatedEngine(spec, world.chance(spec.seed), lines, digest)
     with plug.offering(simulated):
         await simulated.run(task_status=task_status)
 
@@ -213,6 +216,8 @@ async def _decode(  # noqa: ASYNC128  # decode calls started()
 ) -> None:
     section = each.section
     engine = await each.plug.wait()
+    if (why := mismatch(each.digest, engine.info.digest)) is not None:  # the folder has changed since the node began
+        raise StartFailed(f"engine {each.name} is not asked: {why}, from what this node read when it started")
     each.came()
     try:
         await decode(each.inbox, engine, section.slots, section.deadlines, observer, task_status=task_status)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
+import trio
 from attrs import evolve
 from rich.console import Console
 
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.spec import SimulatedSpec
 from protocol.cluster import GetStatus, Leg, NodeState, Offer
-from protocol.errors import PeerViolation
+from protocol.errors import PeerViolation, StartFailed
 from protocol.messages import EngineInfo
 from protocol.model_folder import WEIGHTS, digest
 from supervisor import known
@@ -18,6 +22,8 @@ from supervisor.board import board
 from supervisor.controls import Controls
 from supervisor.directory import Directory
 from supervisor.own_models import OwnModels
+from supervisor.plug import Plug
+from supervisor.workers import Worker, _decode
 from tests.houses import built
 from tests.test_directory import a_link
 from tests.test_metrics import cluster
@@ -95,3 +101,19 @@ async def test_a_front_knows_its_models_folders(tmp_path):
     [(name, own)] = house.directory.models.digests.items()
     assert name == "tiny"
     assert {"config.json", "tokenizer.json"} <= {file for file, _ in own}
+
+
+async def test_c8_an_engine_whose_folder_has_changed_since_this_node_read_it_gets_no_work():
+    plug = Plug()
+    one = Worker("e", None, None, plug, None, lambda: None, lambda: None, digest=OWN)
+    with (
+        plug.offering(SimpleNamespace(info=SMALL)),
+        pytest.raises(StartFailed, match=r"engine e is not asked: its model .* it differs in tokenizer\.json"),
+    ):
+        await _decode(one, None, task_status=trio.TASK_STATUS_IGNORED)
+
+
+async def test_a_simulated_engine_tells_what_it_speaks_by(tmp_path):
+    house, _ = built(cluster(tmp_path), "back")
+    assert SimulatedEngine(SimulatedSpec(), None, digest=OWN).info.digest == OWN
+    assert house.directory.models.digests.keys() == {"tiny"}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from actors._kit import Answer
 from actors.engines.limits import check
@@ -17,6 +17,7 @@ from actors.engines.simulated.spec import SimulatedSpec
 from actors.engines.simulated.speech import Speech
 from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded
 from protocol.messages import EngineInfo, EngineLoad, Generate, Started, Tokens
+from protocol.model_folder import Digest
 
 
 @define(eq=False)
@@ -33,7 +34,9 @@ class SimulatedEngine:
     spec: SimulatedSpec
     chance: Chance
     lines: Sequence[Sequence[int]] = ()
+    digest: Digest = ()  # of the model's folder that it speaks by
     _batch: Batch = field(init=False)
+    _info: EngineInfo = field(init=False)
     _answers: dict[str, Generation] = field(init=False, factory=dict)
     _lost: trio.Event = field(init=False, factory=trio.Event)
     _why: str = field(init=False, default="")
@@ -44,6 +47,7 @@ class SimulatedEngine:
         mistakes = [str(each) for each in self.spec.disagreements()]
         if mistakes:
             raise ValueError("; ".join(mistakes))
+        self._info = evolve(self.spec.info, digest=self.digest)
         self._batch = Batch(self.spec, Speech.of(self.spec, self.lines), self.chance, self.spec.faults)
 
     # The port --------------------------------------------------------------------------
@@ -51,7 +55,7 @@ class SimulatedEngine:
     @property
     def info(self) -> EngineInfo:
         """What the engine is and what it can hold."""
-        return self.spec.info
+        return self._info
 
     def submit(self, request: Generate) -> Generation:
         """Start a request; raises `BadRequest`, `Overloaded` with all places taken, `EngineLost` after the end."""

@@ -13,7 +13,6 @@ from protocol.cluster import Leg
 from protocol.dialects.mistakes import Mistake
 from protocol.dialects.options import Within
 from protocol.messages import EngineInfo, HandOff
-from protocol.model_folder import Digest
 
 BOOTSTRAP = ("simulated", 1)
 """Where every prefill's rendezvous is said to be: nothing listens there."""
@@ -40,7 +39,6 @@ class SimulatedSpec:
     seed: int = 0
     costs: Costs = Costs()
     faults: Faults = Faults()
-    digest: Digest = ()  # of the model's folder that it speaks by
 
     @property
     def pages(self) -> int:
@@ -62,7 +60,6 @@ class SimulatedSpec:
             honours_seed=True,
             hand_off=HandOff.NONE if self.leg is Leg.BOTH else HandOff.RENDEZVOUS,
             bootstrap=BOOTSTRAP if self.leg is Leg.PREFILL else None,
-            digest=self.digest,
         )
 
     def disagreements(self) -> Iterator[Mistake]:
