@@ -118,11 +118,13 @@ asyncio.run(main())
 WARM = (
     HEAD
     + """
+from attrs import evolve
 from actors.engines.sglang.warm_up import warm_up
+from protocol.messages import EngineInfo, GrammarKind
+
+INFO = EngineInfo("x", "1", 20, 640, 640, 640, 8, 1, True, grammars=tuple(GrammarKind))
 
 class Manager:
-    model_config = SimpleNamespace(vocab_size=20)
-    context_len = 40
     flushed = 0
     ends = {"type": "length", "length": 4}
     def __init__(self, **changes):
@@ -139,18 +141,21 @@ class Manager:
 async def main():
     for mode, grammars, kinds in [("null", True, 3), ("prefill", True, 3), ("decode", True, 2), ("null", False, 2)]:
         manager = Manager()
-        await warm_up(manager, mode, grammars=grammars)
+        await warm_up(manager, INFO if grammars else evolve(INFO, grammars=()), mode)
         assert len(manager.asked) == manager.flushed == kinds, (mode, grammars)
         assert len({each.rid for each in manager.asked}) == kinds
         assert {each.bootstrap_host for each in manager.asked} == {None if mode == "null" else "2.2.2.2"}
-        assert all(len(each.input_ids) == 20 and max(each.input_ids) < 20 for each in manager.asked)
+        assert all(each.input_ids == [*range(20), *range(12)] for each in manager.asked)
+    small = Manager()
+    await warm_up(small, evolve(INFO, request_tokens_max=7), "null")
+    assert {(len(each.input_ids), each.sampling_params["max_new_tokens"]) for each in small.asked} == {(3, 3)}
     for broken, said in [
         (Manager(ends={"type": "abort", "message": "no memory"}), "its own first request was not answered: no memory"),
         (Manager(ends=None), "its own first request was not answered: None"),
         (Manager(flushed=9), "its first requests could not be forgotten: busy"),
     ]:
         try:
-            await warm_up(broken, "null", grammars=True)
+            await warm_up(broken, INFO, "null")
         except RuntimeError as error:
             assert str(error) == said, error
         else:

@@ -113,8 +113,7 @@ class Host:
             loop.add_signal_handler(sign, self.guard.end, sign.name)
         if self.manager._subprocess_watchdog is not None:  # noqa: SLF001
             self.manager._subprocess_watchdog.stop()  # noqa: SLF001
-        mode = self.engine.server_args.disaggregation_mode
-        await warm_up(self.manager, mode, grammars=bool(self.info.grammars))
+        await warm_up(self.manager, self.info, self.engine.server_args.disaggregation_mode)
         self.manager._handle_batch_output = self._stepped  # noqa: SLF001
 
     async def serve(self) -> str:

@@ -11,6 +11,8 @@ from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
+from protocol.messages import EngineInfo
+
 PROMPT_TOKENS = 32
 ANSWER_TOKENS = 4
 FLUSHED_WITHIN_S = 10.0
@@ -20,20 +22,20 @@ SAMPLED: dict[str, object] = {"temperature": 1.0, "top_p": 0.9, "top_k": 40, "mi
 GRAMMAR: dict[str, object] = {"temperature": 0.0, "regex": "[0-9]+"}
 
 
-async def warm_up(manager: TokenizerManager, mode: str, *, grammars: bool) -> None:
+async def warm_up(manager: TokenizerManager, info: EngineInfo, mode: str) -> None:
     """Answer some short requests, and forget them; raises `RuntimeError` if one of them is not answered whole.
 
     `mode` is SGLang's word for the leg of a pair, "null" for an engine that computes both.
     """
     # A decode that nobody gives a KV cache begins with whatever token, which a grammar would refuse.
-    kinds = [GREEDY, SAMPLED, *([GRAMMAR] if grammars and mode != "decode" else [])]
-    vocabulary = manager.model_config.vocab_size
-    prompt = [place % vocabulary for place in range(min(PROMPT_TOKENS, manager.context_len // 2))]
+    kinds = [GREEDY, SAMPLED, *([GRAMMAR] if info.grammars and mode != "decode" else [])]
+    half = max(1, info.request_tokens_max // 2)
+    prompt = [place % info.vocabulary_size for place in range(min(PROMPT_TOKENS, half))]
     for room, sampling in enumerate(kinds):
         met = {} if mode == "null" else {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_room": room}
         wanted = GenerateReqInput(
             input_ids=prompt,
-            sampling_params={"max_new_tokens": ANSWER_TOKENS, "ignore_eos": True, **sampling},
+            sampling_params={"max_new_tokens": min(ANSWER_TOKENS, half), "ignore_eos": True, **sampling},
             rid=f"{room:032x}",
             stream=True,
             **met,
