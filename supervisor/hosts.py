@@ -7,10 +7,12 @@ background, and only a start that needs it waits.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -29,7 +31,7 @@ ROOT = Path(actors.__file__).parent.parent
 ON_CPU = ROOT / "actors" / "engines" / "sglang" / "cpu"
 ZYGOTE = (sys.executable, "-m", "actors.engines.sglang.zygote")
 SPAWNED = (sys.executable, "-m", "actors.engines.sglang")
-ANSWER_BYTES = 64
+ANSWER_BYTES = 512
 FORK_WITHIN_S = 5.0
 
 
@@ -62,7 +64,7 @@ class Zygote:
     used: trio.CancelScope  # cancelled when it does not answer: whoever keeps it ends it
 
     async def fork(self, boot: settings.Boot, descriptors: Descriptors) -> Process:
-        """Fork a host; raises `EngineDied` if the zygote is gone, or does not answer."""
+        """Fork a host; raises `EngineDied` if the zygote is gone or does not answer, `StartFailed` if it cannot."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _packed(descriptors))]
         answer, ancillary = b"", list[tuple[int, int, bytes]]()
         async with self.busy:
@@ -73,7 +75,19 @@ class Zygote:
         if not answer:
             self.used.cancel(reason="it does not answer")
             raise EngineDied("the zygote did not fork a host")
-        return Process(boot.name, int(answer), int.from_bytes(ancillary[0][2][:4], sys.byteorder))
+        if not answer.isdigit():
+            raise StartFailed(f"the zygote could not fork a host: {answer.decode(errors='replace')}")
+        if not ancillary:
+            os.kill(int(answer), signal.SIGKILL)  # it is not reaped, so its id is still its own
+            self.release(int(answer))
+            raise StartFailed("no descriptor is left to watch a host by")
+        pidfd = int.from_bytes(ancillary[0][2][:4], sys.byteorder)
+        return Process(boot.name, int(answer), pidfd, release=partial(self.release, int(answer)))
+
+    def release(self, pid: int) -> None:
+        """Let the zygote reap a host that nobody watches any more."""
+        with suppress(OSError):  # it has died, and the host is reaped by who adopts it
+            os.write(self.control.fileno(), str(pid).encode())
 
 
 def _packed(descriptors: Descriptors) -> bytes:

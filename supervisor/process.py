@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 import trio
 from attrs import define, field, frozen
 
+from supervisor import reaper
+
 
 @frozen
 class Ladder:
@@ -53,12 +55,19 @@ class Hurry:
 
 @define(eq=False)
 class Process:
-    """One process, the leader of its own group; `pidfd` is ours to close."""
+    """One process, the leader of its own group; `pidfd` is ours to close.
+
+    Nobody else reaps it before it is closed, so that until then a signal to its group can reach no other.
+    """
 
     name: str
     pid: int
     pidfd: int
     popen: subprocess.Popen[bytes] | None = None  # set if it is this process's own child
+    release: Callable[[], None] = lambda: None  # to be called when its id may be given to others, if it is another's
+
+    def __attrs_post_init__(self) -> None:
+        reaper.owned.add(self.pid)
 
     async def wait(self) -> None:
         """Wait until the process has ended."""
@@ -101,6 +110,8 @@ class Process:
             os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
         os.close(self.pidfd)
         self.pidfd = -1
+        reaper.owned.discard(self.pid)
+        self.release()
 
 
 def start(

@@ -1,24 +1,41 @@
-"""Adopts what its descendants leave behind, reaps it, and ends what is left at the end."""
+"""Adopts what its descendants leave behind, reaps it, and ends what is left at the end.
+
+A process that somebody watches is left to that one: while it is not reaped, its id and that of its group are nobody
+else's, so a signal to either cannot reach a stranger.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import select
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import trio
+
+log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 END_WITHIN_S = 0.4
 END_TICK_S = 0.002
+READ_BYTES = 64 * 1024
 
 _LIBC = ctypes.CDLL(None)  # now: between a fork and what is started then, nothing must be loaded
+
+
+def _opened() -> int | None:
+    """Open where the kernel lists the children of the main thread: it starts them all, and adopts what they leave."""
+    with suppress(OSError):  # a kernel that does not tell
+        return os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
+    return None
+
+
+_CHILDREN = _opened()  # now: later there may be no descriptor to be had
+owned: set[int] = set()  # the ids of processes that somebody watches and reaps
 
 
 def adopt() -> None:
@@ -40,12 +57,21 @@ def die_without(pipe: int) -> None:
 
 
 async def run() -> None:
-    """Reap every child that has ended, for ever; whoever watches one does so by its pidfd, which stays readable."""
+    """Reap every child that has ended and that nobody owns, for ever."""
     with trio.open_signal_receiver(signal.SIGCHLD) as signals:
         async for _ in signals:
-            for pid in list(_children()):
-                with suppress(ChildProcessError):
-                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222  # it does not wait
+            try:
+                reap()
+            except OSError:  # the next child to end has us try again; the node must not fall because of this one
+                log.exception("children that ended could not be reaped")
+
+
+def reap() -> None:
+    """Reap every child that has ended and that nobody owns; takes no descriptor."""
+    for pid in children():
+        if pid not in owned:
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
 
 
 def end_all() -> int:
@@ -56,7 +82,7 @@ def end_all() -> int:
     """
     ended = 0
     give_up_at = time.monotonic() + END_WITHIN_S
-    while (left := list(_children())) and time.monotonic() < give_up_at:
+    while (left := children()) and time.monotonic() < give_up_at:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -66,7 +92,9 @@ def end_all() -> int:
     return ended
 
 
-def _children() -> Iterator[int]:
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):
-            yield from map(int, (task / "children").read_text().split())
+def children() -> list[int]:
+    """Return the ids of this process's children, those that have ended and are not reaped included."""
+    text = b""
+    while _CHILDREN is not None and (read := os.pread(_CHILDREN, READ_BYTES, len(text))):
+        text += read
+    return [int(pid) for pid in text.split()]

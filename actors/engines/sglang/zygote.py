@@ -1,8 +1,9 @@
 """A process that has imported SGLang once and forks hosts from itself: 1 to 2 s a start instead of 13 to 19.
 
 For engines on a CPU only, because CUDA cannot be forked. It talks to its node over a socket of whole messages: a boot
-message with the host's descriptors in, the host's process id with a pidfd out. It dies with its node; the hosts that it
-forked do not die with it.
+message with the host's descriptors in, the host's process id with a pidfd out, or a sentence why there is none. A host
+that has ended is not reaped before the node says that it has done with it, by its process id: until then that id is
+nobody else's. The zygote dies with its node; the hosts that it forked do not die with it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from actors.engines.sglang.guard import stand
 
 READY = b"ready"
 MESSAGE_BYTES_MAX = 128 * 1024
+DESCRIPTORS = 4  # of a host
 PR_SET_PDEATHSIG = 1
 
 
@@ -33,24 +35,42 @@ def main() -> None:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import_everything()
-    signal.signal(signal.SIGCHLD, _reap)
     control.send(READY)
+    released: set[int] = set()  # hosts that the node has done with
     while True:
-        message, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES_MAX, 4)
+        message, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES_MAX, DESCRIPTORS)
         if not message:
             return
-        # Until there is a pidfd nobody may reap the host, else its id might already be somebody else's.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        if message.isdigit():
+            released.add(int(message))
+        else:
+            _answer(control, message, fds)
+        released = {pid for pid in released if not _reaped(pid)}
+
+
+def _answer(control: socket.socket, message: bytes, fds: list[int]) -> None:
+    """Fork a host, and answer with its process id and a pidfd, or with a sentence."""
+    try:
+        if len(fds) < DESCRIPTORS:
+            control.send(b"it has no descriptors left")
+            return
         pid = os.fork()
         if pid == 0:
             control.close()
             _become_host(message, fds)
-        for fd in fds:
-            os.close(fd)
-        pidfd = os.pidfd_open(pid)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         socket.send_fds(control, [str(pid).encode()], [pidfd])
         os.close(pidfd)
+    except OSError as error:
+        control.send((error.strerror or str(error)).encode())
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 def _import_everything() -> None:
@@ -74,8 +94,6 @@ def _become_host(message: bytes, fds: list[int]) -> None:
 
     try:
         os.setsid()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         link, node, log, _lock = fds  # the lock is held, not used
         boot = settings.decode(message)
         guard = stand(Path(boot.folder), link, node)
@@ -88,14 +106,12 @@ def _become_host(message: bytes, fds: list[int]) -> None:
         os._exit(1)
 
 
-def _reap(*_: object) -> None:
-    while True:
-        try:
-            pid, _status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
+def _reaped(pid: int) -> bool:
+    """Reap a host, and return whether there is nothing left to reap."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 if __name__ == "__main__":
