@@ -19,7 +19,7 @@ import trio
 
 from protocol.dialects.mistakes import Mistake
 from protocol.errors import ActorError, EspalierError, StartFailed
-from supervisor import check, config, file_checks, launcher, node, reaper, say
+from supervisor import check, config, descriptors, file_checks, launcher, node, reaper, say
 from supervisor.doors import keys
 from supervisor.standing import Earlier
 from supervisor.upward import Upward
@@ -61,6 +61,7 @@ def main() -> int:
         os.set_inheritable(upward.fd, False)
         reaper.die_without(upward.fd)
         faulthandler.register(signal.SIGQUIT, file=upward.fd, all_threads=True)  # when it hangs: where
+    descriptors.raise_limit()
     try:
         if arguments.check:
             print(checked(arguments.file, arguments.join, arguments.node))

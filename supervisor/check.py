@@ -10,7 +10,7 @@ from pathlib import Path
 
 from actors._text.aside import inline
 from protocol.errors import StartFailed
-from supervisor import private_files
+from supervisor import descriptors, private_files
 from supervisor.config import EVERYWHERE, LOOPBACK, Cluster, Misconfigured
 from supervisor.doors.door import ANY
 from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
@@ -195,7 +195,7 @@ def _of_process(cluster: Cluster, name: str) -> str:
     return (
         f"event loop: {section.turn_max_s:g} s a turn, hung after {section.hung_s:g} s without one\n"
         f"log: {section.log_lines_max:,} lines, {section.log_bytes_max:,} bytes wait to be read;"
-        f" what engines say: {section.chatter_bytes_max:,} bytes each"
+        f" what engines say: {section.chatter_bytes_max:,} bytes each\n{descriptors.check(cluster, name)}"
     )
 
 
@@ -230,6 +230,7 @@ def ahead(cluster: Cluster, *names: str) -> None:
         for key, engine in cluster.engines_on(name).items():
             if engine.dist_port is not None:
                 _port_is_free("0.0.0.0", engine.dist_port, f"engine.{key}.dist_port")  # noqa: S104  # as SGLang has it
+        descriptors.check(cluster, name)
     check_libraries(cluster, *names)
     _memory_is_there(cluster, names)
 

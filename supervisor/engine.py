@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import trio
-from attrs import define, evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from actors.engines.port import Engine
 from actors.engines.sglang import leftovers, settings
@@ -25,6 +26,7 @@ from supervisor.hosts import Starts, descriptors
 from supervisor.link import Link
 from supervisor.plug import Plug
 from supervisor.process import Hurry, Ladder, Process
+from supervisor.reserve import Reserve, is_full
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class EngineHouse:
     ladder: Ladder
     now: Callable[[], float]
     silent_s: float = 10.0
+    reserve: Reserve = field(factory=Reserve)
 
 
 Use: TypeAlias = Callable[[Link, Process], Awaitable[str | None]]
@@ -116,16 +119,10 @@ async def _watched(offered: SglangEngine, process: Process, silent_s: float) -> 
 
 
 async def _host(spec: settings.EngineSpec, starts: Starts, house: EngineHouse, use: Use) -> None:
-    place = Path(tempfile.mkdtemp(prefix="e", dir=house.folder.path))  # short: SGLang puts Unix sockets into it
     chatter = house.chatter(spec.name)
-    output, write = chatter.pipe()
     frozen_why: str | None = None
     with ExitStack() as stack:
-        stack.callback(leftovers.remove, place)
-        stack.callback(output.close)
-        with descriptors(house.folder, write) as (ours, inherited):
-            stack.callback(ours.close)
-            process = await starts(settings.boot(spec, str(place)), inherited)
+        ours, output, process = await _started(spec, starts, house, chatter, stack)
         transport = SocketTransport(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
         link = Link(transport, Peer(spec.name, serves_max=0), lost_as=EngineLost)
         async with trio.open_nursery() as nursery:
@@ -144,6 +141,41 @@ async def _host(spec: settings.EngineSpec, starts: Starts, house: EngineHouse, u
     if frozen_why is not None:
         raise EngineDied(f"engine {spec.name} was ended: {frozen_why}")
     raise _why(link, chatter, spec.name)
+
+
+_Started: TypeAlias = tuple[socket.socket, trio.lowlevel.FdStream, Process]
+
+
+async def _started(
+    spec: settings.EngineSpec, starts: Starts, house: EngineHouse, chatter: Chatter, stack: ExitStack
+) -> _Started:
+    """Start a host in a folder of its own, with descriptors of the reserve if there are no others.
+
+    Raises `StartFailed` for whatever the system says no to: descriptors, processes, disk space.
+    """
+    try:
+        try:
+            return await _attempt(spec, starts, house, chatter, stack)
+        except OSError as error:
+            if not is_full(error):
+                raise
+        stack.close()  # what the attempt has made
+        with house.reserve.lent():
+            return await _attempt(spec, starts, house, chatter, stack)
+    except OSError as error:
+        raise StartFailed(f"engine {spec.name} could not be started: {error.strerror or error}") from error
+
+
+async def _attempt(
+    spec: settings.EngineSpec, starts: Starts, house: EngineHouse, chatter: Chatter, stack: ExitStack
+) -> _Started:
+    place = Path(tempfile.mkdtemp(prefix="e", dir=house.folder.path))  # short: SGLang puts Unix sockets into it
+    stack.callback(leftovers.remove, place)
+    output, write = chatter.pipe()
+    stack.callback(output.close)
+    with descriptors(house.folder, write) as (ours, inherited):
+        stack.callback(ours.close)
+        return ours, output, await starts(settings.boot(spec, str(place)), inherited)
 
 
 async def _carry(

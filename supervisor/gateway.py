@@ -15,10 +15,14 @@ from supervisor.doors.door import Door
 from supervisor.doors.http import HttpConnection
 from supervisor.doors.outbox import Outbox
 from supervisor.doors.strangers import address_of
+from supervisor.reserve import GuardedListener
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 128  # connections that the kernel holds for us
+NO_DESCRIPTORS = (  # what those are told whom not even a task is spent on
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+)
 REFUSING_MAX = 64  # connections that are told why there is no room for them; more are closed without a word
 
 
@@ -38,11 +42,17 @@ async def gateway(
         for listener in listeners:
             listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, door.limits.send_buffer_bytes)
         serve = partial(_accepted, door, refusing)
-        serving = partial(trio.serve_listeners, serve, listeners, handler_nursery=connections)
+        guarded = [_guarded(door, listener) for listener in listeners]
+        serving = partial(trio.serve_listeners, serve, guarded, handler_nursery=connections)
         await connections.start(serving)
         connections.start_soon(door.asking.access.run)
         door.port = int(listeners[0].socket.getsockname()[1])
         task_status.started(door.port)
+
+
+def _guarded(door: Door, listener: trio.SocketListener) -> GuardedListener:
+    refused = partial(door.asking.metrics.refused, Overloaded.code)
+    return GuardedListener(listener, door.reserve, refused, b"" if door.tls else NO_DESCRIPTORS)
 
 
 async def _accepted(door: Door, refusing: trio.CapacityLimiter, stream: trio.SocketStream) -> None:

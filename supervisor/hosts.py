@@ -6,12 +6,13 @@ background, and only a start that needs it waits.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -64,7 +65,10 @@ class Zygote:
     used: trio.CancelScope  # cancelled when it does not answer: whoever keeps it ends it
 
     async def fork(self, boot: settings.Boot, descriptors: Descriptors) -> Process:
-        """Fork a host; raises `EngineDied` if the zygote is gone or does not answer, `StartFailed` if it cannot."""
+        """Fork a host; raises `EngineDied` if the zygote is gone or does not answer, `StartFailed` if it cannot.
+
+        Raises `OSError` if this process has no descriptor to watch it by.
+        """
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _packed(descriptors))]
         answer, ancillary = b"", list[tuple[int, int, bytes]]()
         async with self.busy:
@@ -80,7 +84,7 @@ class Zygote:
         if not ancillary:
             os.kill(int(answer), signal.SIGKILL)  # it is not reaped, so its id is still its own
             self.release(int(answer))
-            raise StartFailed("no descriptor is left to watch a host by")
+            raise OSError(errno.EMFILE, "no descriptor is left to watch a host by")
         pidfd = int.from_bytes(ancillary[0][2][:4], sys.byteorder)
         return Process(boot.name, int(answer), pidfd, release=partial(self.release, int(answer)))
 
@@ -105,14 +109,17 @@ async def zygote(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Keep one zygote; `started()` means that it can fork. Raises `StartFailed` if it cannot import SGLang."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    output, write = chatter.pipe()
-    arguments = [*command, str(theirs.fileno()), str(os.getpid())]
-    try:
+    with ExitStack() as stack:  # what is made is closed whatever cannot be made after it
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stack.callback(theirs.close)
+        failed = stack.enter_context(ExitStack())
+        failed.callback(ours.close)
+        output, write = chatter.pipe()
+        stack.callback(os.close, write)
+        failed.callback(output.close)
+        arguments = [*command, str(theirs.fileno()), str(os.getpid())]
         process = start("zygote", arguments, host_environment(environment, "cpu"), [theirs.fileno()], write)
-    finally:
-        theirs.close()
-        os.close(write)
+        failed.pop_all()
     control = trio.socket.from_stdlib_socket(ours)
     ready = False
     try:
@@ -173,11 +180,14 @@ def host_environment(environment: Mapping[str, str], device: str) -> dict[str, s
 @contextmanager
 def descriptors(folder: Folder, log: int) -> Iterator[tuple[socket.socket, Descriptors]]:
     """Yield our end of a new link, and what a host inherits; the host's share is closed at the end of the body."""
-    ours, theirs = socket.socketpair()
-    node = os.pidfd_open(os.getpid())
-    try:
-        with closing(theirs):
-            yield ours, Descriptors(theirs.fileno(), node, log, folder.lock)
-    finally:
-        os.close(node)
-        os.close(log)
+    with ExitStack() as stack:
+        stack.callback(os.close, log)
+        ours, theirs = socket.socketpair()
+        stack.callback(theirs.close)
+        try:
+            node = os.pidfd_open(os.getpid())
+        except OSError:
+            ours.close()
+            raise
+        stack.callback(os.close, node)
+        yield ours, Descriptors(theirs.fileno(), node, log, folder.lock)

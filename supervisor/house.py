@@ -272,6 +272,7 @@ def _links(cluster: Cluster, node: str, directory: Directory, world: World, more
         secret=b"",
         new_nonce=world.new_nonce,
         chance=world.chance(0),
+        reserve=world.reserve,
         join=join,
     )
 
@@ -337,6 +338,7 @@ def _door(
         asking=asking,
         gate=gate,
         limits=section.limits,
+        reserve=world.reserve,
         names=frozenset(section.names),
         origins=frozenset(section.origins),
         unready=partial(known.unready, directory, models),

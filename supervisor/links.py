@@ -26,6 +26,7 @@ from supervisor.crossing import plain
 from supervisor.directory import FORGET_S, Directory
 from supervisor.link import Heart, Link, Serves
 from supervisor.refusals import Refusals
+from supervisor.reserve import GuardedListener, Reserve
 from supervisor.run import Chance, Up
 from supervisor.traffic import Traffic
 from supervisor.tree import Backoff
@@ -77,6 +78,7 @@ class Links:
     incarnation: Incarnation = Incarnation()
     host: str = ""  # where other nodes find this one if it listens at every address
     port: int | None = None  # once it listens
+    reserve: Reserve = field(factory=Reserve)  # of descriptors, which no connection takes
     traffic: defaultdict[str, Traffic] = field(factory=lambda: defaultdict(Traffic))  # with each node, in all
     _nodes: Refusals = field(factory=Refusals)
     _others: Refusals = field(factory=Refusals)  # of those who have not proved who they are
@@ -171,7 +173,8 @@ class Links:
         # Who listens everywhere on a host called localhost cannot tell other hosts where: it dials them.
         nowhere = everywhere and self.host in (*EVERYWHERE, *LOOPBACK)
         self.directory.address = None if nowhere else str(wires.At(self.host if everywhere else at.host, self.port))
-        nursery.start_soon(partial(trio.serve_listeners, self._accepted, listeners))
+        guarded = [GuardedListener(listener, self.reserve) for listener in listeners]
+        nursery.start_soon(partial(trio.serve_listeners, self._accepted, guarded))
 
     async def _accepted(self, stream: trio.SocketStream) -> None:
         """Carry the link of a node that has dialed; what is wrong with it is its own affair."""

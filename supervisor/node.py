@@ -113,6 +113,7 @@ async def run(
         for danger in file_checks.warnings(cluster, world.now()):
             log.warning(danger)
         log.info("starting", extra={"node": name, "engine_logs": str(logs)})
+        world.reserve.fill()
         return await node.run(launched.up, partial(_announce, cluster, house, terminal))
 
 

@@ -29,6 +29,7 @@ def door(at: At, world: World, unready: Callable[[], str | None], text: Callable
         asking=Asking({}, world.metrics, LIMITS.head_s, LIMITS.head_s),
         gate=Gate(1, LIMITS.head_s, 1, lambda: None),
         limits=LIMITS,
+        reserve=world.reserve,
         names=frozenset({*LOOPBACK, at.host.lower()} if at.host in LOOPBACK else {ANY}),
         unready=unready,
         metrics_text=text,

@@ -160,7 +160,7 @@ def _all_ranks(cluster: Cluster, name: str) -> str:
 
 def _house(cluster: Cluster, node: str, section: EngineSection, world: World) -> EngineHouse:
     chatter = chatter_of(cluster, node, world)
-    return EngineHouse(world.folder, chatter, world.hurry, section.ladder, world.now, section.silent_s)
+    return EngineHouse(world.folder, chatter, world.hurry, section.ladder, world.now, section.silent_s, world.reserve)
 
 
 def _simulated(each: Worker, world: World) -> Child:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from attrs import frozen
+from attrs import field, frozen
 
 from actors._text.aside import Aside
 from actors.engines.simulated.faults import Chance
 from supervisor.folders import Folder
 from supervisor.metrics import Metrics
 from supervisor.process import Hurry
+from supervisor.reserve import Reserve
 
 
 @frozen
@@ -30,3 +31,4 @@ class World:
     chance: Callable[[int], Chance]  # from a seed
     new_nonce: Callable[[], bytes]
     new_room: Callable[[], int]
+    reserve: Reserve = field(factory=Reserve)

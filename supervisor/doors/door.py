@@ -26,6 +26,7 @@ from supervisor.doors.keys import Headers, Key, Keys
 from supervisor.doors.outbox import Outbox
 from supervisor.doors.strangers import Strangers
 from supervisor.doors.tls import Certificate
+from supervisor.reserve import Reserve
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class Door:
     certificate: Certificate | None = None  # where `tls` comes from
     port: int | None = None  # once the gateway listens
     connections: dict[Outbox, Drainable] = field(factory=dict)  # one each, whatever it speaks by now
+    reserve: Reserve = field(factory=Reserve)  # of descriptors, which no connection takes
     ending: trio.Semaphore = field(factory=lambda: trio.Semaphore(ENDING_A_TURN))
     strangers: Strangers = field(factory=Strangers)
     _owners: dict[Outbox, Key] = field(factory=dict)  # in whose name a connection is counted

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
+import socket
 import threading
 import time
 from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 
@@ -101,6 +105,38 @@ def test_b7_an_engine_that_crashes_again_and_again_is_noticed_by_nobody(folder):
         assert "engine bad-0 failed: " in why, why
         assert "next try " in why, why
         honest.check()
+        of.signal(signal.SIGTERM)
+        assert of.wait_exit(WITHIN_S) is not None
+        assert (of.process.returncode, of.left()) == (0, [])
+
+
+def cpu_s(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_b6_without_descriptors_connections_are_refused_and_nothing_else_happens(folder):
+    with served(folder, "simulated.faults.crash_after_s = 2.0") as of:
+        ready(of)
+        honest = Honest(of.port, 120)
+        pid, strangers = of.process.pid, []
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (64, 64))
+        try:
+            for _ in range(100):  # more than there are descriptors; the kernel's queue takes the rest
+                made = socket.create_connection(("127.0.0.1", of.port), timeout=WITHIN_S)
+                strangers.append(made)
+            before = cpu_s(pid)
+            os.kill(pid, signal.SIGCHLD)  # as if a child had ended
+            assert wait_until(lambda: "no file descriptors are left" in of.output(), WITHIN_S) is not None
+            restarts = of.output().count('"main/bad-0/engine is ready')
+            again = wait_until(lambda: of.output().count('"main/bad-0/engine is ready') >= restarts + 1, WITHIN_S)
+            assert again is not None, "an engine that crashes is started again"
+            honest.check()
+            assert cpu_s(pid) - before < 3.0, "nobody spins"
+        finally:
+            for each in strangers:
+                each.close()
+        assert wait_until(lambda: get(of, "/health")[0] == 200, WITHIN_S) is not None
         of.signal(signal.SIGTERM)
         assert of.wait_exit(WITHIN_S) is not None
         assert (of.process.returncode, of.left()) == (0, [])
