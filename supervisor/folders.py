@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +17,7 @@ from pathlib import Path
 from attrs import frozen
 
 from actors.engines.sglang import leftovers
+from protocol.errors import StartFailed
 
 PREFIX = "espalier-"
 LOCK = "lock"
@@ -44,9 +45,12 @@ def folder(base: Path) -> Iterator[Folder]:
 
 
 def _made(base: Path) -> tuple[Path, int] | None:
-    """Make a folder and lock it; None if another node's sweep came in between."""
-    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-    lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    """Make a folder and lock it; None if another node's sweep came in between. Raises `StartFailed` if it cannot be."""
+    try:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+        lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StartFailed(f"no folder can be made in {base}: {error.strerror or error}") from error
     with suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if (path / LOCK).exists():
@@ -56,24 +60,64 @@ def _made(base: Path) -> tuple[Path, int] | None:
 
 
 def sweep(base: Path) -> list[Path]:
-    """Remove the folders under `base` that nobody holds any more, and return them."""
+    """Remove the folders under `base` that a node of this user made and that nobody holds any more; return them.
+
+    Others may make what they like there: a folder that is another's, or that others may enter, is left alone, and no
+    link is followed.
+    """
     swept = []
-    for path in sorted(base.glob(f"{PREFIX}*")):
-        with suppress(OSError):  # another's, or another sweep was faster
-            lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove(path)
-                swept.append(path)
-            finally:
-                os.close(lock)
+    with suppress(OSError), _opened(base, None) as within:
+        with os.scandir(within) as found:
+            names = sorted(each.name for each in found if each.name.startswith(PREFIX))
+        for name in names:
+            with suppress(OSError):  # another's, or another sweep was faster
+                if _swept(name, within):
+                    swept.append(base / name)
     return swept
+
+
+def _swept(name: str, within: int) -> bool:
+    with _opened(name, within) as folder:
+        if not _is_ours(os.fstat(folder)):
+            return False
+        lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _empty(folder)
+            os.rmdir(name, dir_fd=within)
+        finally:
+            os.close(lock)
+    return True
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    return found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == stat.S_IRWXU
 
 
 def remove(path: Path) -> None:
     """Remove a node's folder with all that its hosts left."""
-    with suppress(FileNotFoundError):  # somebody was faster
-        for host in path.iterdir():
-            if host.is_dir():
-                leftovers.remove(host)
-    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError), _opened(path, None) as folder:  # somebody may be faster
+        _empty(folder)
+        path.rmdir()
+
+
+@contextmanager
+def _opened(path: Path | str, within: int | None) -> Iterator[int]:
+    """Open a folder, following no link to it; raises `OSError`."""
+    opened = os.open(path, leftovers.AS_FOLDER, dir_fd=within)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _empty(folder: int) -> None:
+    """Remove all that is in an open folder: what hosts left, with the shared memory that it lists."""
+    with os.scandir(folder) as found:
+        entries = [(each.name, each.is_dir(follow_symlinks=False)) for each in found]
+    for name, is_folder in entries:
+        with suppress(OSError):
+            if is_folder:
+                leftovers.remove(name, folder)
+            else:
+                os.unlink(name, dir_fd=folder)

@@ -23,6 +23,7 @@ from supervisor.metrics import Metrics
 from supervisor.plug import Plug
 from supervisor.process import Hurry
 from supervisor.rendezvous import PORTS
+from supervisor.reserve import Reserve
 from supervisor.workers import Worker, _spec, rank_of, worker
 from tests.houses import built
 
@@ -216,7 +217,8 @@ def hosts(tmp_path):
         raise StartFailed("nothing starts here")
 
     folder, cluster = Folder(tmp_path, -1), config.read(tmp_path / "cluster.toml")
-    world = SimpleNamespace(folder=folder, logs=tmp_path, hurry=Hurry(), now=lambda: 5.0, metrics=Metrics())
+    own = {"folder": folder, "logs": tmp_path, "hurry": Hurry(), "metrics": Metrics(), "reserve": Reserve()}
+    world = SimpleNamespace(now=lambda: 5.0, **own)
     return SimpleNamespace(cluster=cluster, starts={"cpu": starts}, world=world, boots=boots)
 
 

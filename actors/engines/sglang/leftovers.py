@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # the kernel's own place, not a temporary file of ours
 LIST = "shared-memory"
+LIST_CHARACTERS_MAX = 1024 * 1024
+AS_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+MADE_BY_HOSTS = ("sglang", "psm_", "sem.", "torch_", "nccl-", "gloo", "mooncake", "nvshmem", "cuda.shm.")
 
 
 def record(folder: Path, names: set[str]) -> None:
@@ -40,10 +44,39 @@ def _shared(maps: str) -> set[str]:
     return {name for name in found if name and not name.endswith(" (deleted)")}
 
 
-def remove(folder: Path) -> None:
-    """Remove a host's folder and the shared memory that its list names; idempotent."""
+def remove(folder: Path | str, within: int | None = None) -> None:
+    """Remove a host's folder, in the open folder `within` if it is given, and the shared memory it lists; idempotent.
+
+    Nothing is followed out of it, and nobody else's is removed: neither a folder nor shared memory.
+    """
     with suppress(OSError):
-        for name in (folder / LIST).read_text().split():
-            if "/" not in name:
-                (SHARED_MEMORY / name).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+        opened = os.open(folder, AS_FOLDER, dir_fd=within)
+        try:
+            ours = os.fstat(opened).st_uid == os.geteuid()
+            names = _listed(opened) if ours else []
+        finally:
+            os.close(opened)
+        _remove_shared(names)
+        if ours:
+            shutil.rmtree(folder, ignore_errors=True, dir_fd=within)
+
+
+def _listed(folder: int) -> list[str]:
+    with suppress(OSError):
+        opened = os.open(LIST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        with os.fdopen(opened, encoding="utf-8", errors="replace") as lines:
+            return lines.read(LIST_CHARACTERS_MAX).split()
+    return []
+
+
+def _remove_shared(names: list[str]) -> None:
+    place = os.open(SHARED_MEMORY, AS_FOLDER)
+    try:
+        for name in names:
+            with suppress(OSError):
+                found = os.stat(name, dir_fd=place, follow_symlinks=False)
+                ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+                if ours and "/" not in name and name.startswith(MADE_BY_HOSTS):
+                    os.unlink(name, dir_fd=place)
+    finally:
+        os.close(place)

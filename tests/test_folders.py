@@ -1,0 +1,138 @@
+"""What a sweep may touch: what a node of this user has left, and nothing that others have put beside it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import contextmanager
+
+import pytest
+
+from actors.engines.sglang import leftovers
+from protocol.errors import StartFailed
+from supervisor import folders
+
+OTHER = 65534  # a user who is not this one
+
+
+@pytest.fixture
+def shared(tmp_path, monkeypatch):
+    """A folder in place of /dev/shm."""
+    place = tmp_path / "shm"
+    place.mkdir()
+    monkeypatch.setattr(leftovers, "SHARED_MEMORY", place)
+    return place
+
+
+@pytest.fixture
+def base(tmp_path):
+    made = tmp_path / "tmp"
+    made.mkdir()
+    return made
+
+
+def left(base, name="espalier-left", mode=0o700):
+    """What a node that was killed has left: its folder, a host's in it."""
+    folder = base / name
+    (folder / "e1" / "deep").mkdir(parents=True)
+    (folder / "e1" / "deep" / "file").write_text("x")
+    (folder / "lock").touch()
+    folder.chmod(mode)
+    return folder
+
+
+@contextmanager
+def held(folder):
+    with (folder / "lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_what_a_killed_node_left_is_removed_with_its_shared_memory(base, shared):
+    folder = left(base)
+    for name in ("sglang_loads_x", "psm_1", "of_somebody_else"):
+        (shared / name).touch()
+    leftovers.record(folder / "e1", {"sglang_loads_x", "psm_1", "of_somebody_else", "../tmp/x"})
+    assert folders.sweep(base) == [folder]
+    assert not folder.exists()
+    assert [each.name for each in shared.iterdir()] == ["of_somebody_else"]
+
+
+def test_a_folder_that_is_held_stays(base, shared):
+    folder = left(base)
+    with held(folder):
+        assert folders.sweep(base) == []
+    assert (folder / "e1" / "deep" / "file").exists()
+
+
+def test_b12_no_link_is_followed_out_of_the_temporary_folder(base, shared, tmp_path):
+    """/var/lib/dpkg has a file `lock`, and so have many others."""
+    precious = left(tmp_path, "dpkg")
+    (base / "espalier-evil").symlink_to(precious)
+    assert folders.sweep(base) == []
+    assert (precious / "e1" / "deep" / "file").exists()
+
+
+def test_b12_nor_any_link_within_a_folder(base, shared, tmp_path):
+    precious = left(tmp_path, "precious")
+    folder = left(base)
+    (folder / "e2").symlink_to(precious)
+    (folder / "e1" / "link").symlink_to(precious)
+    (precious / "shared-memory").write_text("psm_hers")
+    (shared / "psm_hers").touch()
+    (folder / "e3").mkdir()
+    (folder / "e3" / "shared-memory").symlink_to(precious / "shared-memory")
+    assert folders.sweep(base) == [folder]
+    assert (precious / "e1" / "deep" / "file").exists()
+    assert (shared / "psm_hers").exists()
+
+
+def test_b12_a_lock_that_is_a_link_is_none(base, shared, tmp_path):
+    folder = left(base)
+    (folder / "lock").unlink()
+    (tmp_path / "other").touch()
+    (folder / "lock").symlink_to(tmp_path / "other")
+    assert folders.sweep(base) == []
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o777, 0o1700])
+def test_b12_a_folder_that_others_may_enter_is_none_of_ours(base, shared, mode):
+    folder = left(base, mode=mode)
+    assert folders.sweep(base) == []
+    assert folder.exists()
+
+
+def test_b12_a_strangers_folder_and_what_it_lists_stay(base, shared, monkeypatch):
+    folder = left(base)
+    (folder / "e1" / "shared-memory").write_text("psm_1")
+    (shared / "psm_1").touch()
+    monkeypatch.setattr(os, "geteuid", lambda: OTHER)
+    assert folders.sweep(base) == []
+    leftovers.remove(folder / "e1")
+    assert (folder / "e1" / "deep" / "file").exists()
+    assert (shared / "psm_1").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_b12_shared_memory_of_another_user_stays_though_our_own_list_names_it(base, shared):
+    folder = left(base)
+    (folder / "e1" / "shared-memory").write_text("psm_theirs psm_ours psm_link psm_folder")
+    for name in ("psm_theirs", "psm_ours"):
+        (shared / name).touch()
+    os.chown(shared / "psm_theirs", OTHER, OTHER)
+    (shared / "psm_link").symlink_to(shared / "psm_theirs")
+    (shared / "psm_folder").mkdir()
+    assert folders.sweep(base) == [folder]
+    assert sorted(each.name for each in shared.iterdir()) == ["psm_folder", "psm_link", "psm_theirs"]
+
+
+def test_b6_a_disk_without_room_is_one_clear_sentence(base, monkeypatch):
+    def full(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folders.tempfile, "mkdtemp", full)
+    with (
+        pytest.raises(StartFailed, match=r"^no folder can be made in .*: No space left on device$"),
+        folders.folder(base),
+    ):
+        raise AssertionError
