@@ -69,6 +69,11 @@ class Sampling:
     logit_bias: dict[int, float] = Factory(dict)  # by token id, added before anything else
     grammar: Grammar | None = None
 
+    @property
+    def penalised(self) -> bool:
+        """Whether the tokens of an answer change how likely they are to be said again."""
+        return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0, 0, 1)
+
 
 # Asked of an engine's worker ----------------------------------------------------------
 

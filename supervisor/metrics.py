@@ -214,6 +214,9 @@ class _Routed(Watch):
     def went_on(self, code: str, sent: int) -> None:
         self.resumes[self.model, code, "resumed" if sent else "retried"] += 1
 
+    def stayed(self, code: str) -> None:
+        self.resumes[self.model, code, "impossible"] += 1
+
     def set_aside(self, worker: str, code: str) -> None:
         self.ejections[self.model, worker, code] += 1
 

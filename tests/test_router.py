@@ -642,9 +642,7 @@ async def test_what_is_no_loss_is_passed_as_it_is(error, tokens, autojump_clock)
     "sampling",
     [
         {"grammar": Grammar(GrammarKind.REGEX, "a*")},
-        {"frequency_penalty": 0.5},
-        {"presence_penalty": -0.5},
-        {"repetition_penalty": 1.1},
+        {"grammar": Grammar(GrammarKind.JSON_SCHEMA, "{}"), "repetition_penalty": 1.1},
     ],
 )
 async def test_what_cannot_be_resumed_exactly_ends_in_the_truth_but_may_begin_elsewhere(sampling, loss, autojump_clock):

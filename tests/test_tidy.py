@@ -21,7 +21,16 @@ LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 
 SGLANG = Path("actors/engines/sglang")
-ABOUT_SGLANG = ("host.py", "scheduler.py", "translation.py", "warm_up.py", "pulse.py", "failures.py", "hold.py")
+ABOUT_SGLANG = (
+    "host.py",
+    "scheduler.py",
+    "translation.py",
+    "warm_up.py",
+    "pulse.py",
+    "failures.py",
+    "hold.py",
+    "penalties.py",
+)
 OF_HOSTS = (*ABOUT_SGLANG, "guard.py", "rank.py", "zygote.py", "__main__.py", "leftovers.py", "model_files.py")
 HOST_SIDE = {SGLANG / name for name in OF_HOSTS}
 # Of the host's files those that a node may import: to remove what hosts left, and to compare models.

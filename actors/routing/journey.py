@@ -231,6 +231,7 @@ class Journey:
         if self._losses > limits.resumes_max or self._drains > limits.drains_max or sent > limits.resume_tokens_max:
             raise lost
         if sent and not resumes_exactly(self.request.sampling):
+            self.routing.watch.stayed(lost.code)
             raise lost
         self._crashes += isinstance(lost, EngineLost)
         if self._losses > 1 and self._crashes + len(self._left) > limits.crashes_max:
@@ -271,12 +272,11 @@ def is_planned(lost: RequestError) -> bool:
 
 
 def resumes_exactly(sampling: Sampling) -> bool:
-    """Whether prompt and sent tokens are all that the next token depends on.
+    """Whether the next token depends on nothing but the prompt and the tokens that were sent.
 
-    A grammar is at a place that another engine does not know, and a penalty counts the tokens of the answer alone.
+    A grammar is at a place that another engine does not know; what a penalty counts, `said` tells it.
     """
-    unpenalised = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty) == (0, 0, 1)
-    return sampling.grammar is None and unpenalised
+    return sampling.grammar is None
 
 
 def _gravest(group: BaseExceptionGroup[RequestError]) -> RequestError:

@@ -51,6 +51,9 @@ class Watch:
     def went_on(self, code: str, sent: int) -> None:
         """Hear that a request goes on elsewhere: what its worker was lost with, after how many tokens."""
 
+    def stayed(self, code: str) -> None:
+        """Hear that a request ends with what its worker was lost with, since nobody else could go on exactly."""
+
     def set_aside(self, worker: str, code: str) -> None:
         """Hear that a worker, or a pair, is set aside because it keeps failing, and with what it failed last."""
 

@@ -14,12 +14,15 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler import _make_abort_req, run_scheduler_process
 
+from actors.engines.sglang import penalties
+
 _mark = GrammarManager.abort_requests
 
 
 def run(*arguments: object, **named: object) -> None:
     """Be the scheduler's process; SGLang starts it under this name, forked or spawned."""
     GrammarManager.abort_requests = abort_requests
+    penalties.count_what_was_said()
     run_scheduler_process(*arguments, **named)
 
 

@@ -8,6 +8,7 @@ from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.io_struct import BatchTokenIDOutput, GenerateReqInput
 from sglang.version import __version__
 
+from actors.engines.sglang.penalties import SAID
 from protocol.errors import EngineRefused, HandOffFailed, Internal, Left, Overloaded, RequestError
 from protocol.messages import (
     EngineInfo,
@@ -29,7 +30,7 @@ def asked(request: Generate, *, honours_seed: bool, traced: bool) -> GenerateReq
     trace = request.trace if traced else None
     return GenerateReqInput(
         input_ids=request.tokens,
-        sampling_params=_sampling(request.sampling, honours_seed=honours_seed),
+        sampling_params=_sampling(request.sampling, request.said, honours_seed=honours_seed),
         rid=request.id,
         stream=True,
         return_logprob=request.logprobs is not None,
@@ -40,7 +41,7 @@ def asked(request: Generate, *, honours_seed: bool, traced: bool) -> GenerateReq
     )
 
 
-def _sampling(wanted: Sampling, *, honours_seed: bool) -> dict[str, object]:
+def _sampling(wanted: Sampling, said: int, *, honours_seed: bool) -> dict[str, object]:
     return {
         "max_new_tokens": wanted.tokens_max,
         "min_new_tokens": wanted.tokens_min,
@@ -55,6 +56,7 @@ def _sampling(wanted: Sampling, *, honours_seed: bool) -> dict[str, object]:
         "ignore_eos": wanted.ignore_eos,
         "sampling_seed": wanted.seed if honours_seed else None,
         "logit_bias": {str(token): bias for token, bias in wanted.logit_bias.items()} or None,
+        "custom_params": {SAID: said} if said and wanted.penalised else None,
         # SGLang has a field of this name for each kind of grammar
         **({} if wanted.grammar is None else {wanted.grammar.kind.value: wanted.grammar.text}),
     }

@@ -1,0 +1,82 @@
+"""Penalties that go on where another engine stopped.
+
+SGLang counts the tokens that it says, and of a resumed answer it says only the rest: what was said before stands at the
+end of the prompt, and is counted here. A scheduler that runs one step ahead of its results counts each token one step
+late, and at first the prompt's last one instead; what such a one would have counted by then is counted for it.
+Written for SGLang 0.5.23; called in the scheduler's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.sampling.penaltylib import (
+    BatchedFrequencyPenalizer,
+    BatchedPresencePenalizer,
+    BatchedRepetitionPenalizer,
+)
+
+SAID = "espalier_said"
+"""The name under which a request's `custom_params` say how many of its prompt's last tokens are the answer's own."""
+
+
+class _Batch(Protocol):
+    enable_overlap: bool
+
+
+class _Orchestrator(Protocol):
+    batch: _Batch
+    device: str
+
+    def reqs(self) -> list[Req]: ...
+
+
+class _Penalizer(Protocol):
+    orchestrator: _Orchestrator
+    cumulated_frequency_penalties: torch.Tensor
+    cumulated_presence_penalties: torch.Tensor
+    cumulated_repetition_penalties: torch.Tensor
+
+    def _prepare(self) -> None: ...
+
+
+Count = Callable[[_Penalizer, Req, int, torch.Tensor], None]
+
+
+def count_what_was_said() -> None:
+    """Let every penalizer of this process begin with what was said before; to be called once."""
+    _after(BatchedFrequencyPenalizer, _frequency)
+    _after(BatchedPresencePenalizer, _presence)
+    _after(BatchedRepetitionPenalizer, _repetition)
+
+
+def _after(kind: type[_Penalizer], count: Count) -> None:
+    prepare = kind._prepare  # noqa: SLF001
+
+    def prepared(self: _Penalizer) -> None:
+        prepare(self)
+        orchestrator = self.orchestrator
+        for row, req in enumerate(orchestrator.reqs()):
+            said = (req.sampling_params.custom_params or {}).get(SAID, 0)
+            if said:
+                end = len(req.origin_input_ids) - orchestrator.batch.enable_overlap
+                ids = torch.tensor(req.origin_input_ids[max(0, end - said) : end], dtype=torch.int64)
+                count(self, req, row, ids.to(orchestrator.device))
+
+    kind._prepare = prepared  # type: ignore[method-assign]  # noqa: SLF001
+
+
+def _frequency(penalizer: _Penalizer, req: Req, row: int, ids: torch.Tensor) -> None:
+    once = torch.full_like(ids, req.sampling_params.frequency_penalty, dtype=torch.float32)
+    penalizer.cumulated_frequency_penalties[row].scatter_add_(0, ids, once)
+
+
+def _presence(penalizer: _Penalizer, req: Req, row: int, ids: torch.Tensor) -> None:
+    penalizer.cumulated_presence_penalties[row, ids] = req.sampling_params.presence_penalty
+
+
+def _repetition(penalizer: _Penalizer, req: Req, row: int, ids: torch.Tensor) -> None:
+    penalizer.cumulated_repetition_penalties[row, ids] = req.sampling_params.repetition_penalty
