@@ -1,9 +1,14 @@
-"""What all tests share: chance that is the same every time, and no test that fails because the machine is busy."""
+"""What all tests share: chance that is the same every time, no test that fails because the machine is busy, and a budget.
+
+No turn of the event loop may take long, whatever a test is about: one that does fails it. `turns_exempt` says why not.
+"""
 
 import logging
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.turns import cpu_watched
 
 settings.register_profile("espalier", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("espalier")
@@ -13,3 +18,15 @@ settings.load_profile("espalier")
 def unlogged(monkeypatch):
     """For tests in which so much happens that logging it takes longer than doing it."""
     monkeypatch.setattr(logging.getLogger("supervisor.run"), "disabled", True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail a test in which a task of the product kept the event loop for too long."""
+    if item.get_closest_marker("turns_exempt") is not None:
+        return (yield)
+    with cpu_watched() as exceeded:
+        result = yield
+    if exceeded:
+        pytest.fail("\n".join(exceeded[:5]), pytrace=False)
+    return result

@@ -9,11 +9,16 @@ from contextlib import contextmanager
 import trio
 import trio.testing
 
+from tests.sim.cost import COUNTED_EVERY, Costs, warm
+
 DEADLOCKED_S = 1e6  # of virtual time, so at once when nothing else is left to happen
 
 
 def simulate(scenario: Callable[[random.Random], Awaitable[object]], seed: int) -> object:
-    """Run `scenario(rng)` so that the seed decides everything: time, order, faults. A deadlock is a failure."""
+    """Run `scenario(rng)` so that the seed decides everything: time, order, faults.
+
+    A deadlock is a failure, and so is, in the seeds in which that is counted, a turn of the event loop that does too much.
+    """
     from trio._core import _run  # the one private import; see python-trio/trio#3089
 
     async def bounded(rng: random.Random) -> object:
@@ -23,11 +28,17 @@ def simulate(scenario: Callable[[random.Random], Awaitable[object]], seed: int) 
     rng, before, allowed = random.Random(seed), _run._r.getstate(), _run._ALLOW_DETERMINISTIC_SCHEDULING
     _run._r.seed(seed)
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    warm()
+    costs = Costs()
+    counted = [costs] if seed % COUNTED_EVERY == 0 else []
     try:
-        return trio.run(bounded, rng, clock=trio.testing.MockClock(autojump_threshold=0))
+        result = trio.run(bounded, rng, clock=trio.testing.MockClock(autojump_threshold=0), instruments=counted)
+        costs.check()
     except BaseException as error:
         error.add_note(f"seed {seed}")
         raise
+    else:
+        return result
     finally:
         _run._r.setstate(before)
         _run._ALLOW_DETERMINISTIC_SCHEDULING = allowed
