@@ -9,7 +9,7 @@ unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
 .PHONY: help demo demo-disagg test check wide units lint types hunt mutants abort-times endings soak crowd siege fuzz schema \
-	chaos rolling pair-abort-times tensor clean
+	attacks chaos rolling pair-abort-times tensor clean
 
 help:  ## list the chores
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -85,6 +85,10 @@ crowd: $(VENV)/ready-dev  ## 500 clients, and ten among them that never read: do
 
 siege: $(VENV)/ready-dev  ## wrong keys, slow heads, a flood of connections: does anybody notice?
 	$(BIN)/python -m bench.siege
+
+attacks: $(VENV)/ready-dev  ## fifteen attacks from outside, each beside an honest client that must notice nothing
+	$(BIN)/python -m bench.attacks
+	$(BIN)/python -m bench.attacks --engines sglang
 
 chaos: $(VENV)/ready-dev  ## ten minutes of kills, stops, drains and cut links in a cluster, three with real engines; SEED=n
 	$(BIN)/python -m bench.chaos $(SEED:%=--seed %)

@@ -284,11 +284,16 @@ def _die_with_us() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def started(arguments: Sequence[str], output: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a node or a launcher, a session of its own, that logs to `output`; `environment` is added to our own."""
+def started(
+    arguments: Sequence[str], output: IO[bytes] | int, environment: Mapping[str, str], prefix: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a node or a launcher, a session of its own, that logs to `output`; `environment` is added to our own.
+
+    `prefix` is a command that runs what follows it, such as `prlimit`.
+    """
     own = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.Popen(
-        [sys.executable, "-m", "supervisor", *arguments],
+        [*prefix, sys.executable, "-m", "supervisor", *arguments],
         cwd=ROOT,
         env={**own, **environment},
         stdin=subprocess.DEVNULL,
@@ -319,11 +324,14 @@ def node(
     engine: str = SGLANG,
     gateway: str = "",
     environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    output: int | None = None,
 ) -> Iterator[Node]:
     """Start a node that keeps its files under `folder`, and end it whatever happens in the body.
 
     Two nodes of one folder, one after the other, share their TMPDIR: the second sweeps what the first left. `engine`
-    and `gateway` are what the configuration says of them beside slots and port; `environment` is added to our own.
+    and `gateway` are what the configuration says of them beside slots and port; `environment` is added to our own. The
+    node writes to a file, or to the descriptor `output`; `prefix` is a command that runs it, such as `prlimit`.
     """
     port, tmp, logs = free_port(), folder / "t", folder / "logs"
     for each in (tmp, logs):
@@ -342,8 +350,9 @@ def node(
         )
     )
     mark = f"{os.getpid()}-{port}"
-    with (folder / "output").open("wb") as output:
-        process = started([str(cluster)], output, {"TMPDIR": str(tmp), MARK: mark, **(environment or {})})
+    with (folder / "output").open("wb") as file:
+        given = {"TMPDIR": str(tmp), MARK: mark, **(environment or {})}
+        process = started([str(cluster)], file if output is None else output, given, prefix)
     made = Node(process, port, folder, tmp, mark, time.perf_counter())
     try:
         if ready:

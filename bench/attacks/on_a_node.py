@@ -1,0 +1,269 @@
+"""Attacks on one node: what its door, its logs, its descriptors and its engines bear."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from threading import Event, Thread
+
+from bench._node import MODEL, SIMULATED, Node, node
+from bench.attacks.honest import headers
+from bench.attacks.scene import ATTACKER, HONEST, Verdict, beside, keys_file
+
+GATEWAY = 'requests_max = 512\nwaiting_max = 1024\nkeys = "{keys}"\n'
+TIMEOUT_S = 60.0
+ENDS_WITHIN_S = 40.0
+UNREAD_REQUESTS = 400  # a pipe is full after some 140 lines
+
+
+@contextmanager
+def attacked(
+    folder: Path,
+    verdict: Verdict,
+    *,
+    slots: int = 256,
+    engine: str = SIMULATED,
+    more: str = "",
+    prefix: Sequence[str] = (),
+    output: int | None = None,
+) -> Iterator[Node]:
+    """Run a node with an honest client beside it while the body attacks, and have it end well."""
+    gateway = GATEWAY.format(keys=keys_file(folder)) + more
+    with node(folder, slots=slots, engine=engine, gateway=gateway, prefix=prefix, output=output) as of:
+        with beside(folder, of.port, verdict):
+            yield of
+        if of.process.poll() is None:
+            of.signal(signal.SIGTERM)
+        if of.wait_exit(ENDS_WITHIN_S) is None:
+            verdict.wrong.append(f"SIGTERM did not end the node within {ENDS_WITHIN_S:g} s")
+        elif of.process.returncode != 0:
+            verdict.wrong.append(f"the node ended with {of.process.returncode}")
+
+
+def post(port: int, path: str, body: object, key: str = ATTACKER, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
+    """Return status and body of one POST; status 0 if there was no whole answer."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    try:
+        connection.request("POST", path, body if isinstance(body, bytes) else json.dumps(body), headers(key))
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except (OSError, HTTPException) as error:
+        return 0, repr(error).encode()
+    finally:
+        connection.close()
+
+
+def big_answers(folder: Path, verdict: Verdict) -> None:
+    """Ask for 96 choices with 20 log probabilities a token, in one piece."""
+    body = {"model": MODEL, "prompt": "x", "n": 96, "max_tokens": 160, "logprobs": 20, "ignore_eos": True}
+    with attacked(folder, verdict) as of:
+        status, answer = post(of.port, "/v1/completions", body)
+        verdict.said = f"{status}, {len(answer) / 1e6:.1f} MB"
+
+
+def unread_logs(folder: Path, verdict: Verdict) -> None:
+    """Leave the node's standard error unread: a pipe that is full."""
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
+    reads, writes = os.pipe()
+    try:
+        with attacked(folder, verdict, output=writes) as of:
+            answered = 0
+            while answered < UNREAD_REQUESTS and post(of.port, "/v1/completions", body, timeout_s=5.0)[0] == 200:
+                answered += 1
+        verdict.said = f"{answered} of {UNREAD_REQUESTS} answered"
+        if answered < UNREAD_REQUESTS:
+            verdict.wrong.append(verdict.said)
+    finally:
+        os.close(reads)
+        os.close(writes)
+
+
+def slow_readers(folder: Path, verdict: Verdict) -> None:
+    """Read whole answers at 100 kB a second, with `Connection: close` and through a drain."""
+    body = {
+        "model": MODEL,
+        "prompt": "x",
+        "n": 32,
+        "max_tokens": 100,
+        "ignore_eos": True,
+        "stream": True,
+        "logprobs": 5,
+    }
+    with attacked(folder, verdict) as of:
+        with ThreadPoolExecutor(2) as pool:
+            closed = pool.submit(slowly, of.port, body, "close")
+            drained = pool.submit(slowly, of.port, body, "keep-alive")
+            time.sleep(9.0)  # it is whole by then, and not read
+            ends = [closed.result()]
+            of.signal(signal.SIGTERM)
+            ends.append(drained.result())
+        verdict.said = ", ".join(
+            f"{how} {'whole' if whole else 'CUT'}" for how, whole in zip(("closed", "drained"), ends, strict=True)
+        )
+        if not all(ends):
+            verdict.wrong.append(verdict.said)
+
+
+def slowly(port: int, body: object, connection: str) -> bool:
+    """Ask, read slowly, and return whether the answer was whole."""
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {ATTACKER}\r\n"
+    head += f"content-type: application/json\r\nconnection: {connection}\r\ncontent-length: {len(data)}\r\n\r\n"
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        sock.settimeout(20.0)
+        sock.connect(("127.0.0.1", port))
+        sock.sendall(head.encode() + data)
+        time.sleep(6.0)
+        tail = b""
+        with suppress(OSError):
+            while piece := sock.recv(10_000):
+                tail = (tail + piece)[-64:]
+                if b"[DONE]" in tail:
+                    return True
+                time.sleep(0.05 if len(piece) > 5_000 else 0.0)
+    return False
+
+
+def descriptors(folder: Path, verdict: Verdict) -> None:
+    """Use up every descriptor of a node that may have 96, and have it reap a child meanwhile."""
+    few = {"more": "[gateway.limits]\nconnections_max = 32\n", "prefix": ("prlimit", "--nofile=96:96")}
+    with attacked(folder, verdict, **few) as of:
+        with ExitStack() as stack:
+            strangers = 0
+            for _ in range(200):
+                with suppress(OSError):
+                    stack.enter_context(socket.create_connection(("127.0.0.1", of.port), timeout=0.2))
+                    strangers += 1
+            for _ in range(10):
+                os.kill(of.pid, signal.SIGCHLD)
+                time.sleep(0.5)
+        verdict.said = f"{strangers} strangers, at most 96 descriptors"
+
+
+def crashing_neighbours(folder: Path, verdict: Verdict) -> None:
+    """Have three engines of the same node crash again and again."""
+    bad = "".join(
+        f'[model.bad{number}]\npath = "{Path("examples/tiny").resolve()}"\n'
+        f'[engine.bad{number}]\nmodel = "bad{number}"\nkind = "simulated"\nkv_tokens_max = 65536\n'
+        f"[engine.bad{number}.simulated.faults]\ncrash_after_s = 0.3\n"
+        for number in range(3)
+    )
+    with attacked(folder, verdict, engine=SIMULATED + bad) as of:
+        time.sleep(20.0)
+        verdict.said = f"{of.metric('espalier_restarts_total'):g} restarts"
+
+
+def huge_prompts(folder: Path, verdict: Verdict) -> None:
+    """Send 24 prompts of 4 MB at once, again and again; an honest prompt of 3,000 characters is asked beside them."""
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "a" * 4_000_000}]}).encode()
+    honest = {"model": MODEL, "prompt": "the oak " * 375, "max_tokens": 2}
+    over = Event()
+    with attacked(folder, verdict) as of:
+
+        def attack() -> None:
+            while not over.is_set():
+                post(of.port, "/v1/chat/completions", body)
+
+        threads = [Thread(target=attack, daemon=True) for _ in range(24)]
+        for each in threads:
+            each.start()
+        took: list[float] = []
+        began = time.monotonic()
+        while time.monotonic() - began < 10.0:
+            asked = time.monotonic()
+            status, said = post(of.port, "/v1/completions", honest, HONEST)
+            took.append(time.monotonic() - asked)
+            if status != 200:
+                verdict.lost.append(f"{status}: {said[:100]!r}")
+        over.set()
+        for each in threads:
+            each.join(TIMEOUT_S)
+        rss = memory_max_mb(of.pid)
+    verdict.said = f"an honest long prompt took at most {max(took):.2f} s; VmHWM {rss:.0f} MB"
+    if max(took) > 2.0:
+        verdict.wrong.append(verdict.said)
+
+
+def memory_max_mb(pid: int) -> float:
+    """Return the most memory that a process ever had."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def greedy_key(folder: Path, verdict: Verdict) -> None:
+    """Have one key ask for 128 choices at a time, four times beside each other, of an engine with 16 slots."""
+    body = {"model": MODEL, "prompt": "x", "n": 128, "max_tokens": 40, "ignore_eos": True}
+    over = Event()
+    with attacked(folder, verdict, slots=16) as of:
+
+        def attack() -> None:
+            while not over.is_set():
+                if post(of.port, "/v1/completions", body)[0] != 200:
+                    over.wait(0.2)
+
+        threads = [Thread(target=attack, daemon=True) for _ in range(4)]
+        for each in threads:
+            each.start()
+        time.sleep(15.0)
+        over.set()
+    verdict.said = f"worst first token of the honest {verdict.worst_first_ms / 1000:.2f} s"
+    if verdict.worst_first_ms > 5_000:  # its fair share is one of two: a slot is free within 40 tokens of 50 ms
+        verdict.wrong.append(verdict.said)
+
+
+def slow_heads(folder: Path, verdict: Verdict) -> None:
+    """Keep 1,300 connections from one address that never finish their heads, and reopen those that end."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    over = Event()
+    with attacked(folder, verdict) as of:
+
+        def attack() -> None:
+            sockets: list[socket.socket] = []
+            while not over.is_set():
+                while len(sockets) < 1_300 and not over.is_set():
+                    with suppress(OSError):
+                        fresh = socket.create_connection(("127.0.0.1", of.port), timeout=0.5)
+                        fresh.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-slow: ")
+                        fresh.setblocking(False)
+                        sockets.append(fresh)
+                for each in tuple(sockets):
+                    with suppress(BlockingIOError):
+                        try:
+                            if each.recv(1024):
+                                continue
+                        except ConnectionError:
+                            pass
+                        sockets.remove(each)
+                        each.close()
+                over.wait(0.1)
+            for each in sockets:
+                each.close()
+
+        thread = Thread(target=attack, daemon=True)
+        thread.start()
+        answered, asked = 0, 0
+        began = time.monotonic()
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 2}
+        while time.monotonic() - began < 12.0:
+            asked += 1
+            status, said = post(of.port, "/v1/completions", body, HONEST, timeout_s=5.0)  # a connection each
+            answered += status == 200
+            if status != 200:
+                verdict.lost.append(f"a new connection: {status} {said[:80]!r}")
+            time.sleep(0.1)
+        over.set()
+        thread.join(10.0)
+    verdict.said = f"{answered} of {asked} requests of the honest over new connections answered"

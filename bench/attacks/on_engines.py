@@ -1,0 +1,60 @@
+"""Attacks that take a real engine: a scheduler that is stopped, a disk that is full under its log."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from bench._node import SGLANG, Node, wait_until
+from bench.attacks.on_a_node import attacked
+from bench.attacks.scene import Verdict
+
+NOTICED_WITHIN_S = 40.0
+OTHER = """\
+[model.other]
+path = "{path}"
+[engine.other-0]
+model = "other"
+device = "cpu"
+kv_tokens_max = 16384
+"""
+
+
+def stopped_scheduler(folder: Path, verdict: Verdict) -> None:
+    """Stop the scheduler of an idle engine of another model, which nothing but its own silence tells of."""
+    other = OTHER.format(path=Path("examples/tiny").resolve())
+    with attacked(folder, verdict, slots=16, engine=SGLANG + other) as of:
+        idle = schedulers(of)[-1]
+        before = of.metric("espalier_restarts_total")
+        os.kill(idle, signal.SIGSTOP)
+        noticed_s = wait_until(lambda: of.metric("espalier_restarts_total") > before, NOTICED_WITHIN_S, every_s=0.1)
+        with suppress(ProcessLookupError):
+            os.kill(idle, signal.SIGCONT)
+        verdict.said = "nobody noticed" if noticed_s is None else f"noticed after {noticed_s:.1f} s"
+        if noticed_s is None:
+            verdict.wrong.append(verdict.said)
+
+
+def schedulers(of: Node) -> list[int]:
+    """Return the processes of the node's schedulers that live, the youngest last."""
+    of.look()
+    return [pid for pid, role in of.roles.items() if role == "scheduler" and of.known[pid].lives]
+
+
+def full_disk(folder: Path, verdict: Verdict) -> None:
+    """Give the engines' logs a disk of 8 kB; it takes the right to mount one."""
+    mounted = 'mount -t tmpfs -o size=8k none "$0" && exec "$@"'
+    prefix = ("unshare", "--mount", "sh", "-c", mounted, str(folder / "logs"))
+    with attacked(folder, verdict, slots=16, engine=SGLANG, prefix=prefix) as of:
+        for _ in range(3):  # each life of the engine says more than there is room for
+            of.kill("scheduler")
+            time.sleep(1.0)
+            of.wait_ready()
+        told = [line for line in of.output().splitlines() if "No space left" in line]
+    verdict.lost = [each for each in verdict.lost if "engine_lost" not in each and "503" not in each]  # it was killed
+    verdict.said = f"the log says so in {len(told)} lines"
+    if not told:
+        verdict.wrong.append(verdict.said)
