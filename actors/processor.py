@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeAlias
 
@@ -13,7 +13,7 @@ from actors._text.aside import Aside, Work
 from actors._text.choices import Choices, Speak
 from actors._text.encoding import TooManyTokens, conversation, tokenised
 from actors._text.model import TextModel
-from actors._text.prompts import Limits, echoed, encoded, generates
+from actors._text.prompts import Limits, echoed, encoded, generates, spelled
 from protocol.errors import BadRequest, ContextTooLong, NotReady
 from protocol.messages import (
     Accepted,
@@ -23,6 +23,7 @@ from protocol.messages import (
     Detokenized,
     Finished,
     Generate,
+    Grammar,
     Respond,
     Started,
     Text,
@@ -38,6 +39,15 @@ TextResult: TypeAlias = Answered | Tokenized | Detokenized
 TOKENIZE_TOKENS_MAX = 262_144
 
 
+GrammarCheck: TypeAlias = Callable[[Grammar, str], Awaitable[None]]
+"""Has a grammar checked for the owner of a request; raises `BadRequest` if it is refused."""
+
+
+async def unchecked(_: Grammar, __: str) -> None:
+    """Accept every grammar: where no engine could be held by one."""
+    await trio.lowlevel.checkpoint()
+
+
 async def processor(
     inbox: Inbox[Call[TextRequest, TextReply, TextResult]],
     model: TextModel,
@@ -46,6 +56,7 @@ async def processor(
     aside: Aside,
     requests_max: int,
     tokenize_tokens_max: int = TOKENIZE_TOKENS_MAX,
+    check_grammar: GrammarCheck = unchecked,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -62,6 +73,8 @@ async def processor(
             raise NotReady("no engine has been ready for this model yet")
         work = Work(aside, request.owner)
         if isinstance(request, Respond):
+            if request.grammar is not None:
+                await _check_grammar(request, request.grammar, known, check_grammar)
             return await _respond(request, model, known, decode, work, partial(_speak, answer.put))
         if isinstance(request, Tokenize):
             return await _tokenized(request, model, known, tokenize_tokens_max, work)
@@ -79,6 +92,17 @@ async def processor(
         while True:
             await free.acquire()
             requests.start_soon(answer_one, await inbox.receive())
+
+
+async def _check_grammar(request: Respond, grammar: Grammar, limits: Limits, check: GrammarCheck) -> None:
+    """Raise `BadRequest`, with the client's name of the field, for a grammar that no engine is to see."""
+    if grammar.kind not in limits.info.grammars:
+        return  # it is refused by another sentence
+    try:
+        await check(grammar, request.owner)
+    except BadRequest as error:
+        error.param = spelled(request, "grammar")
+        raise
 
 
 def _speak(put: Callable[[TextReply, int], None], reply: TextReply) -> None:

@@ -30,6 +30,7 @@ GONE_WITHIN_S = 2.0
 READY_WITHIN_S = 120.0
 POLL_S = 0.005
 PR_SET_PDEATHSIG = 1
+CHECKER = "espalier::grammars"
 CHILD_OF = {"node": "zygote", "zygote": "host", "host": "scheduler"}
 
 SIMULATED = """\
@@ -172,7 +173,7 @@ class Node:
         return (self.folder / "output").read_text()
 
     def look(self) -> dict[str, Seen]:
-        """Return the node's processes that live, by what they are: node, zygote, host, scheduler."""
+        """Return the node's processes that live, by what they are: node, zygote, host, scheduler, checker."""
         everything = all_seen()
         ours = {self.pid}
         while more := {s.pid for s in everything if s.parent in ours} - ours:
@@ -185,7 +186,9 @@ class Node:
         for seen in living:
             role = CHILD_OF.get(self.roles.get(seen.parent, ""))
             # What imports or loads starts helpers as well; a host is known by the session that it leads.
-            if role is not None and (role != "host" or seen.session == seen.pid):
+            if seen.command.startswith(CHECKER):  # forked from the zygote, as a host is, and named a moment later
+                self.roles[seen.pid] = "checker"
+            elif role is not None and (role != "host" or seen.session == seen.pid):
                 self.roles.setdefault(seen.pid, role)
             self.known[seen.pid] = seen
             self.names |= _mapped(seen.pid)

@@ -14,6 +14,7 @@ from .errors import PeerViolation
 from .messages import (
     Accepted,
     Answered,
+    CheckGrammar,
     ChoiceEnded,
     Detokenize,
     Detokenized,
@@ -26,6 +27,7 @@ from .messages import (
     Generate,
     GetInfo,
     GetLoad,
+    GrammarChecked,
     Ping,
     RankStarted,
     Respond,
@@ -73,6 +75,8 @@ Message = (
     | RunRank
     | RankStarted
     | Ping
+    | CheckGrammar
+    | GrammarChecked
 )
 
 KINDS: dict[int, type[Message]] = {
@@ -105,6 +109,8 @@ KINDS: dict[int, type[Message]] = {
     27: RunRank,
     28: RankStarted,
     29: Ping,
+    30: CheckGrammar,
+    31: GrammarChecked,
 }
 _KIND_OF = {cls: bytes((kind,)) for kind, cls in KINDS.items()}
 _DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}

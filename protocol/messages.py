@@ -204,6 +204,27 @@ class Done:
 
 
 @frozen
+class CheckGrammar:
+    """Compile a grammar and walk it, at an engine's grammar checker; the result is `GrammarChecked`.
+
+    Checks take turns between `owner`s, the names of clients' keys.
+    """
+
+    grammar: Grammar
+    owner: str = ""
+
+
+@frozen
+class GrammarChecked:
+    """What a check found; times are of a processor."""
+
+    refusal: str = ""  # a sentence for the client; empty: the grammar may be used
+    compile_s: float = 0.0
+    step_ms: float = 0.0  # the longest step of the walk
+    size: int = 0  # of the compiled grammar, in bytes
+
+
+@frozen
 class RunRank:
     """Run one rank of an engine that spans nodes, for as long as the asker stays; answered by one `RankStarted`.
 

@@ -14,6 +14,7 @@ from protocol.codec import Message
 from protocol.errors import ActorLost, Left, PeerViolation, RequestError, TooLarge, from_code
 from protocol.frames import FRAME_BYTES_MAX, Fail
 from protocol.messages import (
+    CheckGrammar,
     Done,
     EngineInfo,
     EngineLoad,
@@ -22,6 +23,7 @@ from protocol.messages import (
     Generate,
     GetInfo,
     GetLoad,
+    GrammarChecked,
     Ping,
     RankStarted,
     RunRank,
@@ -45,6 +47,7 @@ ANSWERS: Mapping[type[Message], tuple[tuple[type[Message], ...], type[Message]]]
     Drain: ((), Done),
     Reload: ((), Reloaded),
     RunRank: ((RankStarted,), Done),
+    CheckGrammar: ((), GrammarChecked),
 }
 """What may answer each request that crosses a link: replies, and a result. The asker relies on it, and they may lie.
 

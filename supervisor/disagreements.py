@@ -11,6 +11,7 @@ from pathlib import Path
 from attrs import asdict
 
 from actors.engines.sglang import setting_rules
+from actors.engines.sglang.settings import GrammarLimits
 from protocol.cluster import OPERATOR
 from protocol.dialects.mistakes import Mistake, describe, join, segment
 from supervisor import durations, listeners
@@ -50,7 +51,7 @@ def disagreements(cluster: Cluster) -> Iterator[Mistake]:
     yield from _gateway_disagrees(cluster)
     for name, engine in cluster.engine.items():
         at = join("engine", segment(name))
-        if name in RESERVED or name.startswith(("processor-", "router-")):
+        if name in RESERVED or name.startswith(("processor-", "router-", "grammars-")):
             yield Mistake(at, "is the name of another part of the tree")
         yield from _engine_disagrees(cluster, engine, at)
 
@@ -245,5 +246,7 @@ def _only_sglangs(engine: EngineSection, at: str) -> Iterator[Mistake]:
     ):
         if getattr(engine, key) not in (None, 1, {}, ()):
             yield Mistake(f"{at}.{key}", "means nothing to a simulated engine")
+    if engine.grammars != GrammarLimits():
+        yield Mistake(f"{at}.grammars", "means nothing to a simulated engine")
     if engine.simulated.length_min > engine.simulated.length_max:
         yield Mistake(f"{at}.simulated.length_min", f"must be at most length_max ({engine.simulated.length_max})")

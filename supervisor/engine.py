@@ -118,6 +118,16 @@ async def _watched(offered: SglangEngine, process: Process, silent_s: float) -> 
     return why
 
 
+async def checker(spec: settings.EngineSpec, starts: Starts, plug: Plug[Link], house: EngineHouse) -> None:
+    """Keep one grammar checker, and offer the link to it; raises as `engine` does."""
+
+    async def offer(link: Link, process: Process) -> None:
+        with plug.offering(link):
+            await process.wait()
+
+    await _host(spec, starts, house, offer)
+
+
 async def _host(spec: settings.EngineSpec, starts: Starts, house: EngineHouse, use: Use) -> None:
     chatter = house.chatter(spec.name)
     frozen_why: str | None = None

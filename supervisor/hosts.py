@@ -30,6 +30,7 @@ from supervisor.process import Hurry, Ladder, Process, start
 
 ROOT = Path(actors.__file__).parent.parent
 ON_CPU = ROOT / "actors" / "engines" / "sglang" / "cpu"
+ON_ALL = ROOT / "actors" / "engines" / "sglang" / "plugin"
 ZYGOTE = (sys.executable, "-m", "actors.engines.sglang.zygote")
 SPAWNED = (sys.executable, "-m", "actors.engines.sglang")
 ANSWER_BYTES = 512
@@ -173,7 +174,7 @@ def spawned(environment: Mapping[str, str], device: str, command: tuple[str, ...
 
 def host_environment(environment: Mapping[str, str], device: str) -> dict[str, str]:
     """Return the environment of a host or a zygote: the node's own, and what an engine on `device` needs."""
-    path = [str(ROOT), *([str(ON_CPU)] if device == "cpu" else []), environment.get("PYTHONPATH", "")]
+    path = [str(ROOT), str(ON_ALL), *([str(ON_CPU)] if device == "cpu" else []), environment.get("PYTHONPATH", "")]
     return {**environment, **settings.environment(device), "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 

@@ -25,7 +25,7 @@ from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
 from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
 from protocol.model_folder import FILES
-from supervisor import gauges, known, routes, scrape
+from supervisor import gauges, grammars, known, routes, scrape
 from supervisor.config import Cluster, EngineSection
 from supervisor.controls import Controls
 from supervisor.directory import Directory
@@ -45,7 +45,7 @@ from supervisor.standing import Standing
 from supervisor.tree import Child, Tree
 from supervisor.version import version
 from supervisor.wires import At
-from supervisor.workers import ZYGOTE, Work, Worker, rank_of, starts, worker
+from supervisor.workers import ZYGOTE, Work, Worker, grammar_checks, rank_of, starts, worker
 from supervisor.world import World
 
 LINKS = "links"
@@ -115,9 +115,13 @@ def build(cluster: Cluster, node: str, world: World) -> House:
         own = directory.models.digests.get(section.model, ())
         one = Worker(name, section, text, engines[name], inbox, *away, others, own)
         children.append(worker(cluster, one, hosts_of, world))
+    checks, checkers = grammar_checks(cluster, node, hosts_of, world)
+    children += checkers
     controls = Controls(directory, world.new_id(), version(), partial(known.loads, engines))
     live = Live(cluster.gateway.prompt_tokens_max)
-    links = _links(cluster, node, directory, world, {**other_ranks, **known.serves(engines), **controls.serves})
+    links = _links(
+        cluster, node, directory, world, {**other_ranks, **known.serves(engines), **checks, **controls.serves}
+    )
     if links is not None:
         links.incarnation = Incarnation(controls.run, int(world.now()))
         world.metrics.sources.append(partial(gauges.of_links, directory, links.traffic))
@@ -126,7 +130,7 @@ def build(cluster: Cluster, node: str, world: World) -> House:
     if with_door:
         served: dict[str, Served] = {}
         for name in cluster.model:
-            children += _asked_of(cluster, name, texts[name], directory, world, served, live)
+            children += _asked_of(cluster, name, texts[name], directory, world, served, live, checks)
         controls.aside = partial(routes.aside, live.routings)
         world.metrics.sources.append(partial(routes.gauge, live.routings))
         door = _door(cluster, served, directory, world, live)
@@ -175,6 +179,7 @@ def _asked_of(
     world: World,
     served: dict[str, Served],
     live: Live,
+    checks: Serves,
 ) -> tuple[Child, Child]:
     """Return the router and the processor of a model, and note where the model is asked."""
     section, gateway = cluster.model[name], cluster.gateway
@@ -206,6 +211,7 @@ def _asked_of(
             world.aside,
             gateway.requests_max,
             gateway.text.tokenize_tokens_max,
+            partial(grammars.check, directory, checks, world.aside, name),
         ),
         about=f"conversations to tokens and back, for {name}",
         limits=(("requests", gateway.requests_max),),

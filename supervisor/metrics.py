@@ -72,6 +72,7 @@ class Metrics:
     _ejections: defaultdict[Labels, float] = field(factory=_counters)
     _stuck: defaultdict[Labels, float] = field(factory=_counters)
     _to_abort: defaultdict[Labels, _Histogram] = field(factory=_histograms)
+    _grammars: defaultdict[Labels, _Histogram] = field(factory=_histograms)
 
     def first_token(self, model: str, seconds: float) -> None:
         """Note how long a request waited for its first token."""
@@ -120,6 +121,10 @@ class Metrics:
         """Note how many slots of this engine are set aside: their requests have ended, and it has not freed them."""
         self._stuck[engine,] = slots
 
+    def grammar_checked(self, model: str, outcome: str, seconds: float) -> None:
+        """Note how the check of a grammar ended: `accepted`, `refused`, `left`, or an error's code."""
+        self._grammars[model, outcome].observe(seconds)
+
     def router(self, model: str) -> Watch:
         """Return what counts what becomes of a model's requests."""
         return _Routed(model, self._calls, self._resumes, self._ejections)
@@ -160,6 +165,9 @@ class Metrics:
             _counter_family("espalier_resumes", "Requests that went on elsewhere", "model code kind", self._resumes),
             _histogram_family(
                 "espalier_time_to_abort", "Time from an asker's leaving to its slot's release", "engine", self._to_abort
+            ),
+            _histogram_family(
+                "espalier_grammar_check", "Time to check a grammar, by verdict", "model verdict", self._grammars
             ),
         )
         stuck = GaugeMetricFamily("espalier_engine_slots_stuck", "Slots not freed in time", labels=("engine",))

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from attrs import Factory, field, frozen
 
 from actors.decode import Deadlines
-from actors.engines.sglang.settings import Setting
+from actors.engines.sglang.settings import GrammarLimits, Setting
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
 from actors.routing.outliers import Ejection
@@ -149,6 +149,7 @@ class EngineSection:
     silent_s: Seconds = 10.0  # after which a scheduler of SGLang's that neither answers nor computes is ended
     deadlines: Deadlines = Deadlines()
     ladder: Ladder = Ladder()
+    grammars: GrammarLimits = GrammarLimits()
     settings: dict[str, Setting] = Factory(dict)
     environment: dict[str, str] = Factory(dict)
     simulated: SimulatedSection = SimulatedSection()

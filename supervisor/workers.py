@@ -22,11 +22,12 @@ from protocol.cluster import Leg
 from protocol.errors import StartFailed
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.model_folder import Digest, mismatch
-from supervisor import hosts, ranks, rendezvous
+from supervisor import grammars, hosts, ranks, rendezvous
 from supervisor.chatter import Chatter, writer
 from supervisor.config import Cluster, EngineSection
 from supervisor.directory import Directory
 from supervisor.engine import EngineHouse, engine, silent
+from supervisor.link import Serves
 from supervisor.plug import Plug
 from supervisor.process import Ladder
 from supervisor.tree import Backoff, Child, Strategy, Tree
@@ -208,6 +209,20 @@ async def _simulate(  # noqa: ASYNC128  # run calls started()
         await simulated.run(task_status=task_status)
 
 
+def grammar_checks(
+    cluster: Cluster, node: str, hosts_of: Mapping[str, hosts.Starts], world: World
+) -> tuple[Serves, list[Tree]]:
+    """Return where the grammars of a node's engines are checked, and the children that do it."""
+
+    def spec_of(name: str) -> EngineSpec:
+        section = cluster.engine[name]
+        assert section.device is not None  # the configuration has been checked
+        return _spec(cluster, name, section, section.device)
+
+    house_of = partial(_house, cluster, node, world=world)
+    return grammars.addresses(cluster, node, spec_of, house_of, hosts_of, world)
+
+
 async def _decode(  # noqa: ASYNC128  # decode calls started()
     each: Worker,
     observer: Observer,
@@ -236,6 +251,7 @@ def _spec(cluster: Cluster, name: str, section: EngineSection, device: str, rank
         page_size=section.page_size,
         tensor_parallel=section.tensor_parallel,
         memory_fraction=section.memory_fraction,
+        grammars=section.grammars,
         prefill_chunk=section.prefill_chunk,
         leg=Leg(section.leg),
         host=ranks.reached_at(cluster.node[section.nodes[rank]].host),

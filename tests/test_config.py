@@ -247,7 +247,9 @@ def test_a_file_that_places_nothing_here_says_where_its_nodes_are(written):
 def test_a_check_prints_the_tree_and_the_limits():
     lines = check.text(config.read(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
     names = [line.split("─ ")[1].split()[0] for line in lines if "─ " in line]
-    assert names == ["gateway", "zygote", "process", "tiny-0", "engine", "decode", "router-tiny", "processor-tiny"]
+    checks = ["grammars-tiny-0", "turns", "process"]
+    served = ["router-tiny", "processor-tiny"]
+    assert names == ["gateway", "zygote", "process", "tiny-0", "engine", "decode", *checks, *served]
     text = " ".join(line.strip("│├└─ ") for line in lines)
     for wanted in (
         "clients at http://127.0.0.1:8000",

@@ -56,6 +56,7 @@ def happened(metrics: Metrics) -> None:
     metrics.answer_cut("chat", "drain")
     metrics.aborted("tiny-0", 0.01)
     metrics.slots_stuck("tiny-0", 1)
+    metrics.grammar_checked("tiny", "refused", 0.2)
     metrics.router("tiny").called("back/tiny-0", "ended")
     metrics.router("tiny").went_on("engine_lost", 0)
     metrics.logs["tiny-0"] = QueuedWriter(bytes)

@@ -21,6 +21,7 @@ LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 
 SGLANG = Path("actors/engines/sglang")
+OF_CHECKER = ("grammar_checker.py", "grammar_walk.py")
 ABOUT_SGLANG = (
     "host.py",
     "scheduler.py",
@@ -31,7 +32,16 @@ ABOUT_SGLANG = (
     "hold.py",
     "penalties.py",
 )
-OF_HOSTS = (*ABOUT_SGLANG, "guard.py", "rank.py", "zygote.py", "__main__.py", "leftovers.py", "model_files.py")
+OF_HOSTS = (
+    *ABOUT_SGLANG,
+    "guard.py",
+    "rank.py",
+    "zygote.py",
+    "__main__.py",
+    "leftovers.py",
+    "model_files.py",
+    *OF_CHECKER,
+)
 HOST_SIDE = {SGLANG / name for name in OF_HOSTS}
 # Of the host's files those that a node may import: to remove what hosts left, and to compare models.
 FOR_ALL = {SGLANG / "leftovers.py", SGLANG / "model_files.py"}
@@ -64,7 +74,7 @@ ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing t
 
 
 def is_host_side(path: Path) -> bool:
-    return path in HOST_SIDE or SGLANG / "cpu" in path.parents
+    return path in HOST_SIDE or bool({SGLANG / "cpu", SGLANG / "plugin"} & {*path.parents})
 
 
 NODE_SIDE = [path for path in FILES if path.parts[0] != "bench" and not is_host_side(path)]

@@ -15,6 +15,10 @@ def main() -> None:
     link, node, _log = (int(number) for number in sys.argv[1:4])  # the log is this process's output already
     boot = settings.decode(sys.argv[4].encode())
     guard = stand(Path(boot.folder), link, node)  # before SGLang is imported, which takes many seconds
+    if boot.checks is not None:
+        from actors.engines.sglang import grammar_checker
+
+        grammar_checker.run(boot, socket.socket(fileno=link), guard)
     from actors.engines.sglang import host
 
     host.run(boot, socket.socket(fileno=link), guard)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 from attrs import Factory, frozen
 
 from protocol.cluster import Leg
+from protocol.dialects.checks import Within
 
 START_FAILED = "start_failed"
 """The code of the Bye of a host whose engine could not start."""
+
+STEP_MS, BYTES_MAX = "ESPALIER_GRAMMAR_STEP_MS", "ESPALIER_GRAMMAR_BYTES_MAX"
+"""The variables by which an engine's scheduler knows its limits for grammars."""
+
+TOO_SLOW = "the grammar takes too long for a token"
+"""How the error begins that ends a request in the scheduler because of its grammar."""
 
 Setting: TypeAlias = str | int | float | bool | list[str | int] | None
 
@@ -47,6 +54,30 @@ ENVIRONMENT_ON_CPU = {
 }
 
 
+Time: TypeAlias = Annotated[float, Within(above=0, at_most=3600)]
+Some: TypeAlias = Annotated[int, Within(at_least=1, at_most=1_000_000)]
+
+
+@frozen(kw_only=True)
+class GrammarLimits:
+    """`[engine.NAME.grammars]`: what a request's grammar may cost an engine, and how many are checked ahead.
+
+    Times are of a processor, not of a clock on the wall.
+    """
+
+    compile_s: Time = 2.0
+    walk_s: Time = 0.5  # of trying tokens: the longer, the more of what a grammar can do is seen
+    step_ms: Annotated[float, Within(at_least=0.1, at_most=1e4)] = (
+        10.0  # to accept one token and to say which may be next
+    )
+    bytes_max: Annotated[int, Within(at_least=2**20, at_most=2**40)] = (
+        256 * 1024 * 1024
+    )  # of compiling one, and of all that an engine keeps
+    at_once: Annotated[int, Within(at_least=1, at_most=64)] = 2  # each in a process of its own
+    waiting_max: Some = 64
+    verdicts_max: Some = 1024  # that are remembered
+
+
 @frozen
 class EngineSpec:
     """One engine as its operator described it; sizes in tokens."""
@@ -70,16 +101,19 @@ class EngineSpec:
     meet: str | None = None  # host:port of rank 0, where the ranks of several nodes meet
     settings: dict[str, Setting] = Factory(dict)  # SGLang's own, as they are
     environment: dict[str, str] = Factory(dict)
+    grammars: GrammarLimits = GrammarLimits()
+    checks_grammars: bool = False  # it is no engine, but checks grammars for those like it
 
 
 @frozen
 class Boot:
-    """What a host needs to become an engine."""
+    """What a host needs to become an engine, or to check grammars for one."""
 
     name: str
     folder: str  # its own: TMPDIR, and removed by whoever outlives it
     arguments: dict[str, Setting]
     environment: dict[str, str]
+    checks: GrammarLimits | None = None  # of grammars; None: it is an engine
 
 
 def boot(spec: EngineSpec, folder: str) -> Boot:
@@ -107,11 +141,13 @@ def boot(spec: EngineSpec, folder: str) -> Boot:
     if spec.nodes > 1:
         arguments |= {"nnodes": spec.nodes, "node_rank": spec.rank, "dist_init_addr": spec.meet}
     said = {name: value for name, value in arguments.items() if value is not None}
+    limits = {STEP_MS: str(spec.grammars.step_ms), BYTES_MAX: str(spec.grammars.bytes_max)}
     return Boot(
         name=spec.name,
         folder=folder,
         arguments={**ALWAYS, **(ON_CPU if on_cpu else {}), **said, **spec.settings},
-        environment={**environment(spec.device), **_beside_others(spec), **spec.environment},
+        environment={**environment(spec.device), **_beside_others(spec), **limits, **spec.environment},
+        checks=spec.grammars if spec.checks_grammars else None,
     )
 
 

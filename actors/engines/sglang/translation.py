@@ -9,6 +9,7 @@ from sglang.srt.managers.io_struct import BatchTokenIDOutput, GenerateReqInput
 from sglang.version import __version__
 
 from actors.engines.sglang.penalties import SAID
+from actors.engines.sglang.settings import TOO_SLOW
 from protocol.errors import EngineRefused, HandOffFailed, Internal, Left, Overloaded, RequestError
 from protocol.messages import (
     EngineInfo,
@@ -87,7 +88,7 @@ def failure(reason: dict[str, object]) -> RequestError:
         return Left(detail)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return Overloaded(detail)
-    if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+    if status < HTTPStatus.INTERNAL_SERVER_ERROR or TOO_SLOW in detail:
         return EngineRefused(detail)
     return HandOffFailed(detail) if any(word in detail for word in HAND_OFF) else Internal(detail)
 

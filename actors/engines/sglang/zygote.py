@@ -83,6 +83,7 @@ def _import_everything() -> None:
     import sglang.srt.models.qwen2
     import sglang.srt.models.registry  # noqa: F401
 
+    import actors.engines.sglang.grammar_checker
     import actors.engines.sglang.host  # noqa: F401
 
     multiprocessing.set_start_method("fork", force=True)
@@ -90,7 +91,7 @@ def _import_everything() -> None:
 
 
 def _become_host(message: bytes, fds: list[int]) -> None:
-    from actors.engines.sglang import host
+    from actors.engines.sglang import grammar_checker, host
 
     try:
         os.setsid()
@@ -99,7 +100,7 @@ def _become_host(message: bytes, fds: list[int]) -> None:
         guard = stand(Path(boot.folder), link, node)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        host.run(boot, socket.socket(fileno=link), guard)
+        (host if boot.checks is None else grammar_checker).run(boot, socket.socket(fileno=link), guard)
     except BaseException:  # noqa: BLE001  # a fork must never return into its zygote's loop
         traceback.print_exc()
     finally:

@@ -1,0 +1,313 @@
+"""The grammar checker: a process that compiles and walks each grammar in a fork of its own, which may be killed.
+
+It builds SGLang's own grammar backend, from the arguments of the engine that it checks for, so that what it compiles is
+what the engine will. It answers its node over a link, as an engine's host does; a stream that is left ends its fork.
+Written for SGLang 0.5.23 and xgrammar 0.2.7.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import random
+import re
+import resource
+import selectors
+import signal
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+import numpy as np
+import torch
+from attrs import define, field
+from setproctitle import setproctitle
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar, XGrammarGrammarBackend
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+from xgrammar import GrammarCompiler, allocate_token_bitmask
+
+from actors.engines.sglang import leftovers, settings
+from actors.engines.sglang.grammar_walk import Ids, Walk
+from actors.engines.sglang.guard import Guard, say_why
+from protocol import codec
+from protocol.errors import EngineRefused, Left, Overloaded, PeerViolation
+from protocol.frames import Bye, Cancel, End, Fail, Frame, Open
+from protocol.grammars import WORDS
+from protocol.messages import CheckGrammar, GrammarChecked, GrammarKind
+from protocol.peer import Peer
+
+READ_BYTES = 256 * 1024
+STREAMS_BESIDE = 4  # of those who have just left
+SLOWER_MAX = 20.0  # times the processor's time that a check may take by the clock, on a busy machine
+SLOWER_BESIDE_S = 5.0
+NICE = 10  # engines go first
+PR_SET_PDEATHSIG = 1
+PLACE = re.compile(r"^\[[0-9:]+\] \S+?:\d+: ")  # in xgrammar's own source, where it found a mistake
+KEYS = {GrammarKind.JSON_SCHEMA: "json"}  # SGLang's name of a kind, where it is not ours
+
+Report: TypeAlias = dict[str, float | str]
+
+
+@define(eq=False)
+class _State:
+    """An xgrammar matcher, and the mask of what may be next."""
+
+    grammar: XGrammarGrammar
+    stops: list[int]  # ids that end an answer
+    mask: torch.Tensor
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.grammar.is_terminated())
+
+    def accept(self, token: int) -> None:
+        self.grammar.matcher.accept_token(token)
+
+    def fill(self) -> None:
+        self.grammar.fill_vocab_mask(self.mask, 0)
+
+    def ids(self) -> Ids:
+        bits = np.unpackbits(self.mask.numpy().view(np.uint8).ravel(), bitorder="little")
+        ids = np.flatnonzero(bits[: self.grammar.vocab_size])
+        allowed: Ids = ids[~np.isin(ids, self.stops)]
+        return allowed
+
+    def fork(self) -> _State:
+        own = self.grammar
+        forked = XGrammarGrammar(own.matcher.fork(), own.vocab_size, own.ctx, own.override_stop_tokens)
+        return _State(forked, self.stops, self.mask)
+
+
+@define(eq=False)
+class _Check:
+    """One grammar in its fork; `said` is what the fork has reported."""
+
+    stream: int
+    kind: GrammarKind
+    pid: int
+    left: bool = False
+    said: bytes = b""
+
+
+@define(eq=False)
+class Checker:
+    """Serves one link, each check in a fork of this process."""
+
+    backend: XGrammarGrammarBackend
+    limits: settings.GrammarLimits
+    peer: Peer
+    link: socket.socket
+    _selector: selectors.BaseSelector = field(factory=selectors.DefaultSelector)
+    _checks: dict[int, _Check] = field(factory=dict)  # by stream
+
+    def serve(self) -> str:
+        """Answer the node until it says Bye, and return its reason."""
+        self._selector.register(self.link, selectors.EVENT_READ)
+        self._flush()  # Hello: this one is ready
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is not None:
+                    self._heard(key.fd, key.data)
+                    continue
+                data = self.link.recv(READ_BYTES)
+                if not data:
+                    return "the link to the node is closed"
+                try:
+                    for frame in self.peer.receive(data):
+                        if isinstance(frame, Bye):
+                            return frame.detail
+                        self._received(frame)
+                except PeerViolation as error:
+                    self._send(Bye("peer_violation", str(error)))
+                    raise
+                self._flush()
+
+    def _received(self, frame: Frame) -> None:
+        if isinstance(frame, Open):
+            request = codec.decode(frame.body)
+            if isinstance(request, CheckGrammar):
+                self._begin(frame.stream, request)
+            else:
+                self._send(Fail(frame.stream, EngineRefused.code, f"this checks grammars, no {type(request).__name__}"))
+        elif isinstance(frame, Cancel) and (check := self._checks.get(frame.stream)) is not None:
+            check.left = True
+            os.kill(check.pid, signal.SIGKILL)
+
+    def _begin(self, stream: int, request: CheckGrammar) -> None:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self.link.close()
+                self._selector.close()
+                os.close(read)
+                examine(self.backend, request, self.limits, write)
+            finally:
+                os._exit(1)
+        os.close(write)
+        check = self._checks[stream] = _Check(stream, request.grammar.kind, pid)
+        self._selector.register(read, selectors.EVENT_READ, check)
+
+    def _heard(self, fd: int, check: _Check) -> None:
+        if data := os.read(fd, READ_BYTES):
+            check.said += data
+            return
+        self._selector.unregister(fd)
+        os.close(fd)
+        _, status = os.waitpid(check.pid, 0)
+        del self._checks[check.stream]
+        if check.left:
+            self._send(Fail(check.stream, Left.code, "the asker left"))
+        elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+            self._send(Fail(check.stream, Overloaded.code, "the machine is too busy to check the grammar"))
+        else:
+            number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            self._send(End(check.stream, codec.encode(verdict(check.kind, check.said, number, self.limits))))
+
+    def _send(self, frame: Frame) -> None:
+        self.peer.send(frame)
+        self._flush()
+
+    def _flush(self) -> None:
+        if data := self.peer.take():
+            self.link.sendall(data)
+
+
+def verdict(kind: GrammarKind, said: bytes, number: int, limits: settings.GrammarLimits) -> GrammarChecked:
+    """Return what a check has found, from what its fork reported and the signal that ended it, 0 if none did."""
+    report: Report = {}
+    for line in said.decode().splitlines():
+        report |= json.loads(line)
+    compile_s, step_ms = float(report.get("compile_s", 0)), float(report.get("step_ms", 0))
+    size = int(report.get("bytes", 0))
+    if "mistake" in report:
+        refusal = f"{WORDS[kind]} cannot be used: {report['mistake']}"
+    elif number == signal.SIGPROF and "compile_s" not in report:
+        refusal = f"{WORDS[kind]} takes more than {limits.compile_s:g} s of a processor to compile; make it simpler"
+    elif number == signal.SIGPROF or report.get("kept") is False:
+        refusal = (
+            f"{WORDS[kind]} takes more than {limits.step_ms:g} ms of a processor for a single token;"
+            " repeat or leave out less of what may itself be empty or repeated"
+        )
+    elif size > limits.bytes_max or "memory" in report:
+        refusal = f"{WORDS[kind]} needs more than {limits.bytes_max / 2**20:g} MiB of memory; make it simpler"
+    elif number or "kept" not in report:
+        refusal = f"{WORDS[kind]} ends whatever compiles it; make it simpler"
+    else:
+        refusal = ""
+    return GrammarChecked(refusal, compile_s, step_ms, size)
+
+
+# In the fork ---------------------------------------------------------------------------
+
+
+def examine(backend: XGrammarGrammarBackend, request: CheckGrammar, limits: settings.GrammarLimits, out: int) -> None:
+    """Compile and walk one grammar, report each to `out`, and end this process."""
+
+    def report(**found: float | str) -> None:
+        os.write(out, json.dumps(found).encode() + b"\n")
+
+    _confine(limits)
+    logging.disable(logging.CRITICAL)  # SGLang would log the grammar, which is the client's
+    signal.setitimer(signal.ITIMER_PROF, limits.compile_s)  # its signal ends a process that does nothing about it
+    try:
+        kind, text = request.grammar.kind, request.grammar.text
+        grammar = backend._init_value_dispatch((KEYS.get(kind, kind.value), text), False)  # noqa: SLF001
+        if isinstance(grammar, InvalidGrammarObject):
+            wrong = grammar.error_message
+            report(**({"memory": 1.0} if "bad_alloc" in wrong else {"mistake": PLACE.sub("", wrong).strip()}))
+        else:
+            report(compile_s=time.process_time(), bytes=grammar.ctx.memory_size_bytes)
+            signal.setitimer(signal.ITIMER_PROF, 2 * limits.walk_s + 10 * limits.step_ms / 1000)
+            walked = _walk(grammar, text, limits).run()
+            report(kept=walked.kept, step_ms=walked.longest_s * 1000)
+    except (MemoryError, RuntimeError) as error:  # xgrammar's errors are of the second kind, whatever they are about
+        if not isinstance(error, MemoryError) and "bad_alloc" not in str(error):
+            raise
+        report(memory=1)
+    os._exit(0)
+
+
+def _confine(limits: settings.GrammarLimits) -> None:
+    """Bound what this process may take: memory, time by the clock, its place beside the engines; and let it end."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGPROF, signal.SIGALRM, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    within_s = SLOWER_BESIDE_S + SLOWER_MAX * (limits.compile_s + limits.walk_s)
+    signal.setitimer(signal.ITIMER_REAL, within_s)
+    status = Path("/proc/self/status").read_text()
+    own = int(status.partition("VmData:")[2].split()[0]) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (own + limits.bytes_max, own + limits.bytes_max))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _walk(grammar: XGrammarGrammar, text: str, limits: settings.GrammarLimits) -> Walk:
+    info = grammar.ctx.tokenizer_info
+    stops = sorted({*grammar.matcher.stop_token_ids, *info.special_token_ids})
+    lengths = info.decoded_vocab
+    return Walk(
+        start=_State(grammar, stops, allocate_token_bitmask(1, grammar.vocab_size)),
+        clock=time.thread_time,
+        chance=random.Random(text),  # noqa: S311  # the same walk each time; nobody must be kept from foreseeing it
+        length_of=lambda token: len(lengths[token]),
+        step_s=limits.step_ms / 1000,
+        within_s=limits.walk_s,
+    )
+
+
+# The process ---------------------------------------------------------------------------
+
+
+def backend_of(arguments: dict[str, settings.Setting]) -> XGrammarGrammarBackend:
+    """Return the grammar backend of an engine with these arguments, as its scheduler would make it."""
+    args = ServerArgs(**arguments)
+    args.resolve_once()
+    known = args.resolved_dict()
+    model = ModelConfig.from_server_args(args)
+    tokenizer = get_tokenizer(
+        known["tokenizer_path"],
+        tokenizer_mode=known["tokenizer_mode"],
+        trust_remote_code=known["trust_remote_code"],
+        revision=known["revision"],
+        tokenizer_backend=known["tokenizer_backend"],
+    )
+    backend = XGrammarGrammarBackend(
+        tokenizer,
+        vocab_size=model.vocab_size,
+        model_eos_token_ids=list(model.hf_eos_token_id) if model.hf_eos_token_id else None,
+        any_whitespace=not known["constrained_json_disable_any_whitespace"],
+        max_whitespace_cnt=known["constrained_json_max_whitespace_cnt"],
+    )
+    # In one thread, so that all its time is this process's; nothing is kept, because each check has a fork of its own.
+    info = backend._tokenizer_info  # noqa: SLF001
+    backend.grammar_compiler = GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    return backend
+
+
+def run(boot: settings.Boot, link: socket.socket, guard: Guard) -> NoReturn:
+    """Check grammars for engines like the one that `boot` describes, as long as the guard lets this process live."""
+    assert boot.checks is not None
+    setproctitle("espalier::grammars")
+    tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
+    os.environ.update(boot.environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the node's to judge
+    try:
+        backend = backend_of(boot.arguments)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is why no grammar can be checked
+        peer = Peer(boot.name, serves_max=0)
+        peer.send(Bye(settings.START_FAILED, f"{type(error).__name__}: {error}"))
+        link.sendall(peer.take())
+        guard.end(f"grammars cannot be checked: {error!r}")
+    peer = Peer(boot.name, serves_max=boot.checks.at_once + STREAMS_BESIDE)
+    say_why(Checker(backend, boot.checks, peer, link).serve())
+    leftovers.remove(Path(boot.folder))
+    os.killpg(0, signal.SIGKILL)  # its forks with it
+    raise AssertionError("nobody survives SIGKILL")

@@ -1,0 +1,97 @@
+"""Limits inside SGLang's scheduler, on every device: what one request's grammar may cost the requests beside it.
+
+The grammar checker refuses what is dear ahead of time, but it cannot try every answer. Here each step of each grammar
+is timed in the scheduler itself, and a request whose steps exceed their budget is ended, alone. Compiled grammars are
+kept within a number of bytes, and compiling has two threads that let the scheduler go first. Found by SGLang through
+its plugin entry point, because this folder is on the PYTHONPATH of hosts. Written for SGLang 0.5.23.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from time import thread_time
+
+from actors.engines.sglang.grammar_walk import StepBudget
+from actors.engines.sglang.settings import BYTES_MAX, STEP_MS, TOO_SLOW
+
+COMPILERS = 2
+NICE = 10
+KEPT_MAX = 512  # compiled grammars, refusals among them
+
+
+def activate():
+    """Patch SGLang's grammars, if this process belongs to an engine of a node."""
+    if STEP_MS not in os.environ:
+        return
+    from sglang.srt.constrained import xgrammar_backend
+    from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
+
+    limit_steps(xgrammar_backend.XGrammarGrammar, float(os.environ[STEP_MS]) / 1000)
+    limit_cache(BaseGrammarBackend, int(os.environ[BYTES_MAX]))
+    limit_compiling(xgrammar_backend.XGrammarGrammarBackend, xgrammar_backend.GrammarCompiler)
+
+
+def limit_steps(grammar, step_s, clock=thread_time):
+    """Make `accept_token` raise the ValueError by which SGLang ends a request whose steps have taken too long."""
+    accept, fill = grammar.accept_token, grammar.fill_vocab_mask
+
+    def fill_vocab_mask(self, *args):
+        began_at = clock()
+        fill(self, *args)
+        self._filled_s = clock() - began_at  # nobody catches what is raised here, so the next token ends the request
+
+    def accept_token(self, token):
+        began_at = clock()
+        accept(self, token)
+        cost_s = clock() - began_at + getattr(self, "_filled_s", 0.0)
+        self._filled_s = 0.0
+        if cost_s <= step_s:
+            return
+        if not hasattr(self, "_budget"):
+            self._budget = StepBudget(step_s)
+        if not self._budget.spend(cost_s):
+            raise ValueError(f"{TOO_SLOW}: one took {cost_s * 1000:.0f} ms, and {step_s * 1000:g} are allowed")
+
+    grammar.fill_vocab_mask, grammar.accept_token = fill_vocab_mask, accept_token
+
+
+def limit_cache(backend, bytes_max):
+    """Keep compiled grammars within `bytes_max`, the ones that were asked for last."""
+    get = backend.get_cached_or_future_value
+
+    def get_cached_or_future_value(self, key, *args):
+        if key in self.cache:
+            self.cache[key] = self.cache.pop(key)  # a dict keeps the order in which its keys came
+        return get(self, key, *args)
+
+    def set_cache(self, key, value):
+        self.cache.pop(key, None)
+        self.cache[key] = value
+        while len(self.cache) > KEPT_MAX or sum(map(_size, self.cache.values())) > bytes_max:
+            del self.cache[next(iter(self.cache))]
+
+    backend.get_cached_or_future_value, backend.set_cache = get_cached_or_future_value, set_cache
+
+
+def limit_compiling(backend, compiler):
+    """Let a few threads compile, which give way to the scheduler's; the one cache is that of `limit_cache`."""
+    init = backend.__init__
+
+    def initialized(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self.executor.shutdown()
+        self.executor = ThreadPoolExecutor(COMPILERS, "grammar", initializer=_give_way)
+        self.grammar_compiler = compiler(self._tokenizer_info, max_threads=1, cache_enabled=False)
+
+    backend.__init__ = initialized
+
+
+def _size(grammar):
+    context = getattr(grammar, "ctx", None)
+    return 1024 if context is None else context.memory_size_bytes
+
+
+def _give_way():
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

@@ -1,0 +1,205 @@
+"""Grammar checks: the checkers of a node's engines, and where a model's grammars are checked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeAlias, cast
+from zlib import crc32
+
+import trio
+from attrs import evolve
+
+from actors._kit import Address, Answer, Asks, Call, mailbox
+from actors._text.aside import Aside, Work
+from actors.engines.sglang.settings import EngineSpec
+from actors.grammars import Checker, Checks, digest_of, grammars
+from protocol.cluster import Leg
+from protocol.codec import Message
+from protocol.errors import (
+    ActorLost,
+    BadRequest,
+    Draining,
+    EngineLost,
+    LinkLost,
+    NotReady,
+    Overloaded,
+    RequestError,
+)
+from protocol.grammars import complaint
+from protocol.messages import CheckGrammar, Grammar, GrammarChecked
+from supervisor.config import Cluster, EngineSection
+from supervisor.directory import Directory
+from supervisor.endpoints import Here, There
+from supervisor.engine import EngineHouse, checker
+from supervisor.hosts import Starts
+from supervisor.link import Link, Serves
+from supervisor.plug import Plug
+from supervisor.tree import Backoff, Child, Tree
+from supervisor.world import World
+
+log = logging.getLogger(__name__)
+
+Asked: TypeAlias = Call[CheckGrammar, GrammarChecked, GrammarChecked]
+Checking: TypeAlias = Address[CheckGrammar, GrammarChecked, GrammarChecked]
+
+BACKEND = "xgrammar"
+ELSEWHERE = (ActorLost, Draining, EngineLost, LinkLost, NotReady, Overloaded)
+
+
+class Unchecked:
+    """Accepts every grammar: of an engine whose backend bounds each token itself, or has none."""
+
+    @asynccontextmanager
+    async def ask(self, _: Message, credit: int) -> AsyncIterator[Answer[Message, Message]]:
+        """Answer that nothing is wrong."""
+        await trio.lowlevel.checkpoint()
+        answer: Answer[Message, Message] = Answer(credit)
+        answer.end(GrammarChecked())
+        yield answer
+
+
+def addresses(
+    cluster: Cluster,
+    node: str,
+    spec_of: Callable[[str], EngineSpec],
+    house_of: Callable[[EngineSection], EngineHouse],
+    hosts_of: Mapping[str, Starts],
+    world: World,
+) -> tuple[Serves, list[Tree]]:
+    """Return where the grammars of this node's engines are checked, and the children that check them.
+
+    Engines that would compile a grammar alike share a checker.
+    """
+    serves: dict[tuple[str, type[Message]], Asks[Message, Message, Message]] = {}
+    trees: list[Tree] = []
+    alike: dict[str, Asks[Message, Message, Message]] = {}
+    for name, section in cluster.engines_on(node).items():
+        if section.kind != "sglang" or section.settings.get("grammar_backend", BACKEND) not in {BACKEND, None}:
+            serves[name, CheckGrammar] = Unchecked()
+            continue
+        recipe = repr((section.model, section.device, section.settings, section.environment, section.grammars))
+        if recipe not in alike:
+            address, tree = _tree(name, section, spec_of(name), house_of(section), hosts_of, world)
+            alike[recipe] = cast("Asks[Message, Message, Message]", address)
+            trees.append(tree)
+        serves[name, CheckGrammar] = alike[recipe]
+    return serves, trees
+
+
+def _tree(
+    name: str,
+    section: EngineSection,
+    spec: EngineSpec,
+    house: EngineHouse,
+    hosts_of: Mapping[str, Starts],
+    world: World,
+) -> tuple[Checking, Tree]:
+    assert section.device is not None  # the configuration has been checked
+    limits = section.grammars
+    plug: Plug[Link] = Plug()
+    asked = _asked(limits.waiting_max)
+    # One process, whatever the engine is made of.
+    alone = evolve(spec, leg=Leg.BOTH, tensor_parallel=1, nodes=1, meet=None, transfer=None, bootstrap_port=None)
+    own = evolve(alone, name=f"{name}.grammars", checks_grammars=True)
+    checks = partial(
+        Checks,
+        partial(_checker, plug),
+        limits.at_once,
+        limits.waiting_max,
+        limits.verdicts_max,
+        partial(world.metrics.grammar_checked, section.model),
+    )
+    process = Child(
+        name="process",
+        run=_process,
+        args=(own, hosts_of[section.device], plug, house),
+        stop_within_s=section.ladder.total_s + 1.0,
+        about="compiles and walks each grammar in a fork of its own",
+        limits=(
+            ("compile s", limits.compile_s),
+            ("walk s", limits.walk_s),
+            ("step ms", limits.step_ms),
+            ("bytes", limits.bytes_max),
+        ),
+    )
+    turns = Child(
+        name="turns",
+        run=_turns,
+        args=(asked[1], checks),
+        about="fair turns between keys",
+        limits=(("at once", limits.at_once), ("waiting", limits.waiting_max), ("verdicts", limits.verdicts_max)),
+    )
+    # A tree of its own: its deaths are not counted with an engine's.
+    return asked[0], Tree(
+        name=f"grammars-{name}",
+        children=(turns, process),
+        restarts_max=30,
+        restarts_window_s=300.0,
+        backoff=Backoff(min_s=1.0),
+        needs=("zygote",) if section.device == "cpu" else (),
+        about=f"checks what answers of {section.model} are to keep to",
+    )
+
+
+def _asked(size: int) -> tuple[Checking, trio.MemoryReceiveChannel[Asked]]:
+    return mailbox(size)
+
+
+async def _checker(plug: Plug[Link]) -> Checker:
+    return cast("Checker", await plug.wait())
+
+
+async def _turns(  # noqa: ASYNC128  # grammars calls started()
+    inbox: trio.MemoryReceiveChannel[Asked], checks: Callable[[], Checks], *, task_status: trio.TaskStatus[None]
+) -> None:
+    await grammars(inbox, checks(), task_status=task_status)
+
+
+async def _process(
+    spec: EngineSpec, starts: Starts, plug: Plug[Link], house: EngineHouse, *, task_status: trio.TaskStatus[None]
+) -> None:
+    task_status.started()  # whoever needs it waits for its plug: nobody else's start waits for this one
+    await checker(spec, starts, plug, house)
+
+
+# For a model ---------------------------------------------------------------------------
+
+
+async def check(directory: Directory, own: Serves, aside: Aside, model: str, grammar: Grammar, owner: str) -> None:
+    """Have a grammar checked by an engine's node; raises `BadRequest` if it is refused.
+
+    The same grammar goes to the same node as long as that can be asked, and else to another one.
+    """
+    # Rules that refer to each other are read more than once.
+    said = await Work(aside, owner).run(2 * len(grammar.text), partial(complaint, grammar))
+    if said is not None:
+        raise BadRequest(said)
+    digest = digest_of(grammar)
+    workers = [each for each in directory.every() if each.offer.model == model and each.offer.up]
+    failure: RequestError = NotReady("no engine of this model is up")
+    for worker in sorted(workers, key=lambda each: crc32(digest + each.load.name.encode())):
+        try:
+            found = await _ask(worker, own, CheckGrammar(grammar, owner))
+        except ELSEWHERE as error:
+            failure = error
+            continue
+        if found.refusal:
+            raise BadRequest(found.refusal)
+        return
+    raise failure
+
+
+async def _ask(worker: Here | There, own: Serves, request: CheckGrammar) -> GrammarChecked:
+    if isinstance(worker, Here):
+        asking = own[worker.offered.name, CheckGrammar].ask(request, 0)
+    elif worker.link is None:
+        raise LinkLost(f"there is no link to node {worker.node}")
+    else:
+        asking = worker.link.ask(request, 0, worker.offer.name)
+    async with asking as answer:
+        found = await answer.result()
+    assert isinstance(found, GrammarChecked)
+    return found

@@ -1,0 +1,180 @@
+"""Checks of grammars take fair turns, end with those who asked, and are remembered within a bound."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+from attrs import Factory, define
+
+from actors._kit import Answer, mailbox
+from actors.grammars import READY_WITHIN_S, Checks, grammars
+from protocol.errors import EngineLost, NotReady, Overloaded
+from protocol.messages import CheckGrammar, Grammar, GrammarChecked, GrammarKind
+from supervisor.plug import Plug
+
+
+@define(eq=False)
+class Checker:
+    """Takes as long for a grammar as its text says, in seconds; one that begins with `bad` is refused."""
+
+    running: list[str] = Factory(list)
+    begun: list[str] = Factory(list)
+    left: list[str] = Factory(list)
+    most: int = 0
+    fails: Exception | None = None
+
+    @asynccontextmanager
+    async def ask(self, request, credit):
+        name, _, seconds = request.grammar.text.partition(" ")
+        self.running.append(name)
+        self.begun.append(name)
+        self.most = max(self.most, len(self.running))
+        ended = False
+        try:
+            await trio.sleep(float(seconds))
+            answer = Answer(credit)
+            if self.fails is None:
+                answer.end(GrammarChecked(refusal="no" if name.startswith("bad") else ""))
+            else:
+                answer.fail(self.fails)
+            ended = True
+            yield answer
+        finally:
+            self.running.remove(name)
+            if not ended:
+                self.left.append(name)
+
+
+@define(eq=False)
+class World:
+    checker: Checker
+    address: object
+    heard: list[tuple[str, float]]
+
+    async def check(self, text, owner="alice"):
+        async with self.address.ask(CheckGrammar(Grammar(GrammarKind.REGEX, text), owner), 0) as answer:
+            return await answer.result()
+
+
+@asynccontextmanager
+async def running(at_once=2, waiting_max=64, verdicts_max=4, checker=None):
+    checker, heard = checker or Checker(), []
+    address, inbox = mailbox(16)
+    plug = Plug()
+    checks = Checks(plug.wait, at_once, waiting_max, verdicts_max, lambda *told: heard.append(told))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(grammars, inbox, checks)
+        with plug.offering(checker):
+            yield World(checker, address, heard)
+        assert not checks._unfinished
+        assert not checks._waiting
+        assert not checks._running
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_verdict_is_remembered_and_the_oldest_forgotten(autojump_clock):
+    async with running() as world:
+        assert (await world.check("bad 1")).refusal == "no"
+        assert (await world.check("bad 1", "bob")).refusal == "no"
+        assert world.checker.begun == ["bad"]
+        for number in range(4):
+            assert not (await world.check(f"g{number} 1")).refusal
+        await world.check("bad 1")
+        assert world.checker.begun == ["bad", "g0", "g1", "g2", "g3", "bad"]
+        assert [outcome for outcome, _ in world.heard] == ["refused", *["accepted"] * 4, "refused"]
+
+
+async def test_o2_eight_heavy_ones_of_a_key_hold_no_other_key(autojump_clock):
+    took = {}
+
+    async def timed(world, text, owner):
+        began_at = trio.current_time()
+        await world.check(text, owner)
+        took[text] = trio.current_time() - began_at
+
+    async with running() as world:
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(timed, world, f"heavy{number} 10", "greedy")
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(timed, world, "honest 0.1", "alice")
+        assert took["honest 0.1"] == pytest.approx(0.1)
+        assert world.checker.most == 2
+        assert max(took.values()) == pytest.approx(80.0)
+
+
+async def test_o2_what_nobody_waits_for_is_not_checked_any_more(autojump_clock):
+    async with running() as world:
+        with trio.move_on_after(1.5):
+            async with trio.open_nursery() as nursery:
+                for number in range(8):
+                    nursery.start_soon(world.check, f"heavy{number} 10")
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.checker.running == []
+        assert len(world.checker.left) == 1
+        began_at = trio.current_time()
+        await world.check("honest 0.1")
+        assert trio.current_time() - began_at == pytest.approx(0.1)
+        assert world.heard[0] == ("left", pytest.approx(1.5))
+
+
+async def test_owners_take_turns_and_those_of_one_are_in_order(autojump_clock):
+    async with running(at_once=1) as world, trio.open_nursery() as nursery:
+        for text, owner in (("a0 1", "a"), ("a1 1", "a"), ("a2 1", "a"), ("b0 1", "b"), ("c0 1", "c"), ("b1 1", "b")):
+            nursery.start_soon(world.check, text, owner)
+            await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(7)
+        assert world.checker.begun == ["a0", "a1", "b0", "c0", "a2", "b1"]
+
+
+async def test_requests_for_the_same_check_share_it_until_the_last_has_left(autojump_clock):
+    async with running() as world:
+        async with trio.open_nursery() as nursery:
+            scopes = [trio.CancelScope() for _ in range(3)]
+
+            async def ask(scope):
+                with scope:
+                    await world.check("shared 10")
+
+            for scope in scopes:
+                nursery.start_soon(ask, scope)
+            await trio.sleep(1)
+            scopes[0].cancel()
+            scopes[1].cancel()
+            await trio.sleep(1)
+            assert world.checker.running == ["shared"]
+            scopes[2].cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.checker.running == []
+        assert world.checker.begun == ["shared"]
+
+
+async def test_too_many_that_wait_are_refused_at_once(autojump_clock):
+    async with running(at_once=1, waiting_max=2) as world, trio.open_nursery() as nursery:
+        for number in range(3):
+            nursery.start_soon(world.check, f"g{number} 5")
+            await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(Overloaded):
+            await world.check("one too many 1")
+        await trio.sleep(20)
+
+
+async def test_a_checker_that_is_lost_or_away_is_no_verdict(autojump_clock):
+    async with running(checker=Checker(fails=EngineLost("gone"))) as world:
+        with pytest.raises(NotReady):
+            await world.check("a 1")
+        world.checker.fails = None
+        assert not (await world.check("a 1")).refusal  # nothing was remembered
+    away = Plug()
+    address, inbox = mailbox(1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(grammars, inbox, Checks(away.wait, 2, 4, 4, lambda *_: None))
+        began_at = trio.current_time()
+        with pytest.raises(NotReady):
+            async with address.ask(CheckGrammar(Grammar(GrammarKind.REGEX, "a")), 0) as answer:
+                await answer.result()
+        assert trio.current_time() - began_at == READY_WITHIN_S
+        nursery.cancel_scope.cancel()
