@@ -109,8 +109,8 @@ def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answ
                 assert answer["error"]["param"] in {"regex", "ebnf", "response_format", "structural_tag"}
                 refused.append(sample.name)
     record_property("worst gap", client.worst())
-    print(f"{len(refused)} refused, ended: {ended}, answered: {answered}; worst gap {client.worst():.3f} s,")
-    print(f"the engine's own {own_gap:.3f} s; {client.whole} honest answers")
+    record_property("the engine's own", own_gap)
+    record_property("refused, ended, answered", (len(refused), ended, answered, client.whole))
     assert len(ATTACKS) >= 40
     assert len(refused) > 0.6 * len(ATTACKS)
     assert not client.lost
@@ -121,17 +121,17 @@ def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answ
     }
 
 
-def test_every_grammar_that_the_field_uses_is_accepted(served):
+def test_every_grammar_that_the_field_uses_is_accepted(served, record_property):
     slowest = (0.0, "")
     for sample in BENIGN:
         began_at = time.perf_counter()
         status, answer = post(served.port, "/v1/chat/completions", body(sample))
         assert status == 200, (sample.name, answer)
         slowest = max(slowest, (time.perf_counter() - began_at, sample.name))
-    print(f"{len(BENIGN)} accepted, the slowest in {slowest[0]:.2f} s: {slowest[1]}")
+    record_property("slowest", slowest)
 
 
-def test_o2_schemas_whose_clients_have_left_make_nobody_wait(served):
+def test_o2_schemas_whose_clients_have_left_make_nobody_wait(served, record_property):
     patterns = [f"^[a-z]{{1,{number % 40 + 1}}}(-[a-z0-9]{{1,20}}){{0,{number % 7}}}x" for number in range(1500)]
     for attacker in range(8):
         fields = {f"p{i}": {"type": "string", "pattern": f"{text}{attacker}$"} for i, text in enumerate(patterns)}
@@ -146,12 +146,12 @@ def test_o2_schemas_whose_clients_have_left_make_nobody_wait(served):
     began_at = time.perf_counter()
     status, answer = post(served.port, "/v1/chat/completions", body(Sample("honest", "regex", "(yes|no), [a-z]{3,9}")))
     took_s = time.perf_counter() - began_at
-    print(f"an honest grammar behind eight heavy ones that were left: {took_s:.2f} s")
+    record_property("took_s", took_s)
     assert status == 200, answer
     assert took_s < 5.0
 
 
-def test_a_grammar_that_grows_dear_in_the_middle_of_an_answer_ends_that_answer_alone(served):
+def test_a_grammar_that_grows_dear_in_the_middle_of_an_answer_ends_that_answer_alone(served, record_property):
     """Catalan numbers of ways to read a text: cheap for some hundred tokens, so that no walk refuses it."""
     growing = Sample("Catalan", "ebnf", 'root ::= s "b"\ns ::= s s | "a"')
     bias = {str(ids("a")[0]): 100}
@@ -159,7 +159,7 @@ def test_a_grammar_that_grows_dear_in_the_middle_of_an_answer_ends_that_answer_a
         status, answer = post(
             served.port, "/v1/chat/completions", body(growing, logit_bias=bias, max_tokens=1500, ignore_eos=True)
         )
-    print(status, answer if status != 200 else answer["usage"], f"worst gap {client.worst():.3f} s")
+    record_property("answer", (status, answer if status != 200 else answer["usage"], client.worst()))
     assert status in {200, 400}
     if status == 400:
         assert answer["error"]["code"] in {"engine_refused", "invalid_request"}
