@@ -115,13 +115,11 @@ def build(cluster: Cluster, node: str, world: World) -> House:
         own = directory.models.digests.get(section.model, ())
         one = Worker(name, section, text, engines[name], inbox, *away, others, own)
         children.append(worker(cluster, one, hosts_of, world))
-    checks, checkers = grammar_checks(cluster, node, hosts_of, world)
-    children += checkers
+    checks = grammar_checks(cluster, node, hosts_of, world, children)
     controls = Controls(directory, world.new_id(), version(), partial(known.loads, engines))
     live = Live(cluster.gateway.prompt_tokens_max)
-    links = _links(
-        cluster, node, directory, world, {**other_ranks, **known.serves(engines), **checks, **controls.serves}
-    )
+    serves = {**other_ranks, **known.serves(engines), **checks, **controls.serves}
+    links = _links(cluster, node, directory, world, serves)
     if links is not None:
         links.incarnation = Incarnation(controls.run, int(world.now()))
         world.metrics.sources.append(partial(gauges.of_links, directory, links.traffic))
@@ -204,10 +202,7 @@ def _asked_of(
         name=f"processor-{plain}",
         run=processor,
         args=(
-            asked_inbox,
-            text,
-            work,
-            partial(_limits, directory, name, live),
+            *(asked_inbox, text, work, partial(_limits, directory, name, live)),
             world.aside,
             gateway.requests_max,
             gateway.text.tokenize_tokens_max,

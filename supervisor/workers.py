@@ -210,9 +210,9 @@ async def _simulate(  # noqa: ASYNC128  # run calls started()
 
 
 def grammar_checks(
-    cluster: Cluster, node: str, hosts_of: Mapping[str, hosts.Starts], world: World
-) -> tuple[Serves, list[Tree]]:
-    """Return where the grammars of a node's engines are checked, and the children that do it."""
+    cluster: Cluster, node: str, hosts_of: Mapping[str, hosts.Starts], world: World, children: list[Child | Tree]
+) -> Serves:
+    """Return where the grammars of a node's engines are checked, adding the children that do it."""
 
     def spec_of(name: str) -> EngineSpec:
         section = cluster.engine[name]
@@ -220,7 +220,9 @@ def grammar_checks(
         return _spec(cluster, name, section, section.device)
 
     house_of = partial(_house, cluster, node, world=world)
-    return grammars.addresses(cluster, node, spec_of, house_of, hosts_of, world)
+    serves, checkers = grammars.addresses(cluster, node, spec_of, house_of, hosts_of, world)
+    children += checkers
+    return serves
 
 
 async def _decode(  # noqa: ASYNC128  # decode calls started()
