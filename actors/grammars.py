@@ -84,6 +84,7 @@ class Checks:
 
     async def run(self) -> None:
         """Run the checks, until cancelled."""
+        await trio.lowlevel.checkpoint()
         async with trio.open_nursery() as running:
             while True:
                 while (check := self._next()) is not None:

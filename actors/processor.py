@@ -96,6 +96,7 @@ async def processor(
 
 async def _check_grammar(request: Respond, grammar: Grammar, limits: Limits, check: GrammarCheck) -> None:
     """Raise `BadRequest`, with the client's name of the field, for a grammar that no engine is to see."""
+    await trio.lowlevel.checkpoint()
     if grammar.kind not in limits.info.grammars:
         return  # it is refused by another sentence
     try:

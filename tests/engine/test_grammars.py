@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from tests.engine.grammars import ATTACKS, BENIGN, Sample
 from tests.engine.test_options import MESSAGES, ids, post
 
 pytestmark = pytest.mark.engine
+log = logging.getLogger(__name__)
 
 GAP_S = 0.25  # beyond the engine's own
 
@@ -90,7 +92,7 @@ def own_gap(served) -> float:
     return client.worst()
 
 
-def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answer(served, own_gap, record_property):
+def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answer(served, own_gap):
     """Each is asked for with a bias toward the letter by which it hurts, and long enough that it would."""
     before = {role: seen.pid for role, seen in served.look().items()}
     refused, ended, answered = [], [], []
@@ -108,9 +110,9 @@ def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answ
                 assert (status, answer["error"]["code"]) == (400, "invalid_request"), (sample.name, answer)
                 assert answer["error"]["param"] in {"regex", "ebnf", "response_format", "structural_tag"}
                 refused.append(sample.name)
-    record_property("worst gap", client.worst())
-    record_property("the engine's own", own_gap)
-    record_property("refused, ended, answered", (len(refused), ended, answered, client.whole))
+    log.info("worst gap %.3f s", client.worst())
+    log.info("the engine's own %.3f s", own_gap)
+    log.info("refused %d, ended %s, answered %s, honest %d", len(refused), ended, answered, client.whole)
     assert len(ATTACKS) >= 40
     assert len(refused) > 0.6 * len(ATTACKS)
     assert not client.lost
@@ -121,17 +123,17 @@ def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answ
     }
 
 
-def test_every_grammar_that_the_field_uses_is_accepted(served, record_property):
+def test_every_grammar_that_the_field_uses_is_accepted(served):
     slowest = (0.0, "")
     for sample in BENIGN:
         began_at = time.perf_counter()
         status, answer = post(served.port, "/v1/chat/completions", body(sample))
         assert status == 200, (sample.name, answer)
         slowest = max(slowest, (time.perf_counter() - began_at, sample.name))
-    record_property("slowest", slowest)
+    log.info("slowest %.2f s: %s", *slowest)
 
 
-def test_o2_schemas_whose_clients_have_left_make_nobody_wait(served, record_property):
+def test_o2_schemas_whose_clients_have_left_make_nobody_wait(served):
     patterns = [f"^[a-z]{{1,{number % 40 + 1}}}(-[a-z0-9]{{1,20}}){{0,{number % 7}}}x" for number in range(1500)]
     for attacker in range(8):
         fields = {f"p{i}": {"type": "string", "pattern": f"{text}{attacker}$"} for i, text in enumerate(patterns)}
@@ -146,12 +148,12 @@ def test_o2_schemas_whose_clients_have_left_make_nobody_wait(served, record_prop
     began_at = time.perf_counter()
     status, answer = post(served.port, "/v1/chat/completions", body(Sample("honest", "regex", "(yes|no), [a-z]{3,9}")))
     took_s = time.perf_counter() - began_at
-    record_property("took_s", took_s)
+    log.info("took %.2f s", took_s)
     assert status == 200, answer
     assert took_s < 5.0
 
 
-def test_a_grammar_that_grows_dear_in_the_middle_of_an_answer_ends_that_answer_alone(served, record_property):
+def test_a_grammar_that_grows_dear_in_the_middle_of_an_answer_ends_that_answer_alone(served):
     """Catalan numbers of ways to read a text: cheap for some hundred tokens, so that no walk refuses it."""
     growing = Sample("Catalan", "ebnf", 'root ::= s "b"\ns ::= s s | "a"')
     bias = {str(ids("a")[0]): 100}
@@ -159,7 +161,7 @@ def test_a_grammar_that_grows_dear_in_the_middle_of_an_answer_ends_that_answer_a
         status, answer = post(
             served.port, "/v1/chat/completions", body(growing, logit_bias=bias, max_tokens=1500, ignore_eos=True)
         )
-    record_property("answer", (status, answer if status != 200 else answer["usage"], client.worst()))
+    log.info("%d %s, worst gap %.3f s", status, answer.get("error", answer.get("usage")), client.worst())
     assert status in {200, 400}
     if status == 400:
         assert answer["error"]["code"] in {"engine_refused", "invalid_request"}
