@@ -84,7 +84,6 @@ class Checks:
 
     async def run(self) -> None:
         """Run the checks, until cancelled."""
-        await trio.lowlevel.checkpoint()
         async with trio.open_nursery() as running:
             while True:
                 while (check := self._next()) is not None:
@@ -125,6 +124,7 @@ class Checks:
             check.over.set()
             self._news.unpark_all()
             self.heard(outcome, trio.current_time() - began_at)
+        await trio.lowlevel.checkpoint()
 
     async def _checked(self, request: CheckGrammar) -> GrammarChecked:
         checker: Checker | None = None
