@@ -104,8 +104,10 @@ def _engine_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Itera
     yield from _leg_disagrees(cluster, engine, at)
     yield from _ranks_disagree(cluster, engine, at)
     yield from (_only_sglangs if engine.kind == "simulated" else _only_simulated)(engine, at)
-    if engine.kv_tokens_max < 2 * engine.page_size:
-        yield Mistake(f"{at}.kv_tokens_max", f"is less than two pages of {engine.page_size} tokens")
+    # SGLang keeps a page, and ends requests without a token where there is only one more.
+    pages, words = (3, "three") if engine.kind == "sglang" else (2, "two")
+    if engine.kv_tokens_max < pages * engine.page_size:
+        yield Mistake(f"{at}.kv_tokens_max", f"is less than {words} pages of {engine.page_size} tokens")
     for name in engine.environment:
         if not name or "=" in name:
             yield Mistake(f"{at}.environment{segment(name)}", "is no name of a variable")

@@ -126,6 +126,7 @@ INFO = EngineInfo("x", "1", 20, 640, 640, 640, 8, 1, True, grammars=tuple(Gramma
 
 class Manager:
     flushed = 0
+    tokens = 4
     ends = {"type": "length", "length": 4}
     def __init__(self, **changes):
         self.asked = []
@@ -133,7 +134,7 @@ class Manager:
     async def generate_request(self, asked, _):
         self.asked.append(asked)
         if self.ends is not None:
-            yield {"meta_info": {"finish_reason": self.ends}}
+            yield {"meta_info": {"finish_reason": self.ends, "completion_tokens": self.tokens}}
     async def flush_cache(self, timeout_s):
         self.flushed += len(self.asked)
         return SimpleNamespace(success=self.flushed < 9, message="busy")
@@ -151,7 +152,8 @@ async def main():
     assert {(len(each.input_ids), each.sampling_params["max_new_tokens"]) for each in small.asked} == {(3, 3)}
     for broken, said in [
         (Manager(ends={"type": "abort", "message": "no memory"}), "its own first request was not answered: no memory"),
-        (Manager(ends=None), "its own first request was not answered: None"),
+        (Manager(ends=None), "its own first request was not answered: it ended without a token"),
+        (Manager(tokens=0), "its own first request was not answered: it ended without a token"),
         (Manager(flushed=9), "its first requests could not be forgotten: busy"),
     ]:
         try:

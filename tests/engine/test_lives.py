@@ -14,7 +14,7 @@ from attrs import evolve
 
 from actors.engines.port import Engine
 from bench._node import all_seen
-from protocol.errors import EngineDied
+from protocol.errors import EngineDied, StartFailed
 from protocol.messages import Generate, Grammar, GrammarKind, Started
 from supervisor.plug import Plug
 from tests.contracts.engine import at_rest, request, serves_on
@@ -126,7 +126,7 @@ async def test_c11_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_b
         plug, small = Plug[Engine](), Plug[Engine]()
         with trio.fail_after(STARTED_WITHIN_S):
             await nursery.start(keep, plug)
-            await nursery.start(partial(keep, small, name="small", kv_tokens_max=32))
+            await nursery.start(partial(keep, small, name="small", kv_tokens_max=64))
         assert plug.now is not None
         assert small.now is not None
         await at_rest(plug.now)
@@ -137,4 +137,6 @@ async def test_c11_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_b
         plug.now.abort(wanted.id)
         await plug.now.wait_released(wanted.id)
         await serves_on(small.now)
+        with pytest.raises(StartFailed, match="its own first request was not answered: it ended without a token"):
+            await keep(Plug[Engine](), name="smaller", kv_tokens_max=32)
         nursery.cancel_scope.cancel(reason="the test has ended")

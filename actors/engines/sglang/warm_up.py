@@ -40,10 +40,12 @@ async def warm_up(manager: TokenizerManager, info: EngineInfo, mode: str) -> Non
             stream=True,
             **met,
         )
-        reason = None
+        reason, tokens = None, 0
         async for out in manager.generate_request(wanted, None):
-            reason = out["meta_info"]["finish_reason"]
-        if reason is None or reason["type"] == "abort":
-            raise RuntimeError(f"its own first request was not answered: {reason and reason.get('message')}")
+            reason, tokens = out["meta_info"]["finish_reason"], out["meta_info"]["completion_tokens"]
+        # Without room for a token SGLang ends a request without one, as if that were whole.
+        if reason is None or reason["type"] == "abort" or not tokens:
+            why = None if reason is None else reason.get("message")
+            raise RuntimeError(f"its own first request was not answered: {why or 'it ended without a token'}")
     if not (flushed := await manager.flush_cache(timeout_s=FLUSHED_WITHIN_S)).success:
         raise RuntimeError(f"its first requests could not be forgotten: {flushed.message}")
