@@ -47,24 +47,50 @@ class Offer:
 
 @frozen
 class Neighbour:
-    """A node that a node knows, and where it listens, if it does."""
+    """A node that a node knows, where it listens, if it does, and whether it routes requests to others' workers."""
 
     name: str
     address: str | None
+    routes: bool = False
 
 
 @frozen
 class NodeState:
-    """How a node is at the moment; a node that drains is not to be asked anything new."""
+    """How a node is at the moment; a node that drains is not to be asked anything new.
+
+    A node that `routes` is told the offers of others, and of their loads again after `tell_s` at the earliest; others
+    are told none. What an offer counts is what everybody but the hearer asks: of its own requests each node knows best.
+    `elsewhere` names those of the hearer's workers that are down and whose work another one can do.
+    """
 
     offers: tuple[Offer, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
     draining: bool = False
+    routes: bool = False
+    tell_s: float = 0.0
+    elsewhere: tuple[str, ...] = ()
+
+
+@frozen
+class OfferLoad:
+    """The load of one worker by everybody but the hearer: requests, and the tokens that those may still hold."""
+
+    name: str
+    requests: int
+    tokens: int
+
+
+@frozen
+class Loads:
+    """The loads that have changed since the sender told them last."""
+
+    loads: tuple[OfferLoad, ...]
 
 
 OFFERS_MAX = 1024
 WHY_LENGTH_MAX = 600
 NEIGHBOURS_MAX = 4096
+TELL_S_MAX = 3600.0
 PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5]))))"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
 _AT = re.compile(r"(\[[0-9a-fA-F:]{2,45}\]|[A-Za-z0-9._-]{1,253}):" + PORT)
@@ -72,8 +98,10 @@ _AT = re.compile(r"(\[[0-9a-fA-F:]{2,45}\]|[A-Za-z0-9._-]{1,253}):" + PORT)
 
 def check(state: NodeState) -> NodeState:
     """Return what a node tells of itself if it can be true, else raise `PeerViolation`."""
-    if len(state.offers) > OFFERS_MAX or len(state.neighbours) > NEIGHBOURS_MAX:
+    if max(len(state.offers), len(state.elsewhere)) > OFFERS_MAX or len(state.neighbours) > NEIGHBOURS_MAX:
         raise PeerViolation(f"{len(state.offers)} offers and {len(state.neighbours)} neighbours of one node")
+    if not 0 <= state.tell_s <= TELL_S_MAX:
+        raise PeerViolation("a pace that cannot be")
     names = [offer.name for offer in state.offers]
     if len(set(names)) < len(names):
         raise PeerViolation("two offers of one name")
@@ -91,6 +119,16 @@ def check(state: NodeState) -> NodeState:
         if neighbour.name.startswith(OPERATOR):
             raise PeerViolation("a neighbour with the name of an operator")
     return state
+
+
+def check_loads(loads: Loads) -> Loads:
+    """Return loads that can be true, else raise `PeerViolation`."""
+    if len(loads.loads) > OFFERS_MAX:
+        raise PeerViolation(f"{len(loads.loads)} loads of one node")
+    for load in loads.loads:
+        if min(load.requests, load.tokens) < 0 or max(load.requests, load.tokens) > COUNT_MAX:
+            raise PeerViolation("a load with numbers that cannot be")
+    return loads
 
 
 @frozen

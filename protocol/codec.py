@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 from attrs import evolve
 
-from .cluster import Drain, GetStatus, NodeState, Reload, Reloaded, Status
+from .cluster import Drain, GetStatus, Loads, NodeState, Reload, Reloaded, Status
 from .errors import PeerViolation
 from .messages import (
     Accepted,
@@ -77,6 +77,7 @@ Message = (
     | Ping
     | CheckGrammar
     | GrammarChecked
+    | Loads
 )
 
 KINDS: dict[int, type[Message]] = {
@@ -111,6 +112,7 @@ KINDS: dict[int, type[Message]] = {
     29: Ping,
     30: CheckGrammar,
     31: GrammarChecked,
+    40: Loads,
 }
 _KIND_OF = {cls: bytes((kind,)) for kind, cls in KINDS.items()}
 _DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}

@@ -100,7 +100,11 @@ class Controls:
 
     async def _status(self) -> Status:
         state = _filled(self.directory.state(), await self.loads())
-        links = tuple(_link(name, link) for name, (_, link, _) in sorted(self.directory.nodes.items()))
+        links = tuple(
+            _link(name, link)
+            for name, (_, link, _) in sorted(self.directory.nodes.items())
+            if link is not None or self.directory.meets(name)
+        )
         up_s, tree = (0.0, ()) if self.standing is None else (self.standing.up_s, self.standing.children())
         gate = None if self.gate is None else _gate(self.gate)
         refused = tuple(f"engine {name} {why}" for name, why in self.directory.models.whys.items())

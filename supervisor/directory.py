@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import TypeVar, cast
 
 import trio
 from attrs import Factory, define, evolve, field
 
 from actors.routing.ports import Worker
-from protocol.cluster import COUNT_MAX, NEIGHBOURS_MAX, Leg, Neighbour, NodeState, Offer
+from protocol.cluster import COUNT_MAX, NEIGHBOURS_MAX, Leg, Loads, Neighbour, NodeState, Offer
 from protocol.errors import PeerViolation
 from protocol.messages import EngineInfo
+from supervisor.changes import Changes
 from supervisor.endpoints import Here, There
 from supervisor.link import Link
 from supervisor.own_models import OwnModels
+from supervisor.pool import Ranked, Workers
+
+T = TypeVar("T")
 
 NODES_MAX = NEIGHBOURS_MAX - 1  # beside this one
 RUMOURS_MAX = 256  # nodes that others have told of and that no link has been to
@@ -32,6 +37,7 @@ class _Node:
     fixed: bool = False  # its address does, too
     unnamed_since: float | None = None  # as `forget` has seen it
     expected: dict[str, Offer] = Factory(dict)
+    routes: bool = False
     workers: dict[str, There] = Factory(dict)
 
 
@@ -44,10 +50,38 @@ class Directory:
     draining: bool = False
     ranks: int = 0  # that run here, of engines on other nodes
     address: str | None = None  # where other nodes find this one
+    routes: bool = True  # it gives requests to workers of others, and must know how busy they are
+    must_meet: frozenset[str] = frozenset()  # the nodes that this one needs a link to
+    tell_s: float = 0.0  # that others shall wait between two words of their loads
     twins: dict[str, str] = field(factory=dict)  # who refuses this process, since another has its name, and how
     models: OwnModels = field(factory=OwnModels)
-    changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    changed: Changes = field(factory=Changes)
+    loads: int = 0  # how often the load of a worker here has changed for a node that is told of it
+    news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)  # for whoever tells the others
+    idle: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)  # woken when a worker here has ended all
+    _rooms: dict[str, trio.lowlevel.ParkingLot] = field(factory=dict)
+    _hearers: set[str] = field(factory=set)  # the nodes that route and that a link leads to
+    _derived: dict[Hashable, object] = field(factory=dict)
+    _derived_at: int = -1  # the version that it was derived from
     _nodes: dict[str, _Node] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.changed.then = self._on_changed
+
+    def _on_changed(self) -> None:
+        self.news.unpark_all()
+        self.idle.unpark_all()
+        for room in self._rooms.values():
+            room.unpark_all()
+
+    def derived(self, key: Hashable, derive: Callable[[], T]) -> T:
+        """Return what `derive` makes of all but the loads; it is kept until a worker, node or link comes or goes."""
+        if self._derived_at != self.changed.version:
+            self._derived.clear()
+            self._derived_at = self.changed.version
+        if key not in self._derived:
+            self._derived[key] = derive()
+        return cast("T", self._derived[key])
 
     def expect(self, node: str, address: str | None, offers: Sequence[Offer] = ()) -> None:
         """Note a node of the cluster's file, where it listens, and the workers that it will have."""
@@ -75,6 +109,7 @@ class Directory:
         if known is not None and known.link is link:
             known.link = None
             self.models.forget(node)
+            self._hearers.discard(node)
             self._down(node, known)
             self.changed.unpark_all()
 
@@ -85,11 +120,38 @@ class Directory:
                 _check(offer.name, offer.engine)
         state = self.models.judged(node, state)
         known = self._nodes.setdefault(node, _Node())
+        known.routes = state.routes
+        (self._hearers.add if state.routes and known.link is not None else self._hearers.discard)(node)
         self._told(node, known, state)
         for neighbour in state.neighbours:
             self._heard(neighbour, from_itself=neighbour.name == node)
         self.turn_away()
         self.changed.unpark_all()
+
+    def told_loads(self, node: str, loads: Loads) -> None:
+        """Note how busy others make the workers of a node."""
+        known = self._nodes.setdefault(node, _Node())
+        for load in loads.loads:
+            if (worker := known.workers.get(load.name)) is not None:
+                worker.told(load)
+                self._moved(worker)
+
+    def loaded(self, worker: Here | There, asker: str | None) -> None:
+        """Hear that a worker has one request more, or one less, and which other node asks it, if one does."""
+        self._moved(worker)
+        if isinstance(worker, Here):
+            if worker.busy == 0:
+                self.idle.unpark_all()
+            if len(self._hearers) > (asker in self._hearers):  # a node that asks knows of it before it is told
+                self.loads += 1
+                self.news.unpark_all()
+
+    def _moved(self, worker: Here | There) -> None:
+        ranked = self._derived.get(("ranked", worker.model, worker.leg))
+        if isinstance(ranked, Ranked) and self._derived_at == self.changed.version:
+            ranked.move(worker)
+        if (room := self._rooms.get(worker.model)) is not None and room and not worker.load.full:
+            room.unpark_all()
 
     def turn_away(self) -> None:
         """Let what waits for engines that are down go elsewhere, where it can; to be called when others come up."""
@@ -111,12 +173,14 @@ class Directory:
         known = self._nodes.setdefault(name, _Node())
         if not known.fixed and (from_itself or known.address is None):
             known.address = address
+        if known.link is None:
+            known.routes = neighbour.routes
 
     def _told(self, node: str, known: _Node, state: NodeState) -> None:
         known.state = state
         for offer in state.offers:
             if (worker := known.workers.get(offer.name)) is None:
-                known.workers[offer.name] = There(node, offer, self.changed, known.link)
+                known.workers[offer.name] = There(node, offer, self, known.link)
             else:
                 worker.offer = offer
         for name in known.workers.keys() - {offer.name for offer in state.offers}:
@@ -161,10 +225,32 @@ class Directory:
         theirs = [each for known in self._reachable() for each in known.workers.values()]
         return here + [each for each in theirs if each.offer.model == model and each.offer.up]
 
+    def ranked(self, model: str, leg: Leg) -> Ranked:
+        """Return the workers of a model and a leg that can be asked now, the least busy first."""
+        return self.derived(
+            ("ranked", model, leg), lambda: Ranked.of([each for each in self.workers(model) if each.leg is leg])
+        )
+
+    def room(self, model: str) -> trio.lowlevel.ParkingLot:
+        """Return where those wait for whom no worker of the model has room."""
+        return self._rooms.setdefault(model, trio.lowlevel.ParkingLot())
+
     def others(self, but: Here) -> bool:
-        """Whether another worker of the same model and leg can be asked now, or one that computes both."""
-        others = (each for each in self.workers(but.offered.model) if each is not but)
-        return any(each.leg in {but.leg, Leg.BOTH} for each in others)
+        """Whether another worker of the same model and leg can be asked now, or one that computes both.
+
+        A node that does not route knows it of those that do.
+        """
+        can = sum(len(self.ranked(but.model, leg)) for leg in {but.leg, Leg.BOTH}) - (but.plug.now is not None)
+        return can > 0 or any(but.offered.name in self._nodes[hearer].state.elsewhere for hearer in self._hearers)
+
+    def legs(self, model: str) -> dict[str, Leg]:
+        """Return the legs of all workers of a model that are known, by their names in the cluster."""
+        return self.derived(("legs", model), lambda: {name: offer.leg for name, offer in self.named(model).items()})
+
+    def meets(self, node: str) -> bool:
+        """Whether this node is to have a link to another: to all if it routes, else to those who do or whom it must."""
+        known = self._nodes.get(node)
+        return self.routes or node in self.must_meet or (known is not None and known.routes)
 
     def offers(self, model: str | None = None) -> list[Offer]:
         """Return how each worker of a model is, or of all, whether it can be asked or not."""
@@ -179,17 +265,45 @@ class Directory:
         return Workers(self, model)
 
     def state(self) -> NodeState:
-        """Return what this node tells the others of itself.
+        """Return all that this node would tell of itself, to whom it is nobody's hearer: an operator."""
+        return NodeState(tuple(each.offer for each in self.here.values()), self._linked(), self.draining, self.routes)
 
-        It tells of those alone that it has a link to: what all have heard of and nobody reaches is to be forgotten.
+    def state_for(self, node: str) -> NodeState:
+        """Return what another node is told of this one: offers and all neighbours if it routes, else only who does."""
+        if node in self._hearers:
+            offers = tuple(each.offer_to(node) for each in self.here.values())
+            state = NodeState(offers, self._linked(), self.draining, self.routes, self.tell_s)
+        else:
+            state = self.derived("state", self._state_for_workers)
+        known = self._nodes.get(node)
+        down = () if known is None or not self.routes else tuple(each for each in known.state.offers if not each.up)
+        return evolve(state, elsewhere=tuple(each.name for each in down if self._able(each))) if down else state
+
+    def _state_for_workers(self) -> NodeState:
+        routing = tuple(each for each in self._linked() if each.routes)
+        return NodeState((), routing, self.draining, self.routes, self.tell_s)
+
+    def _able(self, offer: Offer) -> bool:
+        """Whether any worker can do the work of one that is down."""
+        return any(len(self.ranked(offer.model, leg)) for leg in {offer.leg, Leg.BOTH})
+
+    def _linked(self) -> tuple[Neighbour, ...]:
+        """Return this node, if it can be found, and those that it has a link to.
+
+        What all have heard of and nobody reaches is to be forgotten.
         """
-        itself = () if self.address is None else (Neighbour(self.name, self.address),)
-        linked = ((name, known.address) for name, known in sorted(self._nodes.items()) if known.link is not None)
-        return NodeState(
-            offers=tuple(each.offer for each in self.here.values()),
-            neighbours=(*itself, *(Neighbour(name, address) for name, address in linked)),
-            draining=self.draining,
-        )
+        itself = () if self.address is None else (Neighbour(self.name, self.address, self.routes),)
+        linked = ((name, known) for name, known in sorted(self._nodes.items()) if known.link is not None)
+        return (*itself, *(Neighbour(name, known.address, known.routes) for name, known in linked))
+
+    def wants_s(self, node: str) -> float:
+        """Return how long a node wants not to hear of loads once it has."""
+        return self._nodes[node].state.tell_s
+
+    @property
+    def hearers(self) -> Collection[str]:
+        """The nodes that are told the loads of this one's workers."""
+        return self._hearers
 
     def drain(self) -> None:
         """Let nobody choose this node's workers any more."""
@@ -207,7 +321,7 @@ class Directory:
         """Wait until no request runs on this node's workers, and no rank of another node's engine."""
         await trio.lowlevel.checkpoint()
         while self.running or self.ranks:
-            await self.changed.park()
+            await self.idle.park()
 
     @property
     def running(self) -> int:
@@ -218,6 +332,15 @@ class Directory:
     def nodes(self) -> Mapping[str, tuple[NodeState, Link | None, str | None]]:
         """The other nodes: how each says that it is, the link to it if there is one, where it listens."""
         return {name: (known.state, known.link, known.address) for name, known in self._nodes.items()}
+
+    def addresses(self) -> Iterator[tuple[str, str | None]]:
+        """Yield the other nodes, and where each listens, as far as is known."""
+        return ((name, known.address) for name, known in self._nodes.items())
+
+    def address_of(self, node: str) -> str | None:
+        """Return where a node listens, None if that is not known."""
+        known = self._nodes.get(node)
+        return None if known is None else known.address
 
     def every(self) -> Iterator[Here | There]:
         """Yield every worker that is known, whether it can be asked or not."""
@@ -239,23 +362,3 @@ def _check(name: str, engine: EngineInfo) -> None:
         raise PeerViolation(f"offer {name} has an engine that cannot be")
     if engine.bootstrap is not None and not 0 < engine.bootstrap[1] <= PORT_MAX:
         raise PeerViolation(f"offer {name} has a rendezvous that cannot be")
-
-
-@define(eq=False)
-class Workers:
-    """The workers of one model, here and there."""
-
-    directory: Directory
-    model: str
-
-    def workers(self) -> list[Worker]:
-        """Return those that can be asked now."""
-        return self.directory.workers(self.model)
-
-    def expected(self) -> dict[str, Leg]:
-        """Return the legs of all that are known, by their names: also of those that cannot be asked at the moment."""
-        return {name: offer.leg for name, offer in self.directory.named(self.model).items()}
-
-    async def wait_changed(self) -> None:
-        """Wait until a worker has come, gone, or become less busy."""
-        await self.directory.changed.park()

@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol, TypeAlias, cast
 
-import trio
 from attrs import define, evolve, field
 
 from actors._kit import Address, Answer
 from actors._queue import Queue
 from actors.engines.port import Engine
 from actors.routing.load import Load
-from protocol.cluster import COUNT_MAX, Leg, Offer
+from protocol.cluster import COUNT_MAX, Leg, Offer, OfferLoad
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady
 from protocol.messages import REQUEST_ID_LENGTH, Finished, Generate, Started, Tokens
+from supervisor.changes import Changes
 from supervisor.link import Link
 from supervisor.plug import Plug
 
@@ -31,6 +31,13 @@ class Siblings(Protocol):
     def others(self, but: Here) -> bool:
         """Whether another worker of the same model and leg can be asked now, or one that computes both."""
 
+    def loaded(self, worker: Here | There, asker: str | None) -> None:
+        """Hear that a worker has one request more, or one less, and which other node asks it, if one does."""
+
+
+def _tokens_of(request: Generate) -> int:
+    return len(request.tokens) + max(0, request.sampling.tokens_max)  # what asks may come from another node
+
 
 @define(eq=False)
 class Here:
@@ -40,11 +47,17 @@ class Here:
     offered: Offer  # as it is when nothing runs
     address: Address[Generate, Started | Tokens, Finished]
     plug: Plug[Engine]
-    changed: trio.lowlevel.ParkingLot
+    changed: Changes
     inbox: Queue[Generate, Started | Tokens, Finished]
     directory: Siblings
     busy: int = 0
     tokens: int = 0
+    asked_by: dict[str, tuple[int, int]] = field(factory=dict)  # other nodes: requests and tokens of each
+
+    @property
+    def model(self) -> str:
+        """The model that it serves."""
+        return self.offered.model
 
     @property
     def offer(self) -> Offer:
@@ -62,8 +75,22 @@ class Here:
 
     @property
     def load(self) -> Load:
-        """How busy it is."""
-        return Load(f"{self.node}/{self.offered.name}", self.busy, self.offered.slots, self.tokens)
+        """How busy it is; its requests are promised the KV memory of all tokens that they may come to."""
+        last = self.plug.last
+        kv_tokens_max = 0 if last is None or last.info is None else last.info.kv_tokens_max
+        slots, tokens = self.offered.slots, self.tokens
+        return Load(f"{self.node}/{self.offered.name}", self.busy, slots, tokens, tokens, kv_tokens_max)
+
+    def load_but(self, hearer: str) -> OfferLoad:
+        """Return how busy it is with what everybody but one other node asks."""
+        requests, tokens = self.asked_by.get(hearer, (0, 0))
+        return OfferLoad(self.offered.name, self.busy - requests, min(self.tokens - tokens, COUNT_MAX))
+
+    def offer_to(self, hearer: str) -> Offer:
+        """Return how the worker is now, as that node is to hear it."""
+        load, slots = self.load_but(hearer), self.offered.slots
+        running, waiting = min(load.requests, slots), max(0, load.requests - slots)
+        return evolve(self.offer, running=running, waiting=waiting, tokens=load.tokens)
 
     @property
     def leg(self) -> Leg:
@@ -76,7 +103,7 @@ class Here:
         return None if self.plug.now is None else self.plug.now.info.bootstrap
 
     @asynccontextmanager
-    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Replies]:
+    async def ask(self, request: Generate, credit: int, asker: str | None = None) -> AsyncIterator[Replies]:
         """Ask, waiting while its inbox is full; leaving the context is leaving the answer.
 
         Raises `NotReady` if its engine is down and another worker of its kind is not: who can be asked elsewhere need
@@ -84,17 +111,22 @@ class Here:
         """
         if self.plug.now is None and self.directory.others(self):
             raise NotReady(f"engine {self.offered.name} is starting")
-        tokens = len(request.tokens) + max(0, request.sampling.tokens_max)  # what asks may come from another node
-        self.busy += 1
-        self.tokens += tokens
-        self.changed.unpark_all()  # other nodes are to hear of it
+        tokens = _tokens_of(request)
+        self._count(asker, 1, tokens)
         try:
             async with self.address.ask(request, credit) as replies:
                 yield replies
         finally:
-            self.busy -= 1
-            self.tokens -= tokens
-            self.changed.unpark_all()
+            self._count(asker, -1, -tokens)
+
+    def _count(self, asker: str | None, more: int, tokens: int) -> None:
+        self.busy += more
+        self.tokens += tokens
+        if asker is not None:
+            requests, held = self.asked_by.pop(asker, (0, 0))
+            if requests + more:
+                self.asked_by[asker] = requests + more, held + tokens
+        self.directory.loaded(self, asker)
 
     def turn_away(self) -> None:
         """Fail what nobody has taken out of the inbox, if there is another worker of its kind that can."""
@@ -107,7 +139,12 @@ class ForOthers:
     """A worker of this node as other nodes ask it, who may lie: no engine hears of a request that could harm others."""
 
     here: Here
+    asker: str | None = None  # the other node
     _ids: set[str] = field(factory=set)
+
+    def of(self, asker: str) -> ForOthers:
+        """Return the same worker as one other node asks it."""
+        return evolve(self, asker=asker)
 
     @asynccontextmanager
     async def ask(self, request: Generate, credit: int) -> AsyncIterator[Replies]:
@@ -120,7 +157,7 @@ class ForOthers:
             raise BadRequest(f"credit for {credit} tokens, where {request.sampling.tokens_max} are asked for")
         self._ids.add(request.id)
         try:
-            async with self.here.ask(request, credit) as replies:
+            async with self.here.ask(request, credit, self.asker) as replies:
                 yield replies
         finally:
             self._ids.discard(request.id)
@@ -132,15 +169,29 @@ class There:
 
     node: str
     offer: Offer
-    changed: trio.lowlevel.ParkingLot
+    directory: Siblings
     link: Link | None = None
     busy: int = 0  # with what this node asks
+    tokens: int = 0  # of those
+
+    @property
+    def model(self) -> str:
+        """The model that it serves."""
+        return self.offer.model
 
     @property
     def load(self) -> Load:
-        """How busy it is; what it tells is some moments old, so it is at least as busy as this node makes it."""
-        told = self.offer.running + self.offer.waiting
-        return Load(f"{self.node}/{self.offer.name}", max(self.busy, told), self.offer.slots, self.offer.tokens)
+        """How busy it is: with what this node asks now, and with what others ask, by what it told last of those."""
+        offer = self.offer
+        tokens = self.tokens + offer.tokens
+        kv_tokens_max = 0 if offer.engine is None else offer.engine.kv_tokens_max
+        busy = self.busy + offer.running + offer.waiting
+        return Load(f"{self.node}/{offer.name}", busy, offer.slots, tokens, tokens, kv_tokens_max)
+
+    def told(self, load: OfferLoad) -> None:
+        """Note how busy others make it."""
+        running = min(load.requests, self.offer.slots)
+        self.offer = evolve(self.offer, running=running, waiting=load.requests - running, tokens=load.tokens)
 
     @property
     def leg(self) -> Leg:
@@ -157,10 +208,15 @@ class There:
         """Ask over the link, waiting while it carries as many streams as it may; raises `LinkLost` if it is down."""
         if self.link is None:
             raise LinkLost(f"there is no link to node {self.node}")
-        self.busy += 1
+        tokens = _tokens_of(request)
+        self._count(1, tokens)
         try:
             async with self.link.ask(request, credit, self.offer.name) as replies:
                 yield cast("Replies", replies)  # a worker answers a Generate with nothing else
         finally:
-            self.busy -= 1
-            self.changed.unpark_all()
+            self._count(-1, -tokens)
+
+    def _count(self, more: int, tokens: int) -> None:
+        self.busy += more
+        self.tokens += tokens
+        self.directory.loaded(self, None)

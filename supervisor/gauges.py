@@ -46,6 +46,8 @@ def of_links(directory: Directory, traffic: Mapping[str, Traffic]) -> Iterator[M
     )
     queued = GaugeMetricFamily("espalier_link_queued_bytes", "Bytes that wait to leave", labels=("node",))
     for node, (_, link, _) in directory.nodes.items():
+        if link is None and not directory.meets(node):
+            continue
         up.add_metric((node,), float(link is not None))
         if link is not None:
             silence.add_metric((node,), link.silent_s)

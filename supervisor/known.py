@@ -36,7 +36,10 @@ def never_ready(directory: Directory, models: Sequence[str]) -> str | None:
     def how(name: str) -> str:
         return directory.models.whys.get(name, "is still starting")
 
-    return _missing(directory, models, lambda _, offer: offer.engine is not None, how)
+    def missing() -> str | None:
+        return _missing(directory, models, lambda _, offer: offer.engine is not None, how)
+
+    return directory.derived("never ready", missing)
 
 
 def unready(directory: Directory, models: Sequence[str]) -> str | None:
@@ -83,21 +86,25 @@ def info(offers: Sequence[Offer]) -> EngineInfo | None:
     return min(known, key=lambda each: each.request_tokens_max, default=None)
 
 
+def _least(directory: Directory, model: str) -> EngineInfo | None:
+    return directory.derived(("least", model), lambda: info(directory.offers(model)))
+
+
 def limits(directory: Directory, model: str, prompt_max: int) -> Limits | None:
     """Return what one request may have, None while no engine has ever been ready."""
-    least = info(directory.offers(model))
+    least = _least(directory, model)
     return None if least is None else Limits(least, least.request_tokens_max, min(prompt_max, least.request_tokens_max))
 
 
 def longest(directory: Directory, model: str) -> int:
     """Return the most tokens of one request, 0 while no engine has ever been ready."""
-    least = info(directory.offers(model))
+    least = _least(directory, model)
     return 0 if least is None else least.request_tokens_max
 
 
 def model(name: str, directory: Directory, created: int) -> Model:
     """Return what clients are told of a model."""
-    least = info(directory.offers(name))
+    least = _least(directory, name)
     return Model(
         id=name,
         created=created,

@@ -326,8 +326,12 @@ class Link:
 
     def tell(self, message: Message) -> None:
         """Tell the other end something of this one, without being asked."""
+        self.tell_encoded(codec.encode(message))
+
+    def tell_encoded(self, body: bytes) -> None:
+        """Tell the other end what others are told in the same words."""
         if not self._lost:
-            self._send(Tell(codec.encode(message)))
+            self._send(Tell(body))
 
     @property
     def silent_s(self) -> float:

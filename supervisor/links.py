@@ -10,11 +10,13 @@ from contextlib import suppress
 from email.utils import formatdate
 from functools import partial
 from math import inf
+from typing import cast
 
 import trio
 from attrs import define, field, frozen
 
-from protocol.cluster import OPERATOR, Neighbour, NodeState, check
+from actors._kit import Asks
+from protocol.cluster import OPERATOR, TELL_S_MAX, Loads, Neighbour, NodeState, check, check_loads
 from protocol.codec import Message
 from protocol.errors import ActorError, LinkReplaced, PeerLost, PeerRefused, PeerViolation, StartFailed
 from protocol.frames import Bye, encode
@@ -24,10 +26,12 @@ from supervisor import wires
 from supervisor.config import EVERYWHERE, LOOPBACK, ClusterSection
 from supervisor.crossing import plain
 from supervisor.directory import FORGET_S, Directory
+from supervisor.endpoints import ForOthers
 from supervisor.link import Heart, Link, Serves
 from supervisor.refusals import Refusals
 from supervisor.reserve import GuardedListener, Reserve
 from supervisor.run import Chance, Up
+from supervisor.telling import Teller
 from supervisor.traffic import Traffic
 from supervisor.tree import Backoff
 
@@ -56,6 +60,7 @@ class _Carried:
     link: Link
     dialer: str
     incarnation: Incarnation
+    gone: trio.Event = field(factory=trio.Event)  # it is no longer the link to its node
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
 
@@ -79,6 +84,7 @@ class Links:
     host: str = ""  # where other nodes find this one if it listens at every address
     port: int | None = None  # once it listens
     reserve: Reserve = field(factory=Reserve)  # of descriptors, which no connection takes
+    teller: Teller = field()
     traffic: defaultdict[str, Traffic] = field(factory=lambda: defaultdict(Traffic))  # with each node, in all
     _nodes: Refusals = field(factory=Refusals)
     _others: Refusals = field(factory=Refusals)  # of those who have not proved who they are
@@ -88,6 +94,10 @@ class Links:
     _strangers: dict[trio.SocketStream, trio.CancelScope] = field(factory=dict)  # the oldest comes first
     _operators: int = 0
 
+    @teller.default
+    def _teller(self) -> Teller:
+        return Teller(self.directory)
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the links until cancelled; `started()` means that this node can be reached."""
         self._dialing.clear()  # what an earlier run did has ended with it
@@ -95,6 +105,7 @@ class Links:
             if self.listen is not None:
                 await self._listen(nursery, self.listen)
             nursery.start_soon(self._forget)
+            nursery.start_soon(self.teller.run, lambda: self.section.tell_s)
             task_status.started()
             for at in self.join:
                 nursery.start_soon(self._keep, None, at)
@@ -116,8 +127,9 @@ class Links:
         A node that joins dials all, since others may have heard of it where it was before.
         """
         everybody = self.directory.address is None or bool(self.join)
-        for name, (_, _, address) in self.directory.nodes.items():
-            if name not in self._dialing and _found(address) and (everybody or self.name < name):
+        for name, address in self.directory.addresses():
+            ours = name not in self._dialing and (everybody or self.name < name)
+            if ours and _found(address) and self.directory.meets(name):
                 self._dialing.add(name)
                 nursery.start_soon(self._keep, name, None)
 
@@ -134,8 +146,8 @@ class Links:
                 await self._carry(peer, wire, self.name, incarnation)
 
         while True:
-            while peer in self._carried:
-                await self.directory.changed.park()
+            while (carried := self._carried.get(peer or "")) is not None:
+                await carried.gone.wait()
             if (at := join or self._address(name)) is None:
                 self._dialing.discard(name or "")  # it was forgotten; whoever hears of it again dials it again
                 return
@@ -153,7 +165,7 @@ class Links:
             await trio.sleep(backoff.wait_s(failures, self.chance.random()))
 
     def _address(self, name: str | None) -> wires.At | None:
-        _, _, address = self.directory.nodes.get(name or "", (None, None, None))
+        address = self.directory.address_of(name or "")
         return None if address is None else wires.At.read(address)
 
     async def _forget(self) -> None:
@@ -229,14 +241,13 @@ class Links:
         link = Link(
             wire,
             Peer(self.name, serves_max=section.streams_max),
-            self.serves,
+            {key: _of(server, peer) for key, server in self.serves.items()},
             heart=Heart(section.beat_s, section.silent_s),
         )
         one = _Carried(link, dialer, incarnation)
         link.told = partial(self._told, peer, one)
 
         async def carry(nursery: trio.Nursery) -> None:
-            nursery.start_soon(self._tell, link)
             nursery.start_soon(self._end_in_time, peer, one)
             try:
                 with one.scope:
@@ -309,38 +320,52 @@ class Links:
                 "a link was replaced", extra={"peer": peer, "reason": why, "incarnation": _process(one.incarnation)}
             )
             before.link.lost_as = LinkReplaced
+            before.gone.set()
             before.scope.cancel(reason=why)
         self._nodes.linked(peer)
+        self._set_pace()
         self.directory.linked(peer, one.link)
+        self.teller.begin(peer, one.link)
 
     def _unlinked(self, peer: str, one: _Carried) -> None:
         if self._carried.get(peer) is one:
             del self._carried[peer]
-            self.directory.changed.unpark_all()
+            self._set_pace()
+        one.gone.set()
+        self.teller.end(peer, one.link)
         self.directory.unlinked(peer, one.link)
 
-    def _told(self, peer: str, one: _Carried, message: Message) -> None:
-        if not isinstance(message, NodeState):
-            raise PeerViolation(f"a {type(message).__name__} was told, which says nothing of a node")
-        if self._carried.get(peer) is one:
-            self.directory.told(peer, check(message))
+    def _set_pace(self) -> None:
+        """Let all others together tell this node of their loads no more often than it can hear, however many they are.
 
-    async def _tell(self, link: Link) -> None:
-        """Tell the other end how this node is, at once when it changes and then not again for a moment."""
-        told: NodeState | None = None
-        await link.wait_ready()
-        while True:
-            if (state := self.directory.state()) == told:
-                await self.directory.changed.park()
-                continue
-            link.tell(state)
-            told = state
-            await trio.sleep(self.section.tell_s)
+        Their number is rounded, so that a node that comes or goes seldom changes it.
+        """
+        many = 1 << max(0, len(self._carried) - 1).bit_length()
+        pace_s = min(TELL_S_MAX, many / self.section.tells_max)
+        self.directory.tell_s = pace_s if self.directory.routes and pace_s > self.section.tell_s else 0.0
+
+    def _told(self, peer: str, one: _Carried, message: Message) -> None:
+        if not isinstance(message, NodeState | Loads):
+            raise PeerViolation(f"a {type(message).__name__} was told, which says nothing of a node")
+        if self._carried.get(peer) is not one:
+            return
+        if isinstance(message, Loads):
+            self.directory.told_loads(peer, check_loads(message))
+            return
+        before = peer in self.directory.hearers
+        self.directory.told(peer, check(message))
+        if before != (peer in self.directory.hearers):
+            self.teller.begin(peer, one.link)
 
 
 def _found(address: str | None) -> bool:
     """Whether a node can be found at an address; everywhere is nowhere."""
     return address is not None and wires.At.read(address).host not in EVERYWHERE
+
+
+def _of(server: object, peer: str) -> Asks[Message, Message, Message]:
+    """Return what is asked here as one node asks it, which is counted apart."""
+    return cast("Asks[Message, Message, Message]", server.of(peer) if isinstance(server, ForOthers) else server)
 
 
 def _process(incarnation: Incarnation) -> str:

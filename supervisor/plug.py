@@ -10,6 +10,7 @@ import trio
 from attrs import define, field, frozen
 
 from protocol.errors import StartFailed
+from supervisor.changes import Changes
 
 T = TypeVar("T")
 WHY_LENGTH_MAX = 500
@@ -32,7 +33,7 @@ class Failure:
 class Plug(Generic[T]):
     """Holds a thing while the life that offers it lasts."""
 
-    changed: trio.lowlevel.ParkingLot | None = None  # where others wait for something to come or go
+    changed: Changes | None = None  # where others wait for something to come or go
     last: T | None = None  # stays when the life ends, for what outlives it: names, limits
     lacks: str | None = None  # what must come before there is anything to offer
     failure: Failure | None = None  # since the life that offered it, or was to offer it, failed

@@ -139,7 +139,7 @@ class Others:
             if not (self.gateway in self.nodes and self.directory.nodes[self.gateway][0].draining):
                 self.plug.withdraw()
             while self.directory.here[self.engine].busy:
-                await self.directory.changed.park()
+                await self.directory.idle.park()
         ended(EngineDied(f"engine {self.engine} gave way: {lacks}"))
 
     async def _linked(self) -> list[Link]:

@@ -68,6 +68,7 @@ class ClusterSection:
     silent_s: Seconds = 3.0  # after which a node that says nothing counts as lost
     greet_s: Seconds = 5.0
     tell_s: Seconds = 0.1  # between two words of how busy a node is
+    tells_max: Count = 500  # such words a second from all nodes together, to one that routes
     retry_min_s: Seconds = 0.1  # between two tries to reach a node
     retry_max_s: Seconds = 5.0
 

@@ -225,8 +225,8 @@ async def test_two_nodes_that_heard_different_things_do_not_keep_each_other_talk
     one, two = Directory("one"), Directory("two")
     one.linked("two", a_link())
     two.linked("one", a_link())
-    one.told("two", NodeState(neighbours=(Neighbour("x", "h:1"),)))
-    two.told("one", NodeState(neighbours=(Neighbour("x", "h:2"),)))
+    one.told("two", NodeState(neighbours=(Neighbour("x", "h:1"),), routes=True))
+    two.told("one", NodeState(neighbours=(Neighbour("x", "h:2"),), routes=True))
     one.linked("x", a_link())
     two.linked("x", a_link())
     before = one.state(), two.state()
@@ -243,7 +243,7 @@ async def test_rumours_beyond_some_number_are_not_believed_and_keep_no_real_node
         directory.told("far", NodeState(neighbours=tuple(Neighbour(f"n{more}-{n}", "h:2") for n in range(4000))))
     assert len(directory.nodes) == 1 + RUMOURS_MAX < NODES_MAX
     assert directory.takes("one more")
-    assert Neighbour("here", "h:1") in check(directory.state()).neighbours
+    assert Neighbour("here", "h:1", routes=True) in check(directory.state()).neighbours
 
 
 async def test_a_node_tells_of_those_alone_that_it_has_a_link_to():

@@ -164,8 +164,8 @@ class Cluster(System):
 
 def is_whole(directory: Directory, many: int) -> bool:
     """Whether a node knows, and is linked to, all others."""
-    links = [link for _, link, _ in directory.nodes.values()]
-    return len(links) == many and all(link is not None and not link.lost for link in links)
+    links = [link for name, (_, link, _) in directory.nodes.items() if link is not None or directory.meets(name)]
+    return len(links) >= (many if directory.routes else 1) and all(link is not None and not link.lost for link in links)
 
 
 @contextmanager

@@ -91,6 +91,8 @@ class Plan:
 
     def links(self, name: str, directory: Directory, *, listens: bool, joins: bool) -> SimLinks:
         """Return the links of one node, and note in its directory whom it knows from the file."""
+        directory.routes = name == self.front
+        directory.must_meet = frozenset({self.front} - {name})
         for other in [self.front, *self.spots] if not joins else ():
             spot = self.spots.get(other)
             if other != name and not (spot is not None and spot.joins):
@@ -245,7 +247,7 @@ def check_links(directory: Directory, gone: Collection[str] = ()) -> None:
     """
     for name, (_, link, _) in directory.nodes.items():
         assert name not in gone or link is None, f"{directory.name} has a link to {name}, which has gone"
-        if gone and link is None:
+        if link is None and (gone or not directory.meets(name)):
             continue
         assert link is not None, f"{directory.name} has no link to {name}"
         assert not link.lost

@@ -19,7 +19,7 @@ from actors.processor import processor
 from actors.router import router
 from actors.routing.load import least_loaded
 from actors.routing.route import Limits, Routing
-from protocol.cluster import Leg, NodeState, Offer, check
+from protocol.cluster import Leg, NodeState, Offer, check, check_loads
 from protocol.cost import work as work_of
 from protocol.errors import PeerLost
 from protocol.messages import Finished, Generate, Started, Tokens
@@ -29,13 +29,14 @@ from supervisor.directory import Directory
 from supervisor.doors.asking import Asking, Served
 from supervisor.doors.door import Door, DoorLimits
 from supervisor.doors.gate import Gate
-from supervisor.endpoints import Here
+from supervisor.endpoints import ForOthers, Here
 from supervisor.gateway import _accepted
 from supervisor.link import Link
 from supervisor.metrics import Metrics
 from supervisor.node import _Node
 from supervisor.plug import Plug
 from supervisor.process import Hurry
+from supervisor.telling import Teller
 from supervisor.tree import Child, Tree
 from tests.doors import TINY
 from tests.fakes import FakeHost, Scheduler, whole
@@ -237,7 +238,7 @@ class System(World):
         """Carry the link to the workers' node, as `supervisor.links` does, but for the greeting and the heart."""
         near, far = self.pair("front")
         asker = Link(near, Peer("main", serves_max=0), told=partial(self._told, "far"))
-        serves = {(name, Generate): here for name, here in self.offered.here.items()}
+        serves = {(name, Generate): ForOthers(here, "main") for name, here in self.offered.here.items()}
         self.server = Link(far, Peer("far", serves_max=self.streams), serves)
 
         async def carry() -> None:
@@ -245,6 +246,7 @@ class System(World):
                 await asker.run()
             finally:  # at once, whatever the other end still waits for
                 self.directory.unlinked("far", asker)
+                self.offered.unlinked("main", self.server)
 
         try:
             async with trio.open_nursery() as nursery:
@@ -252,7 +254,11 @@ class System(World):
                 nursery.start_soon(carry, name="front.asker")
                 await asker.wait_ready()
                 self.directory.linked("far", asker)
-                nursery.start_soon(self._tell, self.server, name="front.teller")
+                self.offered.linked("main", self.server)
+                self.offered.told("main", NodeState(routes=True))
+                teller = Teller(self.offered)
+                teller.begin("main", self.server)
+                nursery.start_soon(teller.run, float, name="front.teller")
                 while known.never_ready(self.directory, ("tiny",)):
                     await self.directory.changed.park()
                 with self.front.offering(asker):
@@ -261,14 +267,11 @@ class System(World):
         except* PeerLost:
             raise PeerLost("the front was cut") from None
 
-    async def _tell(self, link: Link) -> None:
-        while True:
-            link.tell(self.offered.state())
-            await self.offered.changed.park()
-
     def _told(self, node: str, message: object) -> None:
-        assert isinstance(message, NodeState)
-        self.directory.told(node, check(message))
+        if isinstance(message, NodeState):
+            self.directory.told(node, check(message))
+        else:
+            self.directory.told_loads(node, check_loads(message))
 
     # Clients -----------------------------------------------------------------------------
 

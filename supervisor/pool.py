@@ -1,0 +1,98 @@
+"""The workers of one model as its router sees them: those that can be asked, the least busy first."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+import trio
+from attrs import define, field
+
+from actors.routing.ports import Worker
+from protocol.cluster import Leg
+
+Key: TypeAlias = tuple[float, int, str]
+
+
+@define(eq=False)
+class Ranked:
+    """Workers in the order in which a router prefers them; one that changes is moved by a binary search."""
+
+    _keys: dict[str, Key] = field(factory=dict)
+    _order: list[Key] = field(factory=list)
+    _workers: dict[str, Worker] = field(factory=dict)
+
+    @classmethod
+    def of(cls, workers: Sequence[Worker]) -> Ranked:
+        """Return these workers in order."""
+        ranked = cls()
+        for worker in workers:
+            key = _key(worker)
+            ranked._keys[key[2]], ranked._workers[key[2]] = key, worker
+        ranked._order = sorted(ranked._keys.values())
+        return ranked
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Worker]:
+        """Yield the least busy first; of equals the one with less to compute, then the first by name."""
+        for _, _, name in self._order:
+            yield self._workers[name]
+
+    def move(self, worker: Worker) -> None:
+        """Note that a worker is more or less busy; one that is not among these stays out."""
+        key = _key(worker)
+        before = self._keys.get(key[2])
+        if before is None or before == key:
+            return
+        del self._order[bisect_left(self._order, before)]
+        insort(self._order, key)
+        self._keys[key[2]] = key
+
+
+def _key(worker: Worker) -> Key:
+    load = worker.load
+    return load.busy / load.slots, load.tokens, load.name
+
+
+class Known(Protocol):
+    """What a pool needs of a directory."""
+
+    def ranked(self, model: str, leg: Leg) -> Ranked:
+        """Return the workers of a model and a leg that can be asked now."""
+
+    def workers(self, model: str) -> list[Worker]:
+        """Return the workers of a model that can be asked now."""
+
+    def legs(self, model: str) -> Mapping[str, Leg]:
+        """Return the legs of all workers of a model that are known, by their names in the cluster."""
+
+    def room(self, model: str) -> trio.lowlevel.ParkingLot:
+        """Return where those wait for whom no worker of the model has room."""
+
+
+@define(eq=False)
+class Workers:
+    """The workers of one model, here and there."""
+
+    directory: Known
+    model: str
+
+    def workers(self) -> list[Worker]:
+        """Return those that can be asked now."""
+        return self.directory.workers(self.model)
+
+    def ranked(self, leg: Leg) -> Ranked:
+        """Return those of one leg, the least busy first."""
+        return self.directory.ranked(self.model, leg)
+
+    def expected(self) -> Mapping[str, Leg]:
+        """Return the legs of all that are known, by their names: also of those that cannot be asked at the moment."""
+        return self.directory.legs(self.model)
+
+    async def wait_changed(self) -> None:
+        """Wait until a worker has come, gone, or has room."""
+        await self.directory.room(self.model).park()
