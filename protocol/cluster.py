@@ -113,12 +113,16 @@ def check(state: NodeState) -> NodeState:
             raise PeerViolation(f"offer {offer.name} says too much of itself")
         if min(numbers) < 0 or max(numbers) > COUNT_MAX or not 0 <= offer.kv_used <= 1:
             raise PeerViolation(f"offer {offer.name} has numbers that cannot be")
-    for neighbour in state.neighbours:
+    _check_neighbours(state.neighbours)
+    return state
+
+
+def _check_neighbours(neighbours: tuple[Neighbour, ...]) -> None:
+    for neighbour in neighbours:
         if not _NAME.fullmatch(neighbour.name) or not (neighbour.address is None or _AT.fullmatch(neighbour.address)):
             raise PeerViolation("a neighbour without a proper name or address")
         if neighbour.name.startswith(OPERATOR):
             raise PeerViolation("a neighbour with the name of an operator")
-    return state
 
 
 def check_loads(loads: Loads) -> Loads:
