@@ -96,7 +96,7 @@ class Live:
 
 def build(cluster: Cluster, node: str, world: World) -> House:
     """Return the house of one node; raises `StartFailed` if a model's files cannot be used."""
-    directory = Directory(node, routes=cluster.gateway.node == node, must_meet=_must_meet(cluster, node))
+    directory = Directory(node, routes=cluster.gateway.node == node, must_meet=cluster.must_meet(node))
     engines: dict[str, Plug[Engine]] = {name: Plug(directory.changed) for name in cluster.engines_on(node)}
     zygote: Plug[Zygote] = Plug()
     with_door = cluster.gateway.node == node
@@ -243,12 +243,6 @@ def _other_ranks(
 
 def _rank_asked() -> tuple[Address[RunRank, RankStarted, Done], trio.MemoryReceiveChannel[Asked]]:
     return mailbox(1)
-
-
-def _must_meet(cluster: Cluster, node: str) -> frozenset[str]:
-    """Return the nodes that this one needs a link to: the gateway's, and those that have ranks of the same engine."""
-    spans = (engine.nodes for engine in cluster.engine.values() if node in engine.nodes)
-    return frozenset({cluster.gateway.node, *(other for nodes in spans for other in nodes)} - {node})
 
 
 # Links ---------------------------------------------------------------------------------

@@ -193,6 +193,11 @@ class Cluster:
         """Return the engines of which a node runs a rank that is not the first."""
         return {name: engine for name, engine in self.engine.items() if node in engine.ranks_on}
 
+    def must_meet(self, node: str) -> frozenset[str]:
+        """Return the nodes that one needs a link to: the gateway's, and those that have ranks of the same engine."""
+        spans = (engine.nodes for engine in self.engine.values() if node in engine.nodes)
+        return frozenset({self.gateway.node, *(other for nodes in spans for other in nodes)} - {node})
+
     def model_path(self, name: str) -> Path:
         """Return the folder of a model."""
         return (self.folder / Path(self.model[name].path).expanduser()).resolve()
