@@ -86,6 +86,9 @@ crowd: $(VENV)/ready-dev  ## 500 clients, and ten among them that never read: do
 siege: $(VENV)/ready-dev  ## wrong keys, slow heads, a flood of connections: does anybody notice?
 	$(BIN)/python -m bench.siege
 
+cluster-cost: $(VENV)/ready-dev  ## what a cluster of 10, 100 and 1,000 workers costs to keep: bytes, CPU, routing
+	$(BIN)/python -m tests.cluster_cost
+
 attacks: $(VENV)/ready-dev  ## fifteen attacks from outside, each beside an honest client that must notice nothing
 	$(BIN)/python -m bench.attacks
 	$(BIN)/python -m bench.attacks --engines sglang

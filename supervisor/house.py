@@ -193,6 +193,7 @@ def _asked_of(
         prefill_tokens_min=section.prefill_tokens_min,
         ends=text.eos_token_ids,
         watch=world.metrics.router(name),
+        ranked=partial(directory.ranked, name),
     )
     child = routes.child(name, section, work_inbox, routing)
     served[name] = Served(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import trio
@@ -115,6 +115,7 @@ class Routing:
     prefill_tokens_min: int  # a shorter prompt goes to a worker that computes both, where there is one
     ends: frozenset[int]  # the tokens by which the model ends an answer
     watch: Watch = Watch()
+    ranked: Callable[[Leg], Iterable[Worker]] | None = None  # of `pool`, as the policy ranks them
     outliers: Outliers = field(init=False, factory=Outliers)
     _places: Counter[str] = field(init=False, factory=Counter)  # kept for those that are about to ask
     _order: trio.StrictFIFOLock = field(init=False, factory=trio.StrictFIFOLock)
@@ -124,14 +125,33 @@ class Routing:
 
         Whether there is one does not depend on what the request needs.
         """
-        workers = [worker for worker in self.pool.workers() if worker.load.name not in but]
-        if self.outliers:
-            workers = list(self._in_favour(workers))
+        if self.outliers or self.ranked is None:
+            workers = [worker for worker in self.pool.workers() if worker.load.name not in but]
+            workers = list(self._in_favour(workers)) if self.outliers else workers
+        else:
+            workers = [worker for leg in Leg for worker in self._first(self.ranked(leg), leg, need, but)]
         whole = self._free(workers, Leg.BOTH, need)
         prefill, decode = self._pair(workers, need)
         if prefill is None or decode is None or (whole is not None and need.prompt < self.prefill_tokens_min):
             return None if whole is None else Route(whole, None, self._places, self.outliers)
         return Route(decode, prefill, self._places, self.outliers)
+
+    def _first(self, ranked: Iterable[Worker], leg: Leg, need: Need, but: Collection[str]) -> Iterator[Worker]:
+        """Yield workers from the least busy on, up to the first that none behind it is preferred to.
+
+        It is one with room for the request, for which no place is kept; so what a choice costs does not grow with the
+        workers while one of the first will do.
+        """
+        tokens = need.prompt if leg is Leg.PREFILL else need.total
+        for worker in ranked:
+            load = worker.load
+            if load.full:  # as are all behind it
+                return
+            if load.name in but or (leg is Leg.PREFILL and worker.bootstrap is None):
+                continue
+            yield worker
+            if load.fits(tokens) and not self._places[load.name]:
+                return
 
     def choose_next(self, need: Need) -> Route | None:
         """Return a route if there is one and nobody has waited for it already."""

@@ -1,0 +1,162 @@
+"""What a cluster costs to keep: bytes and CPU a node and a second, CPU a routing decision, at 10, 100 and 1,000 nodes.
+
+Real links, directories and tellers in one process, in virtual time, over a network in memory: WebSockets, TLS and the
+kernel are not in it. CPU is the process's, so that of all nodes together; what only one of them spends is told apart by
+what it spends when nothing else happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
+
+import trio
+from attrs import define, field
+from trio.testing import MockClock
+
+from actors._queue import queue
+from actors.routing.load import least_loaded
+from actors.routing.route import Limits, Need, Routing
+from protocol.cluster import Leg, Offer
+from protocol.messages import EngineInfo
+from supervisor import known
+from supervisor.config import ClusterSection
+from supervisor.directory import Directory
+from supervisor.endpoints import Here
+from supervisor.links import Links
+from supervisor.plug import Plug
+from supervisor.wires import At
+from tests.sim.net import Net
+
+MODEL, SLOTS, FRONT = "oak", 8, "front"
+CHANGES = 10  # of a worker's load a second, while it is busy
+LASTS_S = 10.0  # of each measurement, in virtual time
+NETWORK = {"delay_s": 0.0, "piece_max": 65536, "room": 1 << 20}
+
+
+@define(eq=False)
+class _Links(Links):
+    net: Net = field(kw_only=True)
+
+    async def _listen(self, nursery: trio.Nursery, at: At) -> None:
+        self.directory.address = str(at)
+        self.net.listening[str(at)] = self.name, partial(nursery.start_soon, self._accepted)
+
+
+class _Engine:
+    def __init__(self, info: EngineInfo) -> None:
+        self.info = info
+
+
+def node(net: Net, name: str, stack: ExitStack) -> Links:
+    """Return a node's links; but for the gateway's it has one worker."""
+    routes = name == FRONT
+    directory = Directory(name, routes=routes, must_meet=frozenset({FRONT} - {name}))
+    if not routes:
+        address, inbox = queue(64, lambda _: 0)
+        offer, plug = Offer(f"{MODEL}-{name}", MODEL, Leg.BOTH, SLOTS, up=False), Plug(directory.changed)
+        directory.here[offer.name] = Here(name, offer, address, plug, directory.changed, inbox, directory)
+        stack.enter_context(plug.offering(_Engine(INFO)))
+        directory.expect(FRONT, f"{FRONT}:7400")
+    numbers = count()
+    return _Links(
+        name=name,
+        section=ClusterSection(),
+        directory=directory,
+        serves={},
+        listen=At(name, 7400),
+        secret=b"x" * 32,
+        new_nonce=lambda: f"{name} {next(numbers)}".encode().ljust(32),
+        chance=random.Random(name),
+        dial=partial(net.dial, name),
+        accept=net.accepted,
+        net=net,
+    )
+
+
+INFO = EngineInfo("simulated", "1", 1000, 4096, 65536, 4096, SLOTS, 16, honours_seed=True)
+
+
+async def measured(many: int) -> dict[str, float]:
+    """Return the costs of a cluster of so many workers."""
+    net, found = Net(random.Random(1), NETWORK), dict[str, float]()
+    with ExitStack() as stack:
+        names = [FRONT, *(f"w{number:04d}" for number in range(many))]
+        nodes = [node(net, name, stack) for name in names]
+        front, workers = nodes[0], nodes[1:]
+        for name in names[1:]:
+            front.directory.expect(name, f"{name}:7400")
+        async with trio.open_nursery() as nursery:
+            for each in nodes:
+                await nursery.start(each.run)
+            with trio.fail_after(600):
+                while len(front.directory.workers(MODEL)) < many:  # noqa: ASYNC110  # of many nodes
+                    await trio.sleep(1)
+            await trio.sleep(10)
+            heres = [(each, here) for each in workers for here in each.directory.here.values()]
+            found["links of a worker"] = sum(len(each._carried) for each in workers) / many
+            for what, asker in (("idle", ""), ("asked by the gateway", FRONT), ("asked by others", None)):
+                found |= await _period(what, asker, nodes, heres)
+            _routing(front.directory, found)
+            nursery.cancel_scope.cancel()
+    return found
+
+
+async def _period(
+    what: str, asker: str | None, nodes: list[Links], heres: list[tuple[Links, Here]]
+) -> dict[str, float]:
+    front, workers = nodes[0], nodes[1:]
+    before, began = _bytes(front), time.process_time()
+    own = sum(map(_bytes, workers))
+    for turn in range(int(LASTS_S * CHANGES)):
+        if asker != "":
+            for _, here in heres:
+                here._count(asker, -1 if turn % 2 else 1, -100 if turn % 2 else 100)
+        await trio.sleep(1 / CHANGES)
+    spent_s = time.process_time() - began
+    return {
+        f"{what}: bytes a second of the gateway": (_bytes(front) - before) / LASTS_S,
+        f"{what}: bytes a second of a worker": (sum(map(_bytes, workers)) - own) / LASTS_S / len(workers),
+        f"{what}: CPU of all, share of a core": spent_s / LASTS_S,
+    }
+
+
+def _bytes(links: Links) -> int:
+    live = (carried.link.traffic for carried in links._carried.values())
+    return sum(each.bytes_sent + each.bytes_received for each in live)
+
+
+def _routing(directory: Directory, found: dict[str, float]) -> None:
+    numbers = count(1)
+    routing = Routing(directory.pool(MODEL), least_loaded, Limits(), partial(next, numbers), str, 0, frozenset())
+    routing.ranked = partial(directory.ranked, MODEL)
+    rounds, began = 200, time.process_time()
+    for _ in range(rounds):
+        assert known.never_ready(directory, (MODEL,)) is None
+        assert known.limits(directory, MODEL, 4096) is not None
+        known.longest(directory, MODEL)
+        route = routing.choose(Need(100, 200))
+        assert route is not None
+        route.end()
+    found["a routing decision, ms"] = 1000 * (time.process_time() - began) / rounds
+
+
+def main() -> None:
+    """Print a table of what each size costs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sizes", nargs="*", type=int, default=[10, 100, 1000])
+    for many in parser.parse_args().sizes:
+        began = time.process_time()
+        found = trio.run(measured, many, clock=MockClock(autojump_threshold=0))
+        sys.stdout.write(f"{many} workers ({time.process_time() - began:.0f} s of CPU)\n")
+        for what, figure in found.items():
+            sys.stdout.write(f"  {what:48} {figure:12.3f}\n")
+
+
+if __name__ == "__main__":
+    main()
