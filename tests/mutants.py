@@ -23,6 +23,7 @@ from tests.planted_doors import DOORS, TEXT
 from tests.planted_engine import ENGINES
 from tests.planted_gateway import GATEWAY
 from tests.planted_pairs import PAIRS
+from tests.planted_telling import TELLING
 
 ROOT = Path(__file__).parent.parent
 PARTS = {  # where a bug of each is likeliest to be noticed
@@ -32,6 +33,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "gateway": (GATEWAY, ("fair", "delivery", "strangers", "doors")),
     "cluster": (CLUSTER, ("streams", "directory", "attached", "examples", "links")),
     "config": (CONFIG, ("config",)),
+    "telling": (TELLING, ("telling",)),
     "pairs": (PAIRS, ("directory", "router")),
     "engines": (ENGINES, ("engines",)),
 }
@@ -44,6 +46,7 @@ SUITES = {  # the quickest first
     "router": [f"tests/test_{name}.py" for name in ("router", "resumes", "route_drains", "outliers")],
     "examples": [f"tests/test_{name}.py" for name in ("kit", "queue", "link", "decode", "stuck_slots")],
     "links": ["tests/test_links.py"],
+    "telling": [f"tests/{name}.py" for name in ("test_telling", "test_one_link", "protocol/test_greeting")],
     "engines": [f"tests/{name}.py" for name in ("test_settings", "test_adapter", "protocol/test_model_folder")],
     "config": [f"tests/test_{name}.py" for name in ("config", "config_files", "toml_lines", "reloading")],
     "text": [f"tests/test_{name}.py" for name in ("choices", "reading", "scores", "processor")],
