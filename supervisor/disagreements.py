@@ -155,6 +155,12 @@ def _links_disagree(cluster: Cluster) -> Iterator[Mistake]:
     tls = [key for key in ("tls_certificate", "tls_key", "tls_authority") if getattr(section, key) is not None]
     if tls and len(tls) < 3:
         yield Mistake(f"cluster.{tls[0]}", "means nothing without tls_certificate, tls_key and tls_authority together")
+    for name in cluster.node:
+        slots = sum(engine.slots for engine in cluster.engines_on(name).values())
+        if name != cluster.gateway.node and slots > section.streams_max:
+            yield Mistake(
+                "cluster.streams_max", f"is {section.streams_max}, and node {name} has {slots} slots to ask for"
+            )
     if section.silent_s < 2 * section.beat_s:
         yield Mistake("cluster.silent_s", f"must be at least two beats of {section.beat_s:g} s")
     if section.retry_min_s > section.retry_max_s:

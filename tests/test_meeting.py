@@ -59,6 +59,16 @@ def test_b16_a_node_that_listens_everywhere_is_dialed_at_its_host(written):
     assert back.links.host == "two"
 
 
+@pytest.mark.parametrize(("streams", "wrong"), [(15, True), (16, False)])
+def test_d5_a_link_has_streams_for_all_slots_behind_it(streams, wrong, written):
+    path = written(text("a:7401", "two", "b:7401") + f"[cluster]\nstreams_max = {streams}\n")
+    if not wrong:
+        config.read(path)
+        return
+    ((_, said),) = mistakes(path)
+    assert said == f"cluster.streams_max: is {streams}, and node back has 16 slots to ask for"
+
+
 # What may cross -----------------------------------------------------------------------------
 
 
