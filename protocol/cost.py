@@ -14,7 +14,7 @@ from .messages import Generate, Respond
 TOKEN_BYTES = 8
 """What a token of a gathered answer takes in memory, as text."""
 
-LOGPROB_BYTES = 64
+LOGPROB_BYTES = 80
 """What a log probability of a gathered answer takes, as the part of a JSON document that it becomes."""
 
 

@@ -70,7 +70,7 @@ async def _connection(door: Door, stream: trio.SocketStream, address: str, *, fu
     """Serve one client; whatever goes wrong with it is its own affair."""
     limits = door.limits
     secure = None if door.tls is None else trio.SSLStream(stream, door.tls, server_side=True, https_compatible=True)
-    outbox = Outbox(secure or stream, limits.backlog_bytes_max, limits.stall_s)
+    outbox = Outbox(secure or stream, limits.backlog_bytes_max, limits.stall_s, door.backlogs)
     connection = HttpConnection(outbox, door, partial(websocket.serve, outbox, door))
     scope = trio.CancelScope()
     if not full:

@@ -30,7 +30,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "links": (LINKS, ("streams", "contract", "examples")),
     "text": (TEXT, ("text",)),
     "doors": (DOORS, ("doors",)),
-    "gateway": (GATEWAY, ("fair", "delivery", "strangers", "doors")),
+    "gateway": (GATEWAY, ("fair", "delivery", "strangers", "budgets", "doors")),
     "cluster": (CLUSTER, ("streams", "directory", "attached", "examples", "links")),
     "config": (CONFIG, ("config",)),
     "telling": (TELLING, ("telling",)),
@@ -52,6 +52,7 @@ SUITES = {  # the quickest first
     "text": [f"tests/test_{name}.py" for name in ("choices", "reading", "scores", "processor")],
     "fair": [f"tests/test_{name}.py" for name in ("fair", "weights", "queue", "gate")],
     "delivery": ["tests/test_delivery.py"],
+    "budgets": ["tests/test_budgets.py"],
     "strangers": ["tests/test_strangers.py", "tests/test_heads.py"],
     "doors": [
         f"tests/test_{name}.py"

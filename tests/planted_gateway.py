@@ -41,6 +41,24 @@ GATEWAY: Bugs = {
         ),
         Bug("a key's requests are counted, not its generations", "key.asking(weight, param)", "key.asking()"),
     ),
+    "supervisor/doors/budgets.py": (
+        Bug("a budget leaks", "        self.held_bytes -= size\n", "        pass\n"),
+        Bug("one key may hold a whole budget", "if before and own > OWNER_SHARE * most:", "if False:"),
+    ),
+    "supervisor/doors/memory.py": (
+        Bug(
+            "whoever remembers least forgets first",
+            "        most = max(self._of.values()",
+            "        most = min(self._of.values()",
+        ),
+    ),
+    "supervisor/doors/lanes.py": (
+        Bug(
+            "what waited is held for ever",
+            "        for held in (*(each.held for each in self._waiting), *(",
+            "        for held in (*(",
+        ),
+    ),
     "supervisor/doors/strangers.py": (
         Bug("the newest stranger goes first", "next(iter(among), None)", "next(reversed(among), None)"),
         Bug(

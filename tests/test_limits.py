@@ -48,7 +48,7 @@ def test_every_limit_has_a_name_in_the_file_a_sane_default_and_no_senseless_valu
     section = DoorLimits if name in OF_THE_DOOR else config.GatewaySection
     assert name.endswith(("_max", "_s", "_bytes"))
     default = getattr(section(), name)
-    assert 1 <= default <= 2**23
+    assert 1 <= default <= 2**28
     assert structure({name: default}, section) == section()
     most = 1_000_000 if isinstance(default, float) else 1_000_000_000
     for value in (1, most):

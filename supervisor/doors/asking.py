@@ -17,6 +17,7 @@ from protocol.errors import BadRequest, DeadlineExceeded, Internal, Left, ModelN
 from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Respond, Started, Text, Usage
 from protocol.trace import Trace, fields
 from supervisor.doors.access import Access
+from supervisor.doors.budgets import Held
 from supervisor.doors.keys import Key
 from supervisor.metrics import Metrics
 
@@ -65,6 +66,7 @@ class Counted:
     settles: bool = True  # it is told of as soon as it has ended; else when the client has it, by `settle`
     ended: Ended | None = None  # once it has ended
     sent_bytes: int = 0  # of its answer
+    held: Held | None = None  # the memory of an answer that is kept until it is whole
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
     @property

@@ -13,17 +13,19 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from actors.processor import TextReply
-from protocol.cost import generations_of, multiplied_by
+from protocol.cost import cost, generations_of, multiplied_by
 from protocol.dialects.keyfile import clamped
 from protocol.dialects.options import Within
-from protocol.errors import Draining, Forbidden, NotFound, RequestError, StartFailed
+from protocol.errors import BadRequest, Draining, Forbidden, NotFound, RequestError, StartFailed
 from protocol.messages import Answered, Respond
 from protocol.trace import Trace
 from supervisor.doors.asking import Asking, Counted, Served
+from supervisor.doors.budgets import Budget
 from supervisor.doors.gate import Gate
 from supervisor.doors.heads import authority, same_origin
 from supervisor.doors.keys import Headers, Key, Keys
-from supervisor.doors.outbox import Outbox
+from supervisor.doors.memory import Memories
+from supervisor.doors.outbox import Backlogs, Outbox
 from supervisor.doors.strangers import Strangers
 from supervisor.doors.tls import Certificate
 from supervisor.reserve import Reserve
@@ -59,6 +61,11 @@ class DoorLimits:
     lanes_max: Count = 32  # of one WebSocket
     in_flight_max: Count = 16  # responses that are being answered at once on one WebSocket
     connection_memory_bytes_max: Count = 8 * 1024 * 1024  # of conversations that one WebSocket can continue
+    # Of all clients together, whatever each connection may have: a gateway of 1 GB survives all of them full.
+    bodies_bytes_max: Count = 64 * 1024 * 1024  # of requests that are being read or answered
+    answers_bytes_max: Count = 256 * 1024 * 1024  # of answers that are kept until they are whole
+    conversations_bytes_max: Count = 128 * 1024 * 1024  # that can be continued
+    backlogs_bytes_max: Count = 128 * 1024 * 1024  # that clients have not read yet
     head_s: Seconds = 10.0
     body_s: Seconds = 30.0
     idle_s: Seconds = 75.0  # between two requests of one HTTP connection
@@ -110,10 +117,20 @@ class Door:
     port: int | None = None  # once the gateway listens
     connections: dict[Outbox, Drainable] = field(factory=dict)  # one each, whatever it speaks by now
     reserve: Reserve = field(factory=Reserve)  # of descriptors, which no connection takes
+    bodies: Budget = field(init=False)
+    answers: Budget = field(init=False)
+    memories: Memories = field(init=False)
+    backlogs: Backlogs = field(init=False)
     ending: trio.Semaphore = field(factory=lambda: trio.Semaphore(ENDING_A_TURN))
     strangers: Strangers = field(factory=Strangers)
     _owners: dict[Outbox, Key] = field(factory=dict)  # in whose name a connection is counted
     _left: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+
+    def __attrs_post_init__(self) -> None:
+        self.bodies = Budget("requests (bodies_bytes_max)", lambda: self.limits.bodies_bytes_max)
+        self.answers = Budget("answers in one piece (answers_bytes_max)", lambda: self.limits.answers_bytes_max)
+        self.memories = Memories(lambda: self.limits.conversations_bytes_max)
+        self.backlogs = Backlogs(lambda: self.limits.backlogs_bytes_max)
 
     # Who knocks --------------------------------------------------------------------------
 
@@ -280,12 +297,30 @@ class Door:
         priority = clamped(request.priority, key.section.priority)
         weight, param = generations_of(request), multiplied_by(request)
         with self.asking.counting(counted), key.asking(weight, param):
+            gathered_bytes = self._gathered_bytes(request, served, counted)
             at_most = self.places_of(key)
             async with self.gate.admitted(priority, owner=key.name, weight=weight, at_most=at_most, param=param):
                 counted.admitted_at = trio.current_time()
+                if counted.held is not None:  # until the client has it
+                    counted.held.grow(gathered_bytes)
                 request = evolve(request, priority=priority, trace=counted.trace, owner=key.name)
                 answered = await self.asking.answer(request, served, counted, into)
             return finish(answered)  # in here: an answer that cannot be built must not be counted as whole
+
+    def _gathered_bytes(self, request: Respond, served: Served, counted: Counted) -> int:
+        """Return what an answer that is kept until it is whole may take; raises `BadRequest` if that is never there."""
+        asks = cost(request, served.credit_max(), gathered=counted.held is not None)
+        if asks.gathered_bytes > (most := self.limits.answers_bytes_max):
+            raise BadRequest(
+                f"an answer of {asks.tokens} tokens in one piece may take {asks.gathered_bytes} bytes of memory,"
+                f" and there are {most} (answers_bytes_max): ask for less, or stream it",
+                param=request.params.get("tokens_max", "max_tokens"),
+            )
+        return asks.gathered_bytes
+
+    def owner_of(self, key: Key | None) -> str | None:
+        """Return in whose name memory is taken; None where no keys are wanted."""
+        return None if key is None or key is self.keys.anybody else key.name
 
     def places_of(self, key: Key) -> float:
         """Return how many generations may be inside the gate in the name of one key."""

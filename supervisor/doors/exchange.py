@@ -10,13 +10,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import h11
 import trio
-from attrs import define
+from attrs import define, field
 
 from protocol.dialects import http as shapes
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
 from protocol.trace import Trace, read, span_after
 from supervisor.doors.access import WHAT_CHARACTERS_MAX
 from supervisor.doors.asking import Counted
+from supervisor.doors.budgets import Held
 from supervisor.doors.door import Door, Header
 from supervisor.doors.keys import Key
 from supervisor.doors.outbox import Outbox
@@ -26,6 +27,7 @@ TEXT = (b"content-type", b"text/plain; charset=utf-8")
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")  # what is safe in any log and any shell
 QUERY_FIELDS_MAX = 32
+BODY_BYTES_FREE = 16 * 1024  # of each body, so that small requests are read whatever else is kept
 
 
 @define(eq=False)
@@ -44,15 +46,28 @@ class Exchange:
     caller: Trace | None = None  # where the client says that it stands in a trace
     trace: Trace | None = None
     _begins_at: int = 0  # its place among all that was put into the outbox
+    body_held: Held = field(init=False)
+    answer_held: Held = field(init=False)
     _counted: Counted | None = None
 
     def __attrs_post_init__(self) -> None:
         self.asked_at = trio.current_time()
         self._begins_at = self.outbox.taken_bytes
+        self.body_held, self.answer_held = self.door.bodies.hold(None, BODY_BYTES_FREE), self.door.answers.hold(None)
         self.request_id = self._given_id() or self.door.new_id()
         if self.request is not None:
             self.caller = read(self.headers)
             self.trace = span_after(self.caller, self.door.new_id())
+
+    def own(self, key: Key) -> None:
+        """Note whose request it is; its memory is taken in that name."""
+        self.key = key
+        self.body_held.owner = self.answer_held.owner = self.door.owner_of(key)
+
+    def release(self) -> None:
+        """Give back the memory that the request and its answer have taken."""
+        self.body_held.release()
+        self.answer_held.release()
 
     # What was asked ------------------------------------------------------------------------
 

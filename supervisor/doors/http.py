@@ -85,7 +85,10 @@ class HttpConnection:
                 exchange.last = self._cut_short
                 if await self._upgraded(exchange):
                     return
-                await self._respond(exchange)
+                try:
+                    await self._respond(exchange)
+                finally:
+                    exchange.release()
                 self._unheard = exchange.last  # what comes ahead of its time must not destroy what was answered
                 if self._syntax.our_state is not h11.DONE or self._syntax.their_state is not h11.DONE:
                     return
@@ -179,6 +182,7 @@ class HttpConnection:
             while True:
                 event = await self._event()
                 if isinstance(event, h11.Data):
+                    exchange.body_held.grow(len(event.data))
                     body += event.data
                     pieces += 1
                     if len(body) > limit:
@@ -234,9 +238,8 @@ class HttpConnection:
 
     async def _respond(self, exchange: Exchange) -> None:
         self._raw = None
-        exchange.last = exchange.last or _has_two_lengths(
-            exchange
-        )  # whoever stands before us may count the body otherwise
+        if _has_two_lengths(exchange):
+            exchange.last = True  # whoever stands before us may count the body otherwise
         try:
             if self._preflown(exchange):
                 return
@@ -279,7 +282,7 @@ class HttpConnection:
             self.door.let_in(self.outbox, exchange.headers)
         else:
             admin = route is not None and route.admin
-            exchange.key = self.door.knock(self.outbox, exchange.headers, admin=admin)
+            exchange.own(self.door.knock(self.outbox, exchange.headers, admin=admin))
         if _has_two_lengths(exchange):
             raise BadRequest("the body has two lengths: send content-length or transfer-encoding")
 

@@ -26,12 +26,14 @@ from protocol.errors import (
 from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Role, Started, Text, Turn, Usage
 from protocol.trace import Trace, span_after
 from supervisor.doors.asking import Counted, failed_by_a_bug
+from supervisor.doors.budgets import Held
 from supervisor.doors.door import Door
 from supervisor.doors.keys import Key
 from supervisor.doors.memory import Memory, Said
 from supervisor.doors.outbox import Outbox
 
 WHAT = "response.create"
+REQUEST_BYTES_FREE = 1024  # of each request, so that small ones are heard whatever else is kept
 
 
 class Say(Protocol):
@@ -53,6 +55,7 @@ class _Running:
     events: responses.Events
     counted: Counted
     before: Said | None
+    held: Held  # the memory of what was asked
     begun: bool = False  # its client knows its id
     ended: ChoiceEnded = ChoiceEnded(FinishReason.STOP)  # until its choice says how; that of a warm-up does, too
 
@@ -62,6 +65,7 @@ class _Waiting:
     """A request that waits for its lane, for room, or for the response that it forks from."""
 
     create: responses.Create
+    held: Held
     before: Said | None = None  # what it forks from, which may be forgotten before its turn comes
     parent: _Running | None = None  # what it forks from, until that has ended
 
@@ -85,7 +89,8 @@ class Lanes:
     _waiting: list[_Waiting] = field(factory=list)  # in the order in which they came
 
     def __attrs_post_init__(self) -> None:
-        self._memory = Memory(self.door.limits.connection_memory_bytes_max)
+        most, owner = self.door.limits.connection_memory_bytes_max, "" if self.key is None else self.key.name
+        self._memory = Memory(most, self.door.memories, owner)
 
     @property
     def busy(self) -> bool:
@@ -94,13 +99,15 @@ class Lanes:
 
     # What the client says -------------------------------------------------------------------
 
-    def hear(self, create: responses.Create) -> None:
-        """Answer a request when its turn comes; raises `StreamLimitReached` or `Overloaded`."""
+    def hear(self, create: responses.Create, size_bytes: int) -> None:
+        """Answer a request of so many bytes when its turn comes; raises `StreamLimitReached` or `Overloaded`."""
         limits, lane, wanted = self.door.limits, create.stream_id, create.previous_response_id
         named = {*self._running, *(each.create.stream_id for each in self._waiting), *self._memory.lanes} - {None}
         if lane is not None and lane not in named and len(named) >= limits.lanes_max:
             raise StreamLimitReached(f"this connection has {len(named)} lanes, as many as it may", param="stream_id")
-        waiting = _Waiting(create)
+        held = self.door.bodies.hold(self.door.owner_of(self.key), REQUEST_BYTES_FREE)
+        held.grow(size_bytes)
+        waiting = _Waiting(create, held)
         if wanted is not None and self._memory.find_in(lane, wanted) is None:
             waiting.before = self._memory.find(wanted)
             others = (each for each in self._running.values() if each.create.stream_id != lane)
@@ -109,6 +116,7 @@ class Lanes:
         self._advance()
         if len(self._waiting) > limits.queued_max and self._waiting[-1] is waiting:
             self._waiting.pop()
+            held.release()
             raise Overloaded(f"{len(self._waiting)} responses wait for their turn on this connection")
 
     def cancel(self, event: responses.CancelResponse) -> None:
@@ -130,6 +138,12 @@ class Lanes:
             if (first := next(waiting, None)) is not None:
                 self._drop(first)
 
+    def close(self) -> None:
+        """Give back all memory: the connection has ended."""
+        for held in (*(each.held for each in self._waiting), *(each.held for each in self._running.values())):
+            held.release()
+        self._memory.clear()
+
     def forget(self, lane: str | None, response_id: str | None) -> None:
         """Forget a response that was to be continued in its own lane by something that failed."""
         self._memory.evict(lane, response_id)
@@ -137,6 +151,7 @@ class Lanes:
     def _drop(self, waiting: _Waiting) -> None:
         """End a response that never ran."""
         self._waiting.remove(waiting)
+        waiting.held.release()
         ours = self.door.new_id()
         events = self._events(waiting.create, ours)
         self.say(*events.begin(), *events.cancelled(Usage(0, 0)))
@@ -170,7 +185,7 @@ class Lanes:
             trace=self._trace(),
             settles=False,
         )
-        running = _Running(create, ours, self._events(create, ours), counted, waiting.before)
+        running = _Running(create, ours, self._events(create, ours), counted, waiting.before, waiting.held)
         self._running[create.stream_id] = running
         self.tasks.start_soon(self._run, running, name=f"response {ours}")
 
@@ -205,6 +220,7 @@ class Lanes:
 
     def _ended(self, running: _Running) -> None:
         del self._running[running.create.stream_id]
+        running.held.release()
         for waiting in self._waiting:
             if waiting.parent is running:
                 waiting.parent, waiting.before = None, self._memory.find(running.events.id)

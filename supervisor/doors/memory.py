@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attrs import define, field, frozen
 
 from protocol.messages import Turn
 
 TURN_BYTES = 200  # of a turn, beside its text
+UNBOUNDED = 2**63  # for a connection that shares with no other
 
 
 @frozen
@@ -27,10 +30,38 @@ class Said:
 
 
 @define(eq=False)
+class Memories:
+    """What all connections remember together, `bytes_max` at most: whoever has most of it forgets first."""
+
+    bytes_max: Callable[[], int]
+    size_bytes: int = 0
+    _of: dict[str, dict[Memory, None]] = field(factory=dict)  # by owner
+
+    def changed(self, memory: Memory, by: int) -> None:
+        """Note that a connection remembers so many bytes more, or less, and make room for them."""
+        memories = self._of.setdefault(memory.owner, {})
+        memories[memory] = None
+        self.size_bytes += by
+        if not memory.size_bytes:
+            del memories[memory]
+            if not memories:
+                del self._of[memory.owner]
+        while by > 0 and self.size_bytes > self.bytes_max():
+            self._largest().forget_oldest()
+
+    def _largest(self) -> Memory:
+        """Return the largest memory of the owner that has most."""
+        most = max(self._of.values(), key=lambda memories: sum(each.size_bytes for each in memories))
+        return max(most, key=lambda memory: memory.size_bytes)
+
+
+@define(eq=False)
 class Memory:
     """One place a lane, `None` being the lane without a name; when it is full, what was said longest ago goes first."""
 
     bytes_max: int
+    shared: Memories = field(factory=lambda: Memories(lambda: UNBOUNDED))
+    owner: str = ""
     size_bytes: int = 0
     _latest: dict[str | None, Said] = field(factory=dict)  # in the order in which they were remembered
 
@@ -40,9 +71,18 @@ class Memory:
         if said.size_bytes > self.bytes_max:
             return
         self._latest[lane] = said
-        self.size_bytes += said.size_bytes
+        self._grow(said.size_bytes)
         while self.size_bytes > self.bytes_max:
-            self._forget(next(iter(self._latest)))
+            self.forget_oldest()
+
+    def forget_oldest(self) -> None:
+        """Forget what was said longest ago."""
+        self._forget(next(iter(self._latest)))
+
+    def clear(self) -> None:
+        """Forget everything: the connection has ended."""
+        while self._latest:
+            self.forget_oldest()
 
     def find(self, response_id: str) -> Said | None:
         """Return the response of that id, whichever lane it is the latest of."""
@@ -65,4 +105,8 @@ class Memory:
 
     def _forget(self, lane: str | None) -> None:
         if (said := self._latest.pop(lane, None)) is not None:
-            self.size_bytes -= said.size_bytes
+            self._grow(-said.size_bytes)
+
+    def _grow(self, by: int) -> None:
+        self.size_bytes += by
+        self.shared.changed(self, by)

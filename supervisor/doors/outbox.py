@@ -21,8 +21,23 @@ from protocol.errors import SlowClient
 
 READ_BYTES = 64 * 1024
 FRAMES_A_WRITE = 64
+UNBOUNDED = 2**63  # for a client that shares with no other
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once, and tell the other end
 TLS_BYTES_A_WRITE = 16 * 1024  # the longest record: a client that cannot take one in `stall_s` does not read
+
+
+@define(eq=False)
+class Backlogs:
+    """What all clients have not read yet: beyond half of `bytes_max` each may have its share of the other half."""
+
+    bytes_max: Callable[[], int]
+    size_bytes: int = 0
+    count: int = 0  # of clients that have a backlog
+
+    def allows(self, own: int, more: int) -> bool:
+        """Whether a client that has so much may have so much more."""
+        half = self.bytes_max() // 2
+        return self.size_bytes + more <= half or own + more <= half // max(1, self.count)
 
 
 @define(eq=False)
@@ -32,6 +47,7 @@ class Outbox(trio.abc.Stream):
     stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]
     backlog_bytes_max: int
     stall_s: float
+    all_backlogs: Backlogs = field(factory=lambda: Backlogs(lambda: UNBOUNDED))
     backlog_bytes: int = 0
     taken_bytes: int = 0  # in all; what is not in the backlog has been sent
     gone: bool = False
@@ -56,7 +72,8 @@ class Outbox(trio.abc.Stream):
         if self.gone:
             raise trio.BrokenResourceError("the client is gone")
         if self._rest:
-            if self.backlog_bytes + len(data) > self.backlog_bytes_max:
+            more, own = len(data), self.backlog_bytes
+            if own + more > self.backlog_bytes_max or not self.all_backlogs.allows(own, more):
                 self.dropped = "backlog"
                 raise SlowClient(f"{self.backlog_bytes} bytes wait for the client to read")
             self._park(data)
@@ -82,7 +99,7 @@ class Outbox(trio.abc.Stream):
             del self._rest[self._begun :]
             kept_bytes = sum(map(len, self._rest))
             self.lost_bytes += self.backlog_bytes - kept_bytes
-            self.backlog_bytes = kept_bytes
+            self._resize(kept_bytes)
             self._tell_receipts(whole=False)
             self.taken_bytes += len(data)
             if self._rest or (data := data[self._write(data) :]):
@@ -166,18 +183,24 @@ class Outbox(trio.abc.Stream):
 
     def _park(self, data: bytes) -> None:
         self._rest.append(data)
-        self.backlog_bytes += len(data)
+        self._resize(self.backlog_bytes + len(data))
         self._news.unpark()
         if self.when_behind is not None:
             begin, self.when_behind = self.when_behind, None
             begin()
+
+    def _resize(self, size: int) -> None:
+        of, before = self.all_backlogs, self.backlog_bytes
+        of.size_bytes += size - before
+        of.count += bool(size) - bool(before)
+        self.backlog_bytes = size
 
     def _lost(self) -> None:
         self.gone = True
         self._torn = self._torn or bool(self._rest)
         self._rest.clear()
         self.lost_bytes += self.backlog_bytes
-        self.backlog_bytes = 0
+        self._resize(0)
         self._tell_receipts(whole=False)
         self._flushed.unpark_all()
         self._news.unpark_all()
@@ -238,7 +261,7 @@ class Outbox(trio.abc.Stream):
         """Keep what is left of the backlog in whole frames, but for the first."""
         if not self._rest:  # it was closed while it was being sent
             return
-        self.backlog_bytes -= taken
+        self._resize(self.backlog_bytes - taken)
         whole = 0
         while whole < len(self._rest) and taken >= len(self._rest[whole]):
             taken -= len(self._rest[whole])

@@ -19,12 +19,21 @@ from wsproto.utilities import LocalProtocolError
 
 from protocol.dialects import responses
 from protocol.dialects.body import decode
-from protocol.errors import BadRequest, ConnectionExpired, Draining, InvalidStreamId, RequestError, SlowClient
+from protocol.errors import (
+    BadRequest,
+    ConnectionExpired,
+    Draining,
+    InvalidStreamId,
+    Overloaded,
+    RequestError,
+    SlowClient,
+)
 from protocol.trace import Trace, span_after
+from supervisor.doors.budgets import Held
 from supervisor.doors.door import Door
 from supervisor.doors.keys import Key
 from supervisor.doors.lanes import WHAT, Lanes
-from supervisor.doors.outbox import Outbox, close_frame, text_frame
+from supervisor.doors.outbox import READ_BYTES, Outbox, close_frame, text_frame
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +52,7 @@ class _Replayed(trio.abc.HalfCloseableStream):
     stream: Outbox
     handshake: bytes
     after: bytes
+    held: Held  # the memory of a message that has come in part
     accepted: trio.Event = field(factory=trio.Event)  # before it, the library would not look at what follows
     closed: bool = False
     said_goodbye: bool = False  # the library has sent a close frame
@@ -60,6 +70,12 @@ class _Replayed(trio.abc.HalfCloseableStream):
         self._check_open()
         data = await self.stream.receive_some(max_bytes)
         self.heard_at = trio.current_time()
+        try:
+            self.held.grow(len(data))
+        except Overloaded as error:
+            self.said_goodbye = True
+            self.stream.put_farewell(close_frame(TRY_AGAIN, error.detail))
+            raise trio.BrokenResourceError(error.detail) from error
         return data
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -87,19 +103,20 @@ async def serve(
 ) -> None:
     """Serve one WebSocket client from its handshake, whose bytes are `raw`, to its end; `caller` asked for it."""
     try:
-        await _serve(outbox, door, raw, request_id, key, caller)
+        with door.bodies.holding(door.owner_of(key), READ_BYTES) as held:
+            await _serve(outbox, door, raw, request_id, key, caller, held)
     except* LocalProtocolError as group:
         # The library's reader fails at a ping that comes after our close frame; there was nothing left to say anyway.
         log.debug("a client spoke after the end: %s", group.exceptions)
 
 
 async def _serve(
-    outbox: Outbox, door: Door, raw: bytes, request_id: str, key: Key | None, caller: Trace | None
+    outbox: Outbox, door: Door, raw: bytes, request_id: str, key: Key | None, caller: Trace | None, held: Held
 ) -> None:
     async with trio.open_nursery() as nursery:
         try:
             head, blank, after = raw.lstrip().partition(b"\r\n\r\n")
-            stream = _Replayed(outbox, head + blank, after, heard_at=trio.current_time())
+            stream = _Replayed(outbox, head + blank, after, held, heard_at=trio.current_time())
             # A handshake that we take for one and the library does not would be waited for without end.
             with trio.move_on_after(door.limits.head_s) as patience:
                 proposal = await wrap_server_stream(nursery, stream, max_message_size=door.limits.body_bytes_max)
@@ -153,6 +170,13 @@ class Session:
 
     async def run(self) -> None:
         """Read and answer until the client leaves, is too slow, or is told to go."""
+        try:
+            await self._run()
+        finally:
+            if self._lanes is not None:
+                self._lanes.close()
+
+    async def _run(self) -> None:
         self._expires_at = trio.current_time() + self.door.limits.connection_s_max
         async with trio.open_nursery() as nursery:
             self._scope = nursery.cancel_scope
@@ -210,6 +234,7 @@ class Session:
         try:
             while True:
                 message = await self.socket.get_message()
+                self.stream.held.release()  # what was asked is held by its lane from here on
                 if isinstance(message, bytes) and not self._closing:
                     self._say(responses.error_event(BadRequest("send text; binary messages mean nothing here")))
                 elif isinstance(message, str):
@@ -247,7 +272,7 @@ class Session:
             elif self._draining:
                 raise Draining("the server is shutting down; connect again")
             else:
-                lanes.hear(event)
+                lanes.hear(event, message.__sizeof__())
         except SlowClient:
             raise
         except RequestError as error:

@@ -22,6 +22,7 @@ class Completion(Protocol):
 
 async def in_one_piece(exchange: Exchange, counted: Counted, respond: Respond, completion: Completion) -> None:
     """Answer when everything is there; raises the `RequestError` that ended the answer."""
+    counted.held = exchange.answer_held
     gathered = Gathered()
 
     def finish(answered: Answered) -> bytes:
