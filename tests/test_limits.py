@@ -65,7 +65,9 @@ def test_what_the_file_says_is_what_the_doors_keep(tmp_path):
     text += f"\n[model.tiny]\npath = '{FOLDER}'\n[engine.a]\nmodel = 'tiny'\nkind = 'simulated'\nkv_tokens_max = 1024\n"
     (tmp_path / "cluster.toml").write_text(text)
     cluster = config.read(tmp_path / "cluster.toml")
-    world = SimpleNamespace(metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, aside=None)
+    world = SimpleNamespace(
+        metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, aside=None, reserve=None
+    )
     door = house._door(cluster, {}, Directory("main"), world, house.Live(1))
     kept = attrs.asdict(door.limits)
     kept |= {name: getattr(door.gate, name) for name in ("requests_max", "waiting_max", "admit_s")}
