@@ -22,6 +22,7 @@ from tests.planted_config import CONFIG
 from tests.planted_doors import DOORS, TEXT
 from tests.planted_engine import ENGINES
 from tests.planted_gateway import GATEWAY
+from tests.planted_loop import LOOP
 from tests.planted_pairs import PAIRS
 from tests.planted_telling import TELLING
 
@@ -35,6 +36,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "config": (CONFIG, ("config",)),
     "telling": (TELLING, ("telling",)),
     "pairs": (PAIRS, ("directory", "router")),
+    "loop": (LOOP, ("loop",)),
     "engines": (ENGINES, ("engines",)),
 }
 MUTANTS = [(path, bug, part) for part, (of, _) in PARTS.items() for path, bugs in of.items() for bug in bugs]
@@ -49,6 +51,7 @@ SUITES = {  # the quickest first
     "telling": [f"tests/{name}.py" for name in ("test_telling", "test_one_link", "protocol/test_greeting")],
     "engines": [f"tests/{name}.py" for name in ("test_settings", "test_adapter", "protocol/test_model_folder")],
     "config": [f"tests/test_{name}.py" for name in ("config", "config_files", "toml_lines", "reloading")],
+    "loop": [f"tests/test_{name}.py" for name in ("say", "chatter", "upward", "turns", "hung", "turn_budget")],
     "text": [f"tests/test_{name}.py" for name in ("choices", "reading", "scores", "processor")],
     "fair": [f"tests/test_{name}.py" for name in ("fair", "weights", "queue", "gate")],
     "delivery": ["tests/test_delivery.py"],

@@ -9,6 +9,7 @@ import signal
 import time
 from contextlib import contextmanager
 from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,20 @@ def test_b4_a_log_that_nobody_reads_stops_neither_requests_nor_the_end(folder):
         assert full.poll(0), "it did log"
         assert beside.wait(WITHIN_S).whole
         connection.close()
+        of.signal(signal.SIGTERM)
+        assert of.wait_exit(WITHIN_S) is not None
+        assert (of.process.returncode, of.left()) == (0, [])
+
+
+def test_b4_a_full_disk_under_the_log_stops_neither_requests_nor_the_end(folder):
+    with Path("/dev/full").open("wb", buffering=0) as output, logging_to(folder, output) as of:
+        beside = Running(Chat(of.port, chat_body("Tell me a long story", 500)).read)
+        connection = HTTPConnection("127.0.0.1", of.port, timeout=WITHIN_S)
+        assert [ask(connection) for _ in range(100)] == [200] * 100
+        assert of.metric("espalier_log_failing", log="main") == 1
+        assert of.metric("espalier_log_lost_bytes_total", log="main") > 100 * 200
+        connection.close()
+        assert beside.wait(WITHIN_S).whole
         of.signal(signal.SIGTERM)
         assert of.wait_exit(WITHIN_S) is not None
         assert (of.process.returncode, of.left()) == (0, [])
