@@ -106,10 +106,14 @@ async def zygote(
     ladder: Ladder,
     environment: Mapping[str, str],
     command: tuple[str, ...] = ZYGOTE,
+    own: Mapping[str, str] | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Keep one zygote; `started()` means that it can fork. Raises `StartFailed` if it cannot import SGLang."""
+    """Keep one zygote; `started()` means that it can fork. `own` are the variables of the one engine that it is for.
+
+    Raises `StartFailed` if it cannot import SGLang.
+    """
     with ExitStack() as stack:  # what is made is closed whatever cannot be made after it
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.callback(theirs.close)
@@ -119,7 +123,7 @@ async def zygote(
         stack.callback(os.close, write)
         failed.callback(output.close)
         arguments = [*command, str(theirs.fileno()), str(os.getpid())]
-        process = start("zygote", arguments, host_environment(environment, "cpu"), [theirs.fileno()], write)
+        process = start("zygote", arguments, host_environment(environment, "cpu", own), [theirs.fileno()], write)
         failed.pop_all()
     control = trio.socket.from_stdlib_socket(ours)
     ready = False
@@ -165,17 +169,20 @@ def spawned(environment: Mapping[str, str], device: str, command: tuple[str, ...
         await trio.lowlevel.checkpoint()
         numbers = [str(fd) for fd in (descriptors.link, descriptors.node, descriptors.log)]
         # The operator's variables may be secrets, and a command line is for everybody to read.
-        own = {**host_environment(environment, device), **boot.environment}
+        own = host_environment(environment, device, boot.environment)
         arguments = [*command, *numbers, settings.encode(evolve(boot, environment={})).decode()]
         return start(boot.name, arguments, own, list(descriptors), descriptors.log)
 
     return spawn
 
 
-def host_environment(environment: Mapping[str, str], device: str) -> dict[str, str]:
-    """Return the environment of a host or a zygote: the node's own, and what an engine on `device` needs."""
+def host_environment(
+    environment: Mapping[str, str], device: str, own: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the environment of a host or a zygote: the node's, what an engine on `device` needs, the engine's own."""
     path = [str(ROOT), str(ON_ALL), *([str(ON_CPU)] if device == "cpu" else []), environment.get("PYTHONPATH", "")]
-    return {**environment, **settings.environment(device), "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    needed = {**settings.environment(device), "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    return {**environment, **needed, **(own or {})}
 
 
 @contextmanager

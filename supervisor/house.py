@@ -45,7 +45,7 @@ from supervisor.standing import Standing
 from supervisor.tree import Child, Tree
 from supervisor.version import version
 from supervisor.wires import At
-from supervisor.workers import ZYGOTE, Work, Worker, grammar_checks, rank_of, starts, worker
+from supervisor.workers import Work, Worker, grammar_checks, rank_of, starts, worker
 from supervisor.world import World
 
 LINKS = "links"
@@ -98,13 +98,13 @@ def build(cluster: Cluster, node: str, world: World) -> House:
     """Return the house of one node; raises `StartFailed` if a model's files cannot be used."""
     directory = Directory(node, routes=cluster.gateway.node == node, must_meet=cluster.must_meet(node))
     engines: dict[str, Plug[Engine]] = {name: Plug(directory.changed) for name in cluster.engines_on(node)}
-    zygote: Plug[Zygote] = Plug()
+    zygotes: dict[str, Plug[Zygote]] = {}
     with_door = cluster.gateway.node == node
     texts = _texts(cluster, node, world.strftime, every=with_door)
     directory.models = OwnModels({name: text.digest for name, text in texts.items()})
     front: list[Child | Tree] = []
     children: list[Child | Tree] = []
-    hosts_of = starts(cluster, node, world, children, zygote)
+    hosts_of = starts(cluster, node, world, children, zygotes)
     other_ranks = _other_ranks(cluster, directory, hosts_of, world, children)
     for name, section in cluster.engines_on(node).items():
         work, inbox = _work(cluster.model[section.model].queue_max)
@@ -139,7 +139,7 @@ def build(cluster: Cluster, node: str, world: World) -> House:
         front.append(_linking(links))
     tree = Tree(name=node, children=_in_order(front, children), restarts_max=5, restarts_window_s=300.0, about=about)
     standing = controls.standing = Standing(tree)
-    offered: dict[str, Plug[Engine] | Plug[Zygote]] = {ZYGOTE: zygote, **engines}
+    offered: dict[str, Plug[Engine] | Plug[Zygote]] = {**zygotes, **engines}
     return House(tree, directory, controls, standing, live, engines, offered, door, links, scraped)
 
 

@@ -40,30 +40,53 @@ ZYGOTE_LADDER = Ladder(asked_s=0.5, term_s=0.5, kill_s=1.0)
 
 
 def starts(
-    cluster: Cluster, node: str, world: World, children: list[Child | Tree], zygote: Plug[hosts.Zygote]
+    cluster: Cluster, node: str, world: World, children: list[Child | Tree], zygotes: dict[str, Plug[hosts.Zygote]]
 ) -> dict[str, hosts.Starts]:
-    """Return how hosts are started on each kind of device, adding the zygote that a CPU's need."""
-    here = (each for each in cluster.engine.values() if node in each.nodes)
-    if any(each.kind == "sglang" and each.device == "cpu" for each in here):
-        process = Child(
-            name="process",
-            run=hosts.zygote,
-            args=(zygote, chatter_of(cluster, node, world)("zygote"), world.hurry, ZYGOTE_LADDER, world.environment),
-            start_within_s=120.0,
-            stop_within_s=ZYGOTE_LADDER.total_s + 1.0,
-            about="has imported SGLang once",
-        )
-        # A tree of its own: it is remade in the background, and its deaths are not counted with anybody else's.
-        children.append(
-            Tree(
-                name=ZYGOTE,
-                children=(process,),
-                restarts_max=None,
-                backoff=Backoff(min_s=0.5, crashes=True),
-                about="forks the hosts of engines on a CPU",
-            )
-        )
-    return {"cpu": hosts.forked(zygote), "cuda": hosts.spawned(world.environment, "cuda")}
+    """Return how the host of each engine is started, adding the zygotes that those on a CPU need.
+
+    An engine with variables of its own has a zygote of its own: some are read when torch is imported, and never again.
+    """
+    found: dict[str, hosts.Starts] = {}
+    for name, section in cluster.engine.items():
+        if node not in section.nodes or section.kind != "sglang":
+            continue
+        if (zygote := zygote_of(name, section)) is None:
+            found[name] = hosts.spawned(world.environment, "cuda")
+            continue
+        if zygote not in zygotes:
+            zygotes[zygote] = Plug()
+            children.append(_zygote(cluster, node, world, zygote, zygotes[zygote], section.environment))
+        found[name] = hosts.forked(zygotes[zygote])
+    return found
+
+
+def zygote_of(name: str, section: EngineSection) -> str | None:
+    """Return the name of the zygote that forks an engine's host, None if none does."""
+    if section.kind != "sglang" or section.device != "cpu":
+        return None
+    return f"{ZYGOTE}-{name}" if section.environment else ZYGOTE
+
+
+def _zygote(
+    cluster: Cluster, node: str, world: World, name: str, plug: Plug[hosts.Zygote], environment: Mapping[str, str]
+) -> Tree:
+    """Return a zygote in a tree of its own: it is remade in the background, and not counted with anybody else."""
+    chatter = chatter_of(cluster, node, world)(name)
+    process = Child(
+        name="process",
+        run=hosts.zygote,
+        args=(plug, chatter, world.hurry, ZYGOTE_LADDER, world.environment, hosts.ZYGOTE, environment),
+        start_within_s=120.0,
+        stop_within_s=ZYGOTE_LADDER.total_s + 1.0,
+        about="has imported SGLang once",
+    )
+    return Tree(
+        name=name,
+        children=(process,),
+        restarts_max=None,
+        backoff=Backoff(min_s=0.5, crashes=True),
+        about=f"forks the hosts of {name.removeprefix(f'{ZYGOTE}-') if environment else 'engines on a CPU'}",
+    )
 
 
 @frozen
@@ -92,7 +115,7 @@ def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts],
         # Whatever is wrong with an engine, it is alone in it: it is tried again for ever, at most every half minute.
         restarts_max=None,
         backoff=Backoff(min_s=0.1 if each.others is None else 1.0, crashes=True),
-        needs=(ZYGOTE,) if section.kind == "sglang" and section.device == "cpu" else (),
+        needs=tuple(filter(None, [zygote_of(each.name, section)])),
         about=f"{section.model} {on}{over}",
         children=(
             _simulated(each, world) if section.kind == "simulated" else _sglang(cluster, each, hosts_of, world),
@@ -113,7 +136,7 @@ def _sglang(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts]
     assert section.device is not None  # the configuration has been checked
     spec = _spec(cluster, each.name, section, section.device)
     house = _house(cluster, section.node, section, world)
-    keep = partial(engine, spec, hosts_of[section.device], each.plug, house)
+    keep = partial(engine, spec, hosts_of[each.name], each.plug, house)
     return Child(
         name="engine",
         run=_alone if others is None else others.together,
@@ -143,7 +166,7 @@ def rank_of(
     section = cluster.engine[name]
     assert section.device is not None  # the configuration has been checked
     spec = _spec(cluster, name, section, section.device, section.nodes.index(directory.name))
-    keep = partial(silent, spec, hosts_of[section.device], _house(cluster, directory.name, section, world))
+    keep = partial(silent, spec, hosts_of[name], _house(cluster, directory.name, section, world))
     return Child(
         name=name,
         run=ranks.other_rank,

@@ -17,6 +17,7 @@ from bench._cluster import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
 from protocol.messages import Generate, RunRank
 from supervisor import check, config, known, ranks, scrape
+from supervisor import hosts as hosts_module
 from supervisor.directory import Directory
 from supervisor.folders import Folder
 from supervisor.metrics import Metrics
@@ -219,7 +220,7 @@ def hosts(tmp_path):
     folder, cluster = Folder(tmp_path, -1), config.read(tmp_path / "cluster.toml")
     own = {"folder": folder, "logs": tmp_path, "hurry": Hurry(), "metrics": Metrics(), "reserve": Reserve()}
     world = SimpleNamespace(now=lambda: 5.0, **own)
-    return SimpleNamespace(cluster=cluster, starts={"cpu": starts}, world=world, boots=boots)
+    return SimpleNamespace(cluster=cluster, starts=dict.fromkeys(cluster.engine, starts), world=world, boots=boots)
 
 
 async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(hosts):
@@ -321,3 +322,18 @@ def test_the_example_is_two_nodes_of_this_host():
     cluster = config.read(ROOT / "examples" / "spanning.toml")
     assert check.pick(cluster, None) == ("first", "second")
     assert cluster.engine["tiny-0"].nodes == ("first", "second")
+
+
+def test_b18_an_engine_with_variables_of_its_own_is_forked_from_a_zygote_that_has_them(read):
+    """Torch reads OMP_NUM_THREADS when it is imported, and so do others."""
+    plain = '[engine.q]\nmodel = "tiny"\nnode = "b"\ndevice = "cpu"\nkv_tokens_max = 4096\n'
+    own = plain.replace("engine.q", "engine.r") + '[engine.r.environment]\nOMP_NUM_THREADS = "3"\n'
+    house, _ = built(read("", plain + own), "b")
+    members = {child.name: child for child in house.tree.children}
+    assert [name for name in members if name.startswith("zygote")] == ["zygote", "zygote-r"]
+    assert "zygote" in members["q"].needs
+    assert "zygote-r" in members["r"].needs
+    given = {name: members[name].children[0].args for name in ("zygote", "zygote-r")}
+    variables = {name: hosts_module.host_environment({}, "cpu", args[-1]) for name, args in given.items()}
+    assert variables["zygote"]["OMP_NUM_THREADS"] == "1"
+    assert variables["zygote-r"]["OMP_NUM_THREADS"] == "3"
