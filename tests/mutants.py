@@ -25,6 +25,7 @@ from tests.planted_gateway import GATEWAY
 from tests.planted_loop import LOOP
 from tests.planted_pairs import PAIRS
 from tests.planted_telling import TELLING
+from tests.planted_tree import TREE
 
 ROOT = Path(__file__).parent.parent
 PARTS = {  # where a bug of each is likeliest to be noticed
@@ -38,6 +39,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "pairs": (PAIRS, ("directory", "router")),
     "loop": (LOOP, ("loop",)),
     "engines": (ENGINES, ("engines",)),
+    "tree": (TREE, ("tree",)),
 }
 MUTANTS = [(path, bug, part) for part, (of, _) in PARTS.items() for path, bugs in of.items() for bug in bugs]
 SUITES = {  # the quickest first
@@ -52,6 +54,10 @@ SUITES = {  # the quickest first
     "engines": [f"tests/{name}.py" for name in ("test_settings", "test_adapter", "protocol/test_model_folder")],
     "config": [f"tests/test_{name}.py" for name in ("config", "config_files", "toml_lines", "reloading")],
     "loop": [f"tests/test_{name}.py" for name in ("say", "chatter", "upward", "turns", "hung", "turn_budget")],
+    "tree": [
+        f"tests/test_{name}.py"
+        for name in ("supervise_together", "supervise", "descriptors", "folders", "engine_failures", "supervise_any")
+    ],
     "text": [f"tests/test_{name}.py" for name in ("choices", "reading", "scores", "processor")],
     "fair": [f"tests/test_{name}.py" for name in ("fair", "weights", "queue", "gate")],
     "delivery": ["tests/test_delivery.py"],

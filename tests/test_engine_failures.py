@@ -7,9 +7,10 @@ import trio
 from attrs import evolve
 
 from protocol.cluster import NodeState, check
-from protocol.errors import EngineDied, PeerViolation
+from protocol.errors import EngineDied, PeerViolation, StartFailed
 from supervisor import config, known, scrape
 from supervisor.happenings import Happening, Kind
+from supervisor.plug import Plug
 from tests.houses import built
 from tests.test_spanning import ROOT
 
@@ -104,3 +105,27 @@ async def test_b7_a_gateway_of_other_nodes_engines_does_not_end_with_its_own(hou
     _, house = houses(("a", "main"), listen='listen = "127.0.0.1:7401"')
     fails(house, "a")
     assert house.nothing_came_up is None
+
+
+async def test_who_waits_for_a_zygote_hears_why_it_cannot_start_but_waits_for_one_that_was_killed(autojump_clock):
+    killed, broken, heard = Plug(), Plug(), []
+    with killed.offering("a zygote"):
+        pass
+    killed.failed("the zygote died", 0.5)
+    broken.failed("the zygote could not import SGLang: no torch", 0.5)
+
+    async def wait(plug):
+        try:
+            heard.append(await plug.started())
+        except StartFailed as error:
+            heard.append(str(error))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, killed)
+        nursery.start_soon(wait, broken)
+        await trio.sleep(1)
+        assert heard == ["the zygote could not import SGLang: no torch"]
+        with killed.offering("another"):
+            assert killed.failure is None
+            await trio.sleep(1)
+    assert heard[1:] == ["another"]

@@ -110,6 +110,17 @@ def test_b7_an_engine_that_crashes_again_and_again_is_noticed_by_nobody(folder):
         assert (of.process.returncode, of.left()) == (0, [])
 
 
+def test_b7_one_engine_that_cannot_start_ends_neither_its_node_nor_its_neighbours(folder):
+    """It crashes as it starts; before anything else of the node is up, too."""
+    with served(folder, "simulated.faults.crash_after_s = 0.000001") as of:
+        assert wait_until(lambda: "main/good-0 is ready" in of.output(), WITHIN_S) is not None, of.output()
+        honest = Honest(of.port, 40)
+        honest.check()
+        of.signal(signal.SIGTERM)
+        assert of.wait_exit(WITHIN_S) is not None
+        assert (of.process.returncode, of.left()) == (0, [])
+
+
 def cpu_s(pid):
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
