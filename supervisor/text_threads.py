@@ -19,6 +19,7 @@ from protocol.errors import Overloaded
 
 T = TypeVar("T")
 
+NO_THREAD = "can't start new thread"  # as Python says it
 HEAVY = 200_000  # in characters to tokenise: about a tenth of a second
 
 Count = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]
@@ -66,7 +67,12 @@ class TextThreads:
         Leaving while it waits gives up the place; leaving while it runs abandons the thread, which counts to its end.
         """
         turn = cast("trio.CapacityLimiter", _Turn(self, owner, size >= HEAVY))
-        return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=turn)
+        try:
+            return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=turn)
+        except RuntimeError as error:
+            if str(error) == NO_THREAD:  # no memory for its stack, or too many processes: this request's loss alone
+                raise Overloaded("the system has no thread left to read the text in") from error
+            raise
 
     async def acquire(self, owner: str, *, heavy: bool) -> None:
         """Wait for a thread; raises `Overloaded` if too much waits already."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import resource
+import threading
 
 import pytest
 import trio
 
-from protocol.errors import StartFailed
+from protocol.errors import Overloaded, StartFailed
 from supervisor import check, config, descriptors, reserve
 from supervisor.reserve import GuardedListener, Reserve
+from supervisor.text_threads import TextThreads
 from tests.test_spanning import ROOT
 
 ONE = f"""
@@ -200,3 +202,23 @@ async def test_an_error_of_a_listener_that_is_no_famine_is_its_own(monkeypatch, 
     listener.accept = accept
     with pytest.raises(OSError, match="it is closed"):
         await GuardedListener(listener, Reserve(4)).accept()
+
+
+async def test_b6_without_a_thread_a_request_fails_as_overloaded_and_the_next_may_have_one(monkeypatch):
+    """Nobody counts it as a bug: a rate of those would restart the processor, and in the end the node."""
+    threads, failing = TextThreads(), [True]
+    start_new = threading.Thread.start
+
+    def start(self):
+        if failing:
+            raise RuntimeError("can't start new thread")
+        start_new(self)
+
+    monkeypatch.setattr(trio._core._thread_cache, "IDLE_TIMEOUT", 0.01)
+    monkeypatch.setattr(trio._core._thread_cache.THREAD_CACHE, "_idle_workers", {})
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(Overloaded, match="no thread left"):
+        await threads(lambda: 1, owner="alice", size=1)
+    assert (threads.running, threads.waiting) == (0, 0)
+    failing.clear()
+    assert await threads(lambda: 2, owner="alice", size=1) == 2

@@ -15,7 +15,7 @@ import pytest
 
 from bench._client import Chat, chat_body
 from bench._cluster import free_ports
-from bench._node import ROOT, wait_until
+from bench._node import ROOT, open_files, wait_until
 from tests.launched import launched
 
 pytestmark = pytest.mark.realtime
@@ -136,12 +136,13 @@ def test_b6_without_descriptors_connections_are_refused_and_nothing_else_happens
             for _ in range(100):  # more than there are descriptors; the kernel's queue takes the rest
                 made = socket.create_connection(("127.0.0.1", of.port), timeout=WITHIN_S)
                 strangers.append(made)
+            assert wait_until(lambda: open_files(pid) >= 60, WITHIN_S) is not None
             before = cpu_s(pid)
             os.kill(pid, signal.SIGCHLD)  # as if a child had ended
-            assert wait_until(lambda: "no file descriptors are left" in of.output(), WITHIN_S) is not None
             restarts = of.output().count('"main/bad-0/engine is ready')
             again = wait_until(lambda: of.output().count('"main/bad-0/engine is ready') >= restarts + 1, WITHIN_S)
             assert again is not None, "an engine that crashes is started again"
+            assert "no file descriptors are left" in of.output()
             honest.check()
             assert cpu_s(pid) - before < 3.0, "nobody spins"
         finally:
