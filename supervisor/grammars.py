@@ -34,7 +34,7 @@ from supervisor.config import Cluster, EngineSection
 from supervisor.directory import Directory
 from supervisor.endpoints import Here, There
 from supervisor.engine import EngineHouse, checker
-from supervisor.hosts import Starts
+from supervisor.hosts import Starts, zygote_of
 from supervisor.link import Link, Serves
 from supervisor.plug import Plug
 from supervisor.tree import Backoff, Child, Tree
@@ -115,7 +115,7 @@ def _tree(
     process = Child(
         name="process",
         run=_process,
-        args=(own, hosts_of[section.device], plug, house),
+        args=(own, hosts_of[name], plug, house),
         stop_within_s=section.ladder.total_s + 1.0,
         about="compiles and walks each grammar in a fork of its own",
         limits=(
@@ -136,10 +136,9 @@ def _tree(
     return asked[0], Tree(
         name=f"grammars-{name}",
         children=(turns, process),
-        restarts_max=30,
-        restarts_window_s=300.0,
-        backoff=Backoff(min_s=1.0),
-        needs=("zygote",) if section.device == "cpu" else (),
+        restarts_max=None,
+        backoff=Backoff(min_s=0.5, crashes=True),
+        needs=tuple(filter(None, [zygote_of(name, section)])),
         about=f"checks what answers of {section.model} are to keep to",
     )
 

@@ -24,6 +24,7 @@ import actors
 from actors.engines.sglang import settings
 from protocol.errors import EngineDied, StartFailed
 from supervisor.chatter import Chatter
+from supervisor.config import EngineSection
 from supervisor.folders import Folder
 from supervisor.plug import Plug
 from supervisor.process import Hurry, Ladder, Process, start
@@ -32,6 +33,7 @@ ROOT = Path(actors.__file__).parent.parent
 ON_CPU = ROOT / "actors" / "engines" / "sglang" / "cpu"
 ON_ALL = ROOT / "actors" / "engines" / "sglang" / "plugin"
 ZYGOTE = (sys.executable, "-m", "actors.engines.sglang.zygote")
+ZYGOTE_NAME = "zygote"  # of the child that forks the hosts of engines without variables of their own
 SPAWNED = (sys.executable, "-m", "actors.engines.sglang")
 ANSWER_BYTES = 512
 FORK_WITHIN_S = 5.0
@@ -148,6 +150,13 @@ async def _received(control: trio.socket.SocketType) -> bytes:
         return await control.recv(ANSWER_BYTES)
     except OSError:
         return b""
+
+
+def zygote_of(name: str, section: EngineSection) -> str | None:
+    """Return the name of the zygote that forks an engine's host, None if none does."""
+    if section.kind != "sglang" or section.device != "cpu":
+        return None
+    return f"{ZYGOTE_NAME}-{name}" if section.environment else ZYGOTE_NAME
 
 
 def forked(plug: Plug[Zygote]) -> Starts:

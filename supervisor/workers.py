@@ -35,7 +35,6 @@ from supervisor.world import World
 
 Work: TypeAlias = Queue[Generate, Started | Tokens, Finished]
 
-ZYGOTE = "zygote"
 ZYGOTE_LADDER = Ladder(asked_s=0.5, term_s=0.5, kill_s=1.0)
 
 
@@ -50,7 +49,7 @@ def starts(
     for name, section in cluster.engine.items():
         if node not in section.nodes or section.kind != "sglang":
             continue
-        if (zygote := zygote_of(name, section)) is None:
+        if (zygote := hosts.zygote_of(name, section)) is None:
             found[name] = hosts.spawned(world.environment, "cuda")
             continue
         if zygote not in zygotes:
@@ -58,13 +57,6 @@ def starts(
             children.append(_zygote(cluster, node, world, zygote, zygotes[zygote], section.environment))
         found[name] = hosts.forked(zygotes[zygote])
     return found
-
-
-def zygote_of(name: str, section: EngineSection) -> str | None:
-    """Return the name of the zygote that forks an engine's host, None if none does."""
-    if section.kind != "sglang" or section.device != "cpu":
-        return None
-    return f"{ZYGOTE}-{name}" if section.environment else ZYGOTE
 
 
 def _zygote(
@@ -85,7 +77,7 @@ def _zygote(
         children=(process,),
         restarts_max=None,
         backoff=Backoff(min_s=0.5, crashes=True),
-        about=f"forks the hosts of {name.removeprefix(f'{ZYGOTE}-') if environment else 'engines on a CPU'}",
+        about=f"forks the hosts of {name.removeprefix(f'{hosts.ZYGOTE_NAME}-') if environment else 'engines on a CPU'}",
     )
 
 
@@ -115,7 +107,7 @@ def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts],
         # Whatever is wrong with an engine, it is alone in it: it is tried again for ever, at most every half minute.
         restarts_max=None,
         backoff=Backoff(min_s=0.1 if each.others is None else 1.0, crashes=True),
-        needs=tuple(filter(None, [zygote_of(each.name, section)])),
+        needs=tuple(filter(None, [hosts.zygote_of(each.name, section)])),
         about=f"{section.model} {on}{over}",
         children=(
             _simulated(each, world) if section.kind == "simulated" else _sglang(cluster, each, hosts_of, world),
