@@ -98,6 +98,7 @@ async def _check_grammar(request: Respond, grammar: Grammar, limits: Limits, che
     """Raise `BadRequest`, with the client's name of the field, for a grammar that no engine is to see."""
     await trio.lowlevel.checkpoint()
     if grammar.kind not in limits.info.grammars:
+        await trio.lowlevel.checkpoint()
         return  # it is refused by another sentence
     try:
         await check(grammar, request.owner)
