@@ -20,6 +20,7 @@ from protocol.errors import (
     EngineStuck,
     Internal,
     Left,
+    Preempted,
     RequestError,
 )
 from protocol.messages import Finished, Generate, Started, Tokens
@@ -97,7 +98,8 @@ async def _generate(call: Call[Generate, Started | Tokens, Finished], slots: _Sl
         async with slots.one(call, pace) as generation:
             finished = await generation.relay(pass_on, pace.until)
             if finished is None:
-                raise DeadlineExceeded(f"the engine took longer than {pace.waited_for}")
+                late = Preempted if slots.passes_over(pace) else DeadlineExceeded
+                raise late(f"the engine took longer than {pace.waited_for}")
         answer.end(finished)
     if call.request.id in slots.kept:
         await slots.wait_given_back(call.request.id)
@@ -148,10 +150,19 @@ class _Slots:
                 await self.engine.wait_released(request.id)
             if waiting.cancelled_caught:
                 self.kept[request.id] = silent
+                if isinstance(late, Preempted):  # it is more than that
+                    raise DeadlineExceeded(late.detail) from late
                 if late is None or silent:
                     raise EngineLost(f"{request.id} kept its slot for {self.deadlines.release_s} s after its end")
             elif left_at is not None:
                 self.observer.aborted(trio.current_time() - left_at)
+
+    def passes_over(self, pace: _Pace) -> bool:
+        """Whether an answer that has begun stands still while the engine goes on with others: its memory is theirs."""
+        last_at, total_s = pace.last_at, self.deadlines.total_s
+        if last_at is None or trio.current_time() >= pace.started_at + total_s:
+            return False
+        return self.heard_at > last_at + self.deadlines.gap_s / 2
 
     def _silent_since(self, pace: _Pace) -> bool:
         """Whether nobody has heard anything for as long as this request has waited in vain, which was long enough."""

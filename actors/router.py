@@ -6,6 +6,7 @@ import trio
 
 from actors._kit import Bugs, Call, Inbox
 from actors.routing.journey import Journey
+from actors.routing.moving import Unstarted
 from actors.routing.route import Need, Route, Routing
 from protocol.messages import Finished, Generate, Started, Tokens
 
@@ -17,13 +18,14 @@ async def router(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Give each request to the worker that the policy names; while all are full, requests wait in the inbox."""
-    bugs = Bugs()
+    bugs, unstarted = Bugs(), Unstarted()
 
     async def route_one(call: Call[Generate, Started | Tokens, Finished], route: Route | None) -> None:
         with call.answering(bugs) as answer:
-            answer.end(await Journey(call.request, answer, routing).run(route))
+            answer.end(await Journey(call.request, answer, routing, unstarted).run(route))
 
     async with trio.open_nursery() as requests:
+        requests.start_soon(unstarted.move_on, routing)
         task_status.started()
         while True:
             (await routing.wait_for(Need())).end()  # only that there is one: a call that must wait does so in the inbox

@@ -260,6 +260,12 @@ class DeadlineExceeded(RequestError):
     retry_after_s = 1
 
 
+class Preempted(DeadlineExceeded):
+    """The engine went on with others and not with this answer, for want of memory; ask again."""
+
+    code = "preempted"
+
+
 class Left(RequestError):
     """The asker left, so the answer was ended; nobody is there to read this."""
 

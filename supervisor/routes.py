@@ -15,7 +15,10 @@ from supervisor.sections import ModelSection
 from supervisor.tree import Child
 from supervisor.workers import Work
 
-LIMITS = ("resumes_max", "drains_max", "crashes_max", "resume_tokens_max", "resume_s")
+LIMITS = (
+    *("resumes_max", "drains_max", "crashes_max", "resume_tokens_max", "resume_s"),
+    *("move_after_s", "moves_max", "preemptions_max"),
+)
 ROUTED = ("prefill_tokens_min", *LIMITS, "ejection")
 """What a reload may change."""
 

@@ -108,6 +108,9 @@ class ModelSection:
     crashes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 1  # of engines under one request
     resume_tokens_max: Count = 65_536  # that were sent before the loss
     resume_s: Seconds = 10.0  # to find another worker
+    move_after_s: Seconds = 2.0  # that a request waits at a worker with too much while it could begin elsewhere
+    moves_max: Annotated[int, Within(at_least=0, at_most=10)] = 2
+    preemptions_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 1  # by engines that go on with others
     ejection: Ejection = Ejection()  # of workers that keep failing
 
 

@@ -24,6 +24,7 @@ from tests.planted_engine import ENGINES
 from tests.planted_gateway import GATEWAY
 from tests.planted_loop import LOOP
 from tests.planted_pairs import PAIRS
+from tests.planted_router import ROUTER
 from tests.planted_telling import TELLING
 from tests.planted_tree import TREE
 
@@ -38,6 +39,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "telling": (TELLING, ("telling",)),
     "pairs": (PAIRS, ("directory", "router")),
     "loop": (LOOP, ("loop",)),
+    "router": (ROUTER, ("router", "examples")),
     "engines": (ENGINES, ("engines",)),
     "tree": (TREE, ("tree",)),
 }
@@ -47,7 +49,7 @@ SUITES = {  # the quickest first
     "contract": ["tests/test_engine_contract.py"],
     "directory": [f"tests/test_{name}.py" for name in ("directory", "controls", "one_link", "dialing")],
     "attached": ["tests/test_attached.py", "tests/protocol/test_greeting.py"],
-    "router": [f"tests/test_{name}.py" for name in ("router", "resumes", "route_drains", "outliers")],
+    "router": [f"tests/test_{name}.py" for name in ("router", "resumes", "route_drains", "outliers", "moving")],
     "examples": [f"tests/test_{name}.py" for name in ("kit", "queue", "link", "decode", "stuck_slots")],
     "links": ["tests/test_links.py"],
     "telling": [f"tests/{name}.py" for name in ("test_telling", "test_one_link", "protocol/test_greeting")],

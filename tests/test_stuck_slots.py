@@ -14,7 +14,7 @@ from actors.decode import Deadlines, Observer, decode
 from actors.routing.load import Load
 from actors.routing.route import Limits
 from protocol.cluster import Leg
-from protocol.errors import DeadlineExceeded, EngineDied, EngineLost, EngineStuck, HandOffFailed
+from protocol.errors import DeadlineExceeded, EngineDied, EngineLost, EngineStuck, HandOffFailed, Preempted
 from protocol.messages import Tokens
 from tests.fakes import Costs, FakeEngine, whole
 from tests.fakes import generate as wanted_of
@@ -276,3 +276,36 @@ async def test_legs_that_let_go_count_for_nothing(autojump_clock):
     async with routed(*prefills, *decodes, Fake("d", leg=Leg.DECODE)) as world:
         got = await route(world, generate(tokens_max=5))
         assert got.finished.usage.completion_tokens == 5
+
+
+async def test_d7_an_engine_that_goes_on_with_others_has_preempted_who_stands_still(autojump_clock):
+    async with working(slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
+
+        async def set_aside():
+            await trio.sleep(3.5)
+            worker.engine.scheduler.running["bad"].ready_at = 1e9
+
+        nursery.start_soon(set_aside)
+        await expect(Preempted, worker, wanted_of("bad", tokens_max=50))
+        assert trio.current_time() == 23
+
+
+async def test_an_engine_that_goes_on_with_nobody_has_preempted_nobody(autojump_clock):
+    async with working(slots=8, deadlines=DEADLINES) as worker:
+
+        async def stop():
+            await trio.sleep(3.5)
+            for held in worker.engine.scheduler.running.values():
+                held.ready_at = 1e9
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop)
+            for name in "ab":
+                nursery.start_soon(expect_exactly, DeadlineExceeded, worker, wanted_of(name, tokens_max=50))
+
+
+async def expect_exactly(error, worker, wanted):
+    with pytest.raises(error) as caught:
+        await ask(worker, wanted)
+    assert type(caught.value) is error

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 import trio
 from attrs import define, evolve, field
 
+from actors.routing.moving import Unstarted
 from actors.routing.ports import Replies, Worker
 from actors.routing.route import Need, Route, Routing
 from protocol.errors import (
@@ -22,13 +23,16 @@ from protocol.errors import (
     LinkLost,
     NotReady,
     Overloaded,
+    Preempted,
     RequestError,
 )
 from protocol.messages import Finished, FinishReason, Generate, Rendezvous, Sampling, Started, Tokens, Usage
 from protocol.trace import span_after
 
-ELSEWHERE = (ActorLost, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded)
+ELSEWHERE = (ActorLost, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded, Preempted)
 """What ends a request here and need not end it elsewhere: the worker is to blame, or its host, or the way to it."""
+MOVED = "moved"
+"""Why a request goes on elsewhere that was taken back before it had begun."""
 
 
 @define(eq=False)
@@ -38,6 +42,12 @@ class Journey:
     request: Generate
     answer: Replies
     routing: Routing
+    unstarted: Unstarted
+    route: Route = field(init=False)  # where it is
+    moves: int = 0
+    _moved_to: Route | None = None
+    _asking: trio.CancelScope = field(factory=trio.CancelScope)
+    _again: bool = False  # somebody has been asked before, who may not have let go of its id
     _sent: list[int] = field(factory=list)
     _before: int = 0  # tokens that were sent before the worker that is being asked
     _first: Route | None = None  # the one that began the answer
@@ -48,29 +58,62 @@ class Journey:
     _refused: tuple[str, EngineRefused] | None = None  # by whom
     _opinions: int = 0  # that were asked for
     _losses: int = 0
+    _preemptions: int = 0
     _drains: int = 0
     _crashes: int = 0
     _pause_s: float = 0.0  # before one that was lost is asked again
 
     async def run(self, route: Route | None) -> Finished:
         """Return the result; raises the `RequestError` of the last worker if nobody can go on."""
-        if route is None:
-            route = await self.routing.wait_for(Need.of(self.request))
-        while True:
-            try:
-                return self._whole(await self._ask(route))
-            except RequestError as error:
-                if (other := self._second_opinion(route, error)) is not None:
-                    route = other
-                    continue
-                if not isinstance(error, ELSEWHERE):
-                    raise
-                lost = error
-            await trio.lowlevel.checkpoint()
-            if (ended := self._ended()) is not None:
-                return ended
-            route = await self._elsewhere(lost)
-            self.routing.watch.went_on(lost.code, len(self._sent))
+        self.route = route or await self.routing.wait_for(self.need)
+        try:
+            while (finished := await self._try()) is None:
+                self._again = True
+            return finished
+        finally:
+            if self._moved_to is not None:
+                self._moved_to.end()
+
+    @property
+    def need(self) -> Need:
+        """What it takes of a worker now."""
+        prompt = len(self.request.tokens)
+        return Need(prompt + len(self._sent), prompt + self.request.sampling.tokens_max)
+
+    def move(self, route: Route) -> None:
+        """Leave the worker that has not begun, and ask another; what comes from now on comes too late."""
+        self.moves += 1
+        self._moved_to = route
+        self._asking.cancel(reason="it can begin at once elsewhere")
+
+    async def _try(self) -> Finished | None:
+        """Ask once, and return the result, or None with another `route` to ask; raises what nobody can mend."""
+        lost: RequestError | None = None
+        try:
+            with trio.CancelScope() as self._asking:
+                finished = await self._ask(self.route)
+                if self._moved_to is None:
+                    return self._whole(finished)
+        except RequestError as error:
+            lost = error
+        finally:
+            self.unstarted.discard(self)
+        await trio.lowlevel.checkpoint()
+        if self._moved_to is not None:
+            self.route, self._moved_to = self._moved_to, None
+            self.routing.watch.went_on(MOVED, len(self._sent))
+            return None
+        assert lost is not None  # it was neither moved nor answered
+        if (other := self._second_opinion(self.route, lost)) is not None:
+            self.route = other
+            return None
+        if not isinstance(lost, ELSEWHERE):
+            raise lost
+        if (ended := self._ended()) is not None:
+            return ended
+        self.route = await self._elsewhere(lost)
+        self.routing.watch.went_on(lost.code, len(self._sent))
+        return None
 
     # One worker, or two ------------------------------------------------------------------
 
@@ -80,7 +123,8 @@ class Journey:
         if self._first is None:
             self._cached = None
         try:
-            request = self._continued() if self._lost else self.request
+            request = self._continued() if self._again else self.request
+            self.unstarted.add(self)
             if route.prefill is None:
                 return await self._decode(route, request)
             async with trio.open_nursery() as legs:
@@ -99,10 +143,14 @@ class Journey:
 
     async def _decode(self, route: Route, request: Generate) -> Finished:
         def pass_on(reply: Started | Tokens) -> None:
+            if self._moved_to is not None:
+                return
             if isinstance(reply, Tokens):
                 self._sent += reply.ids
                 self.answer.put(reply, len(reply.ids))
-            elif self._first is None:
+                return
+            self.unstarted.discard(self)
+            if self._first is None:
                 self._first = route
                 self._acquit()
                 self._cached = reply.cached_tokens if self._cached is None else self._cached
@@ -164,7 +212,7 @@ class Journey:
     def _blame(self, route: Route, worker: Worker, error: RequestError) -> None:
         if isinstance(error, HandOffFailed):
             self.routing.failed(route.name, error)
-        elif isinstance(error, DeadlineExceeded | Internal):
+        elif isinstance(error, DeadlineExceeded | Internal) and not isinstance(error, Preempted):
             self.routing.failed(worker.load.name, error)
         elif isinstance(error, EngineRefused) and self._refused is None:
             self._refused = worker.load.name, error
@@ -182,7 +230,7 @@ class Journey:
         tried = bool(route.tries) and isinstance(error, DeadlineExceeded | Internal)
         if self._sent or self._opinions or not (tried or isinstance(error, EngineRefused)):
             return None
-        other = self.routing.choose(Need.of(self.request), {*self._lost, *self._dead, *route.names})
+        other = self.routing.choose(self.need, {*self._lost, *self._dead, *route.names})
         if other is not None:
             self._opinions += 1
             self.routing.watch.went_on(error.code, 0)
@@ -225,10 +273,13 @@ class Journey:
         """Wait for another route; raises what the worker was lost with if the rest could differ, or nobody comes."""
         limits, sent = self.routing.limits, len(self._sent)
         unready, planned = isinstance(lost, NotReady), is_planned(lost)
+        self._preemptions += isinstance(lost, Preempted)
         self._drains += planned
         self._losses += not (unready or planned)  # unready: nothing was begun there, and it will be back
         self._pause_s = min(2 * self._pause_s, limits.pause_max_s) if unready and self._pause_s else limits.pause_s
         if self._losses > limits.resumes_max or self._drains > limits.drains_max or sent > limits.resume_tokens_max:
+            raise lost
+        if self._preemptions > limits.preemptions_max:
             raise lost
         if sent and not resumes_exactly(self.request.sampling):
             self.routing.watch.stayed(lost.code)
@@ -239,10 +290,8 @@ class Journey:
         dead = self._crashes > limits.crashes_max or not self.routing.others(self._dead)
         if self._crashes and dead:
             raise lost
-        prompt = len(self.request.tokens)
-        need = Need(prompt + sent, prompt + self.request.sampling.tokens_max)
         with trio.move_on_after(limits.resume_s):
-            return await self.routing.wait_for_other(need, self._lost, self._dead, self._pause_s)
+            return await self.routing.wait_for_other(self.need, self._lost, self._dead, self._pause_s)
         raise lost
 
     async def _count_stuck(self, within_s: float) -> None:

@@ -29,6 +29,9 @@ class Limits:
     crashes_max: int = 1  # of engines under one request, after which it may be what kills them
     resume_tokens_max: int = 65_536
     resume_s: float = 10.0  # to find another worker
+    move_after_s: float = 2.0  # that a worker with too much may let a request wait while another could begin at once
+    moves_max: int = 2
+    preemptions_max: int = 1  # of one request, by engines that go on with others
     ejection: Ejection = Ejection()  # of workers that keep failing
     pause_s: float = 0.1  # before one that was lost is asked again, where there is no other
     pause_max_s: float = 2.0  # the same, of one that is never ready: each time twice as long, up to this
@@ -78,6 +81,15 @@ class Route:
     def name(self) -> str:
         """The name of the whole, as the worker's if there is one, or of the pair."""
         return self.decode.load.name if self.prefill is None else pair(self.prefill, self.decode)
+
+    @property
+    def overcommitted(self) -> bool:
+        """Whether one of its workers has more than it can begin with."""
+        return any(worker.load.overcommitted for worker in (self.decode, self.prefill) if worker is not None)
+
+    def fits(self, need: Need) -> bool:
+        """Whether the memory of its workers has room."""
+        return self.decode.load.fits(need.total) and (self.prefill is None or self.prefill.load.fits(need.prompt))
 
     def ask(self, worker: Worker, request: Generate) -> AbstractAsyncContextManager[Replies]:
         """Ask one of them, to be entered in the same turn: from then on the worker counts the request itself."""
@@ -152,6 +164,14 @@ class Routing:
             yield worker
             if load.fits(tokens) and not self._places[load.name]:
                 return
+
+    def choose_idle(self, need: Need, but: Collection[str]) -> Route | None:
+        """Return a route by which a request can begin at once, for slots and memory alike; None if there is none."""
+        route = self.choose(need, but)
+        if route is None or route.fits(need):
+            return route
+        route.end()
+        return None
 
     def choose_next(self, need: Need) -> Route | None:
         """Return a route if there is one and nobody has waited for it already."""

@@ -15,7 +15,7 @@ from tests.sim.system import System
 from tests.world import World
 
 LOST = frozenset({"engine_lost", "actor_lost", "not_ready"})
-LATE = frozenset({"deadline_exceeded"})
+LATE = frozenset({"deadline_exceeded", "preempted"})
 AWAY_ERRORS = frozenset({"link_lost", "link_replaced", "not_ready", "draining"})
 OF_HOSTS = frozenset({"crash", "cut the line", "half-open line"})
 OF_NODES = ("cut a link", "half-open link", "stopped node", "node crash", "node drain")

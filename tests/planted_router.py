@@ -1,0 +1,22 @@
+"""Bugs to plant where a router judges its workers, and where slots that are not freed are kept."""
+
+from __future__ import annotations
+
+from tests.planted import Bug, Bugs
+
+ROUTER: Bugs = {
+    "actors/routing/outliers.py": (
+        Bug("nobody is ever set aside", "if not breaker.fails(limits):", "if True:"),
+        Bug("all may be set aside", "if others_aside + 1 > limits.share_max * peers:", "if False:"),
+        Bug("any number of requests tries a worker", "breaker.until or breaker.trying", "breaker.until"),
+    ),
+    "actors/routing/journey.py": (
+        Bug("a drain uses up a resume", "self._losses += not (unready or planned)", "self._losses += not unready"),
+        Bug("what an engine refuses counts against it at once", "if self._refused is not None:", "if False:"),
+        Bug("a request that moves is at both", "self._asking.cancel(", "str("),
+    ),
+    "actors/decode.py": (
+        Bug("one stuck slot costs the engine", "if len(self.kept) >= most:", "if self.kept:"),
+        Bug("a stuck slot is given on", "if call.request.id in slots.kept:", "if False:"),
+    ),
+}

@@ -1,0 +1,106 @@
+"""What waits in vain at a worker with too much moves to one where it can begin, and never is at both."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from attrs import define
+from trio.testing import wait_all_tasks_blocked
+
+from actors.routing.load import Load
+from actors.routing.route import Limits
+from protocol.errors import Preempted
+from tests.test_router import Fake, Play, ask, check_whole, generate, routed
+
+SILENT = Play(None, 0)
+
+
+@define(eq=False)
+class Memory(Fake):
+    """A worker that tells of its KV memory."""
+
+    kv: int = 0
+    kv_max: int = 100
+
+    @property
+    def load(self) -> Load:
+        return Load(self.name, self.busy + self.more, self.slots, 0, self.kv, self.kv_max)
+
+
+async def test_d6_a_request_goes_where_its_tokens_fit_though_slots_are_fewer_there(autojump_clock):
+    async with routed(Memory("a", slots=16, kv=95), Memory("b", slots=16, more=8, kv=50)) as world:
+        check_whole(await ask(world, generate()), generate())
+        assert len(world.worker("b").asked) == 1
+
+
+async def test_d6_what_waits_in_vain_at_a_full_worker_moves_to_one_where_it_can_begin(autojump_clock):
+    async with routed(Memory("a", [SILENT], kv=50), Memory("b", kv=99)) as world, trio.open_nursery() as nursery:
+        got: list = []
+
+        async def one():
+            got.append(await ask(world, generate()))
+
+        nursery.start_soon(one)
+        await wait_all_tasks_blocked()
+        world.worker("a").kv = 120
+        await trio.sleep(20)
+        assert not world.worker("b").asked, "nowhere is room"
+        world.worker("b").kv = 20
+        await trio.sleep(20)
+        (wanted,) = world.worker("b").asked
+        assert (wanted.id, wanted.said) == ("new 1", 0)
+        check_whole(got[0], generate())
+        assert world.worker("a").left == [world.worker("b").times[0]], "never at both at once"
+
+
+async def test_d6_what_has_begun_stays_and_so_does_what_waits_at_a_worker_that_has_room(autojump_clock):
+    slow = Play(None, 3)
+    async with (
+        routed(Memory("a", [slow, SILENT], kv=10), Memory("b", slots=0)) as world,
+        trio.open_nursery() as nursery,
+    ):
+        for name in ("begun", "waits"):
+            nursery.start_soon(ask, world, generate(name))
+        await trio.sleep(3)
+        world.worker("b").slots = 8
+        await trio.sleep(60)
+        assert not world.worker("b").asked, "worker a has room: it will begin"
+        world.worker("a").kv = 120
+        await trio.sleep(10)
+        assert [each.id for each in world.worker("b").asked] == ["new 1"]
+        assert world.worker("a").left == [world.worker("b").times[0]]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_request_moves_as_often_as_it_may_and_each_time_later(autojump_clock):
+    workers = [Memory(name, [SILENT] * 9, kv=kv) for name, kv in (("a", 10), ("b", 20), ("c", 30), ("d", 40))]
+    limits = Limits(move_after_s=2, moves_max=2)
+    async with routed(*workers, limits=limits) as world, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, world, generate())
+        await wait_all_tasks_blocked()
+        for worker in workers:
+            await trio.sleep(30)
+            worker.kv = 120
+        await trio.sleep(100)
+        assert [len(worker.asked) for worker in workers] == [1, 1, 1, 0]
+        nursery.cancel_scope.cancel()
+
+
+async def test_leaving_while_a_request_moves_keeps_no_place(autojump_clock):
+    for after_s in (2.0, 3.999, 4.0, 4.001):
+        async with routed(Memory("a", [SILENT], kv=50), Memory("b", [SILENT], kv=50, more=2)) as world:
+            with trio.move_on_after(after_s):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(ask, world, generate())
+                    await wait_all_tasks_blocked()
+                    world.worker("a").kv = 120
+
+
+async def test_d7_an_answer_that_an_engine_has_preempted_goes_on_elsewhere_once(autojump_clock):
+    gone = [Play(Preempted("for want of memory"), 2)]
+    async with routed(Fake("a", [*gone]), Fake("b", more=2), Fake("c", more=3)) as world:
+        check_whole(await ask(world, generate()), generate())
+        assert not world.routing.outliers
+    async with routed(Fake("a", [*gone]), Fake("b", [*gone], more=2), Fake("c", more=3)) as world:
+        with pytest.raises(Preempted):
+            await ask(world, generate())
