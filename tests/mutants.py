@@ -22,6 +22,7 @@ from tests.planted_config import CONFIG
 from tests.planted_doors import DOORS, TEXT
 from tests.planted_engine import ENGINES
 from tests.planted_gateway import GATEWAY
+from tests.planted_grammars import GRAMMARS
 from tests.planted_loop import LOOP
 from tests.planted_pairs import PAIRS
 from tests.planted_router import ROUTER
@@ -42,6 +43,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "router": (ROUTER, ("router", "examples")),
     "engines": (ENGINES, ("engines",)),
     "tree": (TREE, ("tree",)),
+    "grammars": (GRAMMARS, ("grammars",)),
 }
 MUTANTS = [(path, bug, part) for part, (of, _) in PARTS.items() for path, bugs in of.items() for bug in bugs]
 SUITES = {  # the quickest first
@@ -54,6 +56,7 @@ SUITES = {  # the quickest first
     "links": ["tests/test_links.py"],
     "telling": [f"tests/{name}.py" for name in ("test_telling", "test_one_link", "protocol/test_greeting")],
     "engines": [f"tests/{name}.py" for name in ("test_settings", "test_adapter", "protocol/test_model_folder")],
+    "grammars": ["tests/test_grammars.py", "tests/protocol/test_grammars.py"],
     "config": [f"tests/test_{name}.py" for name in ("config", "config_files", "toml_lines", "reloading")],
     "loop": [f"tests/test_{name}.py" for name in ("say", "chatter", "upward", "turns", "hung", "turn_budget")],
     "tree": [
