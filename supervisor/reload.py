@@ -52,6 +52,10 @@ def changes(old: object, new: object, path: tuple[str, ...] = ()) -> Iterator[Ch
         yield Change(path, old, new)
 
 
+class _NotInFile(StartFailed):
+    """The file is right, and has this node no more."""
+
+
 @frozen
 class _Read:
     """A file as it is now, with what it names."""
@@ -93,6 +97,8 @@ class Reloader:
             read = self._read()
             self._apply_all(read, told)
             told.starts += self._to_start(read.cluster)
+        except _NotInFile as error:
+            told.stays.append(f"the file changes nothing: {error}")
         except StartFailed as error:
             log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
             told.refused.append(f"the file changes nothing: {error}")
@@ -112,7 +118,7 @@ class Reloader:
         examine = partial(file_checks.mistakes, environment=self.environment)
         new = config.read(self.cluster.file, self.cluster.joined, examine)
         if self.name not in new.node:
-            raise StartFailed(f"there is no node {self.name} in {new.file} any more; drain it if it is to go")
+            raise _NotInFile(f"there is no node {self.name} in {new.file} any more; drain it if it is to go")
         if self.house.door is not None and new.gateway.node == self.name:
             check.keys(new, self.environment)
             if new.certificate is not None:

@@ -302,7 +302,7 @@ async def test_an_engine_is_its_own_nodes_affair_and_its_settings_are_not_told(f
 async def test_a_node_that_has_gone_from_the_file_says_so_itself(front, tmp_path):
     one = Node(tmp_path, "one")
     told = one.reload(("[node.one]", "[node.uno]"), ('node = "one"', 'node = "uno"'))
-    assert told.refused[0].startswith("the file changes nothing: there is no node one in ")
+    assert told.not_changed[0].startswith("the file changes nothing: there is no node one in ")
 
 
 async def test_another_secret_takes_a_restart(front):
