@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from actors._text.reading import HELD_IDS_MAX, Reading
+from actors._text.stops import StopStrings
 from protocol.messages import Text
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -194,7 +195,7 @@ def test_a_word_keeps_its_space_after_broken_bytes():
 )
 @settings(max_examples=300)
 def test_reading_is_what_the_naive_way_gives(sequence, stops, stop_ids, silent, tokens_min, sizes):
-    reading = Reading(TINY, stops, stop_ids, silent, tokens_min)
+    reading = Reading(TINY, StopStrings(stops), stop_ids, silent, tokens_min)
     text, said = read(reading, cut(sequence, sizes))
     assert (text, reading.matched, reading.tokens) == naively(sequence, stops, stop_ids, silent, tokens_min)
     assert sum(each.tokens for each in said) <= reading.tokens
@@ -205,7 +206,7 @@ def test_reading_is_what_the_naive_way_gives(sequence, stops, stop_ids, silent, 
 def test_nothing_of_a_stop_string_leaks_at_any_moment(before, stop, after):
     whole = normalize("NFC", before + stop + after)
     assume(stop in whole)  # a combining accent changes the letter before it
-    reading, so_far = Reading(TINY, [stop]), ""
+    reading, so_far = Reading(TINY, StopStrings([stop])), ""
     for token in ids(whole):
         piece = reading.feed([token])
         so_far += piece.text if piece else ""
@@ -215,7 +216,7 @@ def test_nothing_of_a_stop_string_leaks_at_any_moment(before, stop, after):
 
 
 def test_a_stop_across_pieces_is_held_back():
-    reading = Reading(TINY, ["END"])
+    reading = Reading(TINY, StopStrings(["END"]))
     assert [reading.feed(ids(letter)) for letter in "xEN"] == [Text("x", 1), None, None]
     assert reading.feed(ids("D")) is None
     assert (reading.matched, reading.tokens) == ("END", 4)
@@ -223,20 +224,20 @@ def test_a_stop_across_pieces_is_held_back():
 
 
 def test_what_was_held_back_comes_when_it_is_no_stop():
-    reading = Reading(TINY, ["END"])
+    reading = Reading(TINY, StopStrings(["END"]))
     reading.feed([*ids("E"), *ids("N")])
     assert reading.feed(ids("x")) == Text("ENx", 3)
 
 
 def test_what_was_held_back_comes_at_the_end():
-    reading = Reading(TINY, ["END"])
+    reading = Reading(TINY, StopStrings(["END"]))
     assert reading.feed([*ids("E"), *ids("N")]) is None
     assert reading.finish() == Text("EN", 2)
     assert reading.matched is None
 
 
 def test_what_was_held_back_comes_before_a_stop_token():
-    reading = Reading(TINY, ["END"], [EOS])
+    reading = Reading(TINY, StopStrings(["END"]), [EOS])
     assert reading.feed([*ids("E"), *ids("N"), EOS]) == Text("EN", 3)
     assert reading.matched == EOS
     assert reading.finish() is None
@@ -256,7 +257,7 @@ def test_what_was_held_back_comes_before_a_stop_token():
 )
 def test_overlapping_stops_are_told_apart(stops, text, out, matched):
     for pieces in ([ids(text)], [[token] for token in ids(text)], [ids(letter) for letter in text]):
-        reading = Reading(TINY, stops)
+        reading = Reading(TINY, StopStrings(stops))
         assert read(reading, pieces)[0] == out
         assert reading.matched == matched
 
@@ -266,13 +267,13 @@ def test_a_stop_inside_one_token_cuts_the_token():
         token for token in range(TINY.get_vocab_size()) if len(word := TINY.decode([token])) >= 3 and word.isalpha()
     )
     word = TINY.decode([token])
-    reading = Reading(TINY, [word[1]])
+    reading = Reading(TINY, StopStrings([word[1]]))
     assert reading.feed([token, *ids("more")]) == Text(word[0], 1)
     assert (reading.matched, reading.tokens) == (word[1], 1)
 
 
 def test_ids_after_a_stop_are_ignored():
-    reading = Reading(TINY, ["b"])
+    reading = Reading(TINY, StopStrings(["b"]))
     assert reading.feed([*ids("a"), *ids("b"), *ids("c")]) == Text("a", 2)
     assert reading.feed(ids("d")) is None
     assert reading.tokens == 2
@@ -293,13 +294,13 @@ def test_a_stop_token_is_not_text():
 
 def test_no_stop_counts_before_the_least_number_of_tokens():
     token = ids("z")[0]
-    reading = Reading(TINY, ["b"], [token], tokens_min=3)
+    reading = Reading(TINY, StopStrings(["b"]), [token], tokens_min=3)
     assert read(reading, [[*ids("b"), token, *ids("b"), *ids("c"), *ids("b"), *ids("d")]])[0] == "bzbc"
     assert (reading.matched, reading.tokens) == ("b", 5)
 
 
 def test_a_broken_character_at_the_end_can_complete_a_stop():
-    reading = Reading(TINY, [BROKEN])
+    reading = Reading(TINY, StopStrings([BROKEN]))
     assert reading.feed([*ids("a"), BYTES["ð"]]) == Text("a", 2)
     assert reading.finish() is None
     assert reading.matched == BROKEN

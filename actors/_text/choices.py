@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import trio
-from attrs import define, evolve, field
+from attrs import define, field
 
 from actors._kit import Asks
+from actors._text.drafts import Draft, plain
 from actors._text.model import TextModel
 from actors._text.reading import Reading
 from actors._text.scores import Scores
+from actors._text.stops import StopStrings
 from protocol.errors import EngineLost
 from protocol.messages import (
     Accepted,
@@ -42,6 +44,10 @@ class Choices:
     _cached: int = 0
     _completion: int = 0
     _started: bool = False
+    _stops: StopStrings | None = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._stops = StopStrings(self.request.stop) if self.request.stop else None
 
     async def read(self, asked: Sequence[Sequence[Generate]]) -> Usage:
         """Read every choice of every prompt, and return what they cost together.
@@ -60,18 +66,22 @@ class Choices:
     async def _prompt(self, asked: Sequence[Generate], prompt: int) -> None:
         """Read the choices of one prompt; where more are computed than wanted, tell the likeliest in the end."""
         first = prompt * self.request.n
-        drafts = [_Draft(self.speak) for _ in asked] if len(asked) > self.request.n else []
+        drafts = [Draft(self.speak) for _ in asked] if len(asked) > self.request.n else []
         async with trio.open_nursery() as nursery:
             for place, generate in enumerate(asked):
-                speak = drafts[place].hear if drafts else self.speak
-                self._echo(prompt, first + place, speak)
+                speak = drafts[place] if drafts else self.speak
+                if self.echoes and not drafts:
+                    self._echo(prompt, first + place, self.speak)
+                    await trio.lowlevel.checkpoint()  # a prompt may be long, and said 128 times
                 if place == 0 and asked[1:]:  # the others find its prompt in the cache
                     await nursery.start(self._choice, generate, first, speak)
                 else:
                     nursery.start_soon(self._choice, generate, first + place, speak, place == 0)
-        drafts.sort(key=_Draft.likelihood, reverse=True)
+        drafts.sort(key=Draft.likelihood, reverse=True)
         for place, draft in enumerate(drafts[: self.request.n]):
-            draft.tell(first + place, with_logprobs=self.request.logprobs is not None)
+            drafts[place] = Draft(self.speak)  # what has been told is no longer kept
+            self._echo(prompt, first + place, self.speak)
+            await draft.tell(self._reading(first + place, scored=self.request.logprobs is not None), self.speak)
 
     def _echo(self, prompt: int, choice: int, speak: Speak) -> None:
         if self.echoes:
@@ -87,7 +97,8 @@ class Choices:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Read one choice; `started()` means that its prompt is computed."""
-        reading = self._reading(generate, choice)
+        reading = self._reading(choice, scored=generate.logprobs is not None)
+        draft = speak if isinstance(speak, Draft) else None
 
         def pass_on(reply: Started | Tokens) -> None:
             if isinstance(reply, Started):
@@ -99,6 +110,9 @@ class Choices:
                 if self.request.warm_up:
                     generation.enough()
                 return
+            if draft is not None:
+                draft.note(reply, scored=self.request.logprobs is not None)
+                reply = plain(reply)
             if (text := reading.feed(reply.ids, reply.logprobs)) is not None:
                 speak(text)
             if reading.matched is not None:
@@ -125,45 +139,16 @@ class Choices:
             self._completion += finished.usage.completion_tokens
             speak(ChoiceEnded(finished.reason, choice, finished.matched))
 
-    def _reading(self, generate: Generate, choice: int) -> Reading:
+    def _reading(self, choice: int, *, scored: bool) -> Reading:
         request, model = self.request, self.model
         return Reading(
             model.tokenizer,
-            request.stop,
+            self._stops,
             frozenset(request.stop_token_ids),
             frozenset() if request.ignore_eos else model.eos_token_ids,
             request.tokens_min,
             request.stop_included,
             choice,
-            None if generate.logprobs is None else Scores(model.tokenizer.id_to_token, model.data),
+            Scores(model.tokenizer.id_to_token, model.data) if scored else None,
             request.token_ids,
         )
-
-
-@define(eq=False)
-class _Draft:
-    """A choice that may not be told: kept whole until it is known how likely the others are."""
-
-    speak: Speak
-    _texts: list[Text] = field(factory=list)
-    _ended: ChoiceEnded | None = None
-
-    def hear(self, reply: Accepted | Started | Text | ChoiceEnded) -> None:
-        match reply:
-            case Text():
-                self._texts.append(reply)
-            case ChoiceEnded():
-                self._ended = reply
-            case _:
-                self.speak(reply)
-
-    def likelihood(self) -> float:
-        """Return the mean log probability of its tokens."""
-        values = [token.logprob for text in self._texts for token in text.logprobs]
-        return sum(values) / len(values) if values else 0.0
-
-    def tell(self, choice: int, *, with_logprobs: bool) -> None:
-        for text in self._texts:
-            self.speak(evolve(text, choice=choice, logprobs=text.logprobs if with_logprobs else ()))
-        assert self._ended is not None
-        self.speak(evolve(self._ended, choice=choice))

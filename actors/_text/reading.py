@@ -8,6 +8,7 @@ from attrs import define, field
 from tokenizers import Tokenizer
 
 from actors._text.scores import Scores
+from actors._text.stops import StopScanner, StopStrings
 from protocol.messages import Logprob, Text
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -78,7 +79,7 @@ class Reading:
     """
 
     tokenizer: Tokenizer
-    stops: Sequence[str] = ()
+    stops: StopStrings | None = None
     stop_ids: Collection[int] = ()
     silent_ids: Collection[int] = ()  # they end an answer too, but that is for the engine to say
     tokens_min: int = 0  # stops count only after as many
@@ -89,12 +90,13 @@ class Reading:
     tokens: int = 0
     matched: str | int | None = None
     _decoding: Decoding = field(init=False)
-    _held: str = ""  # text that may turn out to be the start of a stop string
+    _scanner: StopScanner | None = field(init=False)
     _told: int = 0  # tokens that the texts given out so far stand for
     _ids: list[int] = field(factory=list)  # that no text has told yet
 
     def __attrs_post_init__(self) -> None:
         self._decoding = Decoding(self.tokenizer)
+        self._scanner = None if self.stops is None else StopScanner(self.stops)
 
     def feed(self, ids: Sequence[int], logprobs: Sequence[Logprob] = ()) -> Text | None:
         """Take the next ids and return the text that is certain by now; ids after a stop are ignored."""
@@ -107,7 +109,7 @@ class Reading:
                 self._ids.append(token)
             if token in self.stop_ids and self.tokens > self.tokens_min:
                 self.matched = token
-                out += self._held + self._decoding.flush()
+                out += self._held_back() + self._decoding.flush()
             elif token not in self.silent_ids:
                 new = self._decoding.step(token)
                 if self.scores is not None and logprobs:
@@ -121,33 +123,21 @@ class Reading:
             return None
         out = self._scan(self._decoding.flush())
         if self.matched is None:
-            out += self._held
-        self._held = ""
+            out += self._held_back()
         return self._text(out, last=True)
+
+    def _held_back(self) -> str:
+        return "" if self._scanner is None else self._scanner.flush()
 
     def _scan(self, text: str) -> str:
         """Return as much of the text as is surely not part of a stop string, and note a stop that is complete."""
-        if not text or not self.stops or self.tokens <= self.tokens_min:
+        if not text or self._scanner is None or self.tokens <= self.tokens_min:
             return text
-        text = self._held + text
-        self._held = ""
-        found = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
-        if found:
-            end, at, self.matched = min(found)
-            return text[: end if self.stop_included else at]
-        keep = self._possible_start(text)
-        if keep:
-            text, self._held = text[:-keep], text[-keep:]
+        text, matched = self._scanner.scan(text)
+        if matched is not None:
+            self.matched = matched
+            return text + matched if self.stop_included else text
         return text
-
-    def _possible_start(self, text: str) -> int:
-        """Return how many characters at the end of `text` may be the start of a stop string."""
-        longest = min(len(text), max(map(len, self.stops)) - 1)
-        for size in range(longest, 0, -1):
-            tail = text[-size:]
-            if any(stop.startswith(tail) for stop in self.stops):
-                return size
-        return 0
 
     def _text(self, text: str, *, last: bool) -> Text | None:
         if not text and not (last and (self._ids or self.scores is not None)):

@@ -17,7 +17,7 @@ from protocol.messages import Answered, ChoiceEnded, Respond, Role, Text, TokenT
 
 from .body import decode, read_checked
 from .choices import ChoiceChunks, in_full, shared
-from .gathered import Choice, Gathered
+from .gathered import Body, Choice, Gathered, extend
 from .logprobs import listed
 from .mistakes import Mistake
 from .options import ChoiceOptions, Holds, Name, TokenCount, TopLogprobs, respond
@@ -186,21 +186,30 @@ class Chunks(ChoiceChunks):
         return out
 
 
-def completion(request: ChatRequest, *, request_id: str, created: int, gathered: Gathered, answered: Answered) -> bytes:
-    """Return the body that answers a request without a stream."""
-    choices = [_choice(request, index, choice) for index, choice in enumerate(gathered.whole(request.choices))]
-    said = shared("chat.completion", completion_id(request_id), created=created, model=request.model)
-    return in_full(said, choices, answered)
+class Completion(Gathered):
+    """The body that answers a request without a stream."""
 
+    def __init__(self, request: ChatRequest, *, request_id: str, created: int) -> None:
+        super().__init__(request.choices, ids=bool(request.return_token_ids), logprobs=bool(request.logprobs))
+        self._shared = shared("chat.completion", completion_id(request_id), created=created, model=request.model)
 
-def _choice(request: ChatRequest, index: int, choice: Choice) -> dict[str, object]:
-    said: dict[str, object] = {
-        "index": index,
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
-        "logprobs": _logprobs(choice.logprobs) if request.logprobs else None,
-        "finish_reason": choice.reason,
-    }
-    return said | ({"token_ids": choice.ids} if request.return_token_ids else {})
+    def note(self, choice: Choice, text: Text) -> None:
+        """Take the log probabilities of the next piece of a choice."""
+        extend(choice.logprobs, listed(text.logprobs))
+
+    def finish(self, answered: Answered) -> Body:
+        """Return the body of the whole answer."""
+        return in_full(self._shared, map(self._parts, self.whole()), answered)
+
+    def _parts(self, choice: Choice) -> Iterator[bytes | bytearray]:
+        yield from (b'"message":{"role":"assistant","content":"', choice.text, b'","refusal":null},"logprobs":')
+        if self._logprobs:
+            yield from (b'{"content":[', choice.logprobs, b'],"refusal":null}')
+        else:
+            yield b"null"
+        yield b',"finish_reason":' + choice.reason
+        if self._ids:
+            yield from (b',"token_ids":[', choice.ids, b"]")
 
 
 def _logprobs(tokens: Iterable[TokenText]) -> dict[str, object]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import msgspec
 
 from protocol.errors import RequestError
 from protocol.messages import Answered, ChoiceEnded, Text, Usage
 
+from .gathered import Body
 from .http import error_body
 from .options import ChoiceOptions
 
@@ -51,7 +52,7 @@ class ChoiceChunks(ABC):
         assert self._unended == 0  # else it would look whole and not be
         last = b""
         if self._includes_usage:
-            last = b"data: " + in_full(self._shared, (), answered) + b"\n\n"
+            last = b"data: " + b"".join(in_full(self._shared, (), answered).pieces()) + b"\n\n"
         return last + b"data: [DONE]\n\n"
 
     def failed(self, error: RequestError) -> bytes:
@@ -59,9 +60,15 @@ class ChoiceChunks(ABC):
         return b"data: " + error_body(error) + b"\n\n"
 
 
-def in_full(said: dict[str, object], choices: Sequence[dict[str, object]], answered: Answered) -> bytes:
-    """Return what is shared, the choices, and what they cost."""
-    return _encode(said | {"choices": choices, "usage": _usage(answered.usage)})
+def in_full(said: dict[str, object], choices: Iterable[Iterable[bytes | bytearray]], answered: Answered) -> Body:
+    """Return the body of what is shared, the choices, each as the inside of its object, and what they cost."""
+    parts: list[bytes | bytearray] = [_encode(said)[:-1] + b',"choices":[']
+    for place, choice in enumerate(choices):
+        parts.append(b'%b{"index":%d,' % (b"," if place else b"", place))
+        parts += choice
+        parts.append(b"}")
+    parts.append(b'],"usage":' + _encode(_usage(answered.usage)) + b"}")
+    return Body.of(parts)
 
 
 def _usage(usage: Usage) -> dict[str, object]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+import attrs
 import msgspec
-from attrs import frozen
+from attrs import define, field, frozen
 
 from protocol.messages import Answered, ChoiceEnded, Respond, Text
 
 from .body import decode, read_checked
 from .choices import ChoiceChunks, in_full, shared
-from .gathered import Choice, Gathered
+from .gathered import Body, Choice, Gathered, extend
 from .logprobs import Columns, Tabulating
 from .mistakes import Mistake
 from .options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
@@ -142,26 +143,46 @@ class Chunks(ChoiceChunks):
         return b'%b%d,"text":"","logprobs":null,"finish_reason":%b}]}\n\n' % (self._head, ended.choice, reason)
 
 
-def completion(
-    request: CompletionRequest, *, request_id: str, created: int, gathered: Gathered, answered: Answered
-) -> bytes:
-    """Return the body that answers a request without a stream."""
-    whole = gathered.whole(request.choices_total)
-    choices = [_choice(request, index, choice) for index, choice in enumerate(whole)]
-    said = shared(KIND, completion_id(request_id), created=created, model=request.model)
-    return in_full(said, choices, answered)
+@define(eq=False)
+class _Table:
+    """The log probabilities of one choice: each column as the inside of a JSON list."""
+
+    tabulating: Tabulating = field(factory=Tabulating)
+    columns: dict[str, bytearray] = field(factory=lambda: {each.name: bytearray() for each in attrs.fields(Columns)})
+
+    def add(self, text: Text) -> None:
+        columns = self.tabulating.add(text, Columns())
+        for name, column in self.columns.items():
+            extend(column, getattr(columns, name))
+
+    def parts(self) -> Iterator[bytes | bytearray]:
+        for place, (name, column) in enumerate(self.columns.items()):
+            yield b'%b"%b":[' % (b"," if place else b"{", name.encode())
+            yield column
+            yield b"]"
+        yield b"}"
 
 
-def _choice(request: CompletionRequest, index: int, choice: Choice) -> dict[str, object]:
-    columns = None
-    if request.logprobs is not None:
-        columns, tabulating = Columns(), Tabulating()
-        for text in choice.texts:
-            tabulating.add(text, columns)
-    said: dict[str, object] = {
-        "index": index,
-        "text": choice.text,
-        "logprobs": columns,
-        "finish_reason": choice.reason,
-    }
-    return said | ({"token_ids": choice.ids} if request.return_token_ids else {})
+class Completion(Gathered):
+    """The body that answers a request without a stream."""
+
+    def __init__(self, request: CompletionRequest, *, request_id: str, created: int) -> None:
+        logprobs = request.logprobs is not None
+        super().__init__(request.choices_total, ids=bool(request.return_token_ids), logprobs=logprobs)
+        self._shared = shared(KIND, completion_id(request_id), created=created, model=request.model)
+        self._tables = [_Table() for _ in range(request.choices_total * logprobs)]
+
+    def note(self, _: Choice, text: Text) -> None:
+        """Take the log probabilities of the next piece of a choice."""
+        self._tables[text.choice].add(text)
+
+    def finish(self, answered: Answered) -> Body:
+        """Return the body of the whole answer."""
+        return in_full(self._shared, map(self._parts, range(len(self._choices)), self.whole()), answered)
+
+    def _parts(self, place: int, choice: Choice) -> Iterator[bytes | bytearray]:
+        yield from (b'"text":"', choice.text, b'","logprobs":')
+        yield from self._tables[place].parts() if self._tables else (b"null",)
+        yield b',"finish_reason":' + choice.reason
+        if self._ids:
+            yield from (b',"token_ids":[', choice.ids, b"]")

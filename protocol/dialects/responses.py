@@ -21,10 +21,10 @@ from .body import decode, read, read_checked
 from .formats import TextFormat
 from .mistakes import Mistake, describe, wrong
 from .options import Holds, Matches, Name, Options, TokenCount, TopLogprobs, respond
-from .responses_events import Events, completion, error_event, response_id
+from .responses_events import Completion, Events, error_event, response_id
 from .structure import Harmless, tag
 
-__all__ = ["Events", "completion", "error_event", "response_id"]
+__all__ = ["Completion", "Events", "error_event", "response_id"]
 
 STREAM_ID = "[A-Za-z0-9_.-]{1,256}"
 LOGPROBS = "message.output_text.logprobs"

@@ -10,7 +10,7 @@ import msgspec
 from protocol.errors import RequestError
 from protocol.messages import Answered, ChoiceEnded, FinishReason, Text, Usage
 
-from .gathered import Gathered
+from .gathered import Body, Choice, Gathered, extend
 from .http import error_object, error_type
 from .logprobs import listed, parted
 
@@ -60,6 +60,7 @@ class Events:
         self._sse = sse
         self._sequence = 0
         self._pieces: list[str] = []
+        self._encoded = bytearray()  # the inside of the JSON string of the whole text, which the last events repeat
         self._opened = False
         self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         self._logprobs: list[bytes] | None = None if create.logprobs is None else []  # to repeat, while they are short
@@ -102,16 +103,18 @@ class Events:
         """Say the next piece of text in one event, however long it gets."""
         number = self._sequence
         self._sequence = number + 1
+        text = _encode(reply.text)
         self._pieces.append(reply.text)
+        self._encoded += text[1:-1]
         if self._plain:
-            return b'%b%d,"delta":%b%b' % (self._delta_head, number, _encode(reply.text), self._delta_tail)
+            return b'%b%d,"delta":%b%b' % (self._delta_head, number, text, self._delta_tail)
         logprobs = _encode(listed(reply.logprobs) if self._create.logprobs is not None else [])
         self._remember(logprobs[1:-1])
         ids = b',"token_ids":' + _encode(reply.ids) if self._create.return_token_ids else b""
         return b'%b%d,"delta":%b,"logprobs":%b%b%b' % (
             self._delta_head,
             number,
-            _encode(reply.text),
+            text,
             logprobs,
             ids,
             self._delta_tail,
@@ -152,13 +155,16 @@ class Events:
         return (*closing, self._event("response.incomplete", response=response))
 
     def _close(self, status: str) -> tuple[bytes, ...]:
-        text = self.text
+        text = self._whole_text()
         logprobs = msgspec.Raw(b"[" + b",".join(self._logprobs or ()) + b"]")
         return (
             self._event("response.output_text.done", **self._place, text=text, logprobs=logprobs),
             self._event("response.content_part.done", **self._place, part=_part(text)),
             self._event("response.output_item.done", output_index=0, item=self._item(status)),
         )
+
+    def _whole_text(self) -> msgspec.Raw:
+        return msgspec.Raw(b'"' + self._encoded + b'"')
 
     def _remember(self, logprobs: bytes) -> None:
         """Keep the log probabilities of a delta for the end of the text, unless they become too long for one event."""
@@ -177,28 +183,51 @@ class Events:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), payload) if self._sse else payload
 
     def _item(self, status: str, *, whole: bool = True) -> dict[str, object]:
-        return _item(self._item_id, status, [_part(self.text)] if whole else [])
+        return _item(self._item_id, status, [_part(self._whole_text())] if whole else [])
 
     def _response(self, status: str, *, usage: Usage | None = None, item: str | None = None) -> dict[str, object]:
         output = [] if item is None else [self._item(item)]
         return _response(self._create, self.id, self._created_at, status, output, usage)
 
 
-def completion(
-    create: CreateHttp, *, request_id: str, created_at: int, gathered: Gathered, answered: Answered
-) -> bytes:
-    """Return the body that answers a request without a stream."""
-    [choice] = gathered.whole(1)
-    short = choice.reason is FinishReason.LENGTH
-    status = "incomplete" if short else "completed"
-    part = _part(choice.text, listed(choice.logprobs) if create.logprobs is not None else ())
-    if create.return_token_ids:
-        part["token_ids"] = choice.ids
-    output = [_item(_item_id(request_id), status, [part])]
-    response = _response(create, response_id(request_id), created_at, status, output, answered.usage)
-    if short:
-        response["incomplete_details"] = {"reason": "max_output_tokens"}
-    return _encode(response)
+class Completion(Gathered):
+    """The body that answers a request without a stream."""
+
+    def __init__(self, create: CreateHttp, *, request_id: str, created_at: int) -> None:
+        super().__init__(1, ids=bool(create.return_token_ids), logprobs=create.logprobs is not None)
+        self._create, self._request_id, self._created_at = create, request_id, created_at
+
+    def note(self, choice: Choice, text: Text) -> None:
+        """Take the log probabilities of the next piece of a choice."""
+        extend(choice.logprobs, listed(text.logprobs))
+
+    def finish(self, answered: Answered) -> Body:
+        """Return the body of the whole answer."""
+        [choice] = self.whole()
+        assert choice.ended is not None
+        short = choice.ended.reason is FinishReason.LENGTH
+        status = "incomplete" if short else "completed"
+        name = response_id(self._request_id)
+        response = _response(self._create, name, self._created_at, status, (), answered.usage)
+        if short:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        before, after = _around(response, "output")
+        item_before, item_after = _around(_item(_item_id(self._request_id), status, ()), "content")
+        parts: list[bytes | bytearray] = [before, b"[", item_before]
+        parts += [b'[{"type":"output_text","text":"', choice.text]
+        parts += [b'","annotations":[],"logprobs":[', choice.logprobs]
+        if self._ids:
+            parts += [b'],"token_ids":[', choice.ids]
+        return Body.of([*parts, b"]}]", item_after, b"]", after])
+
+
+def _around(said: dict[str, object], name: str) -> tuple[bytes, bytes]:
+    """Return the JSON of an object up to the value of a field, and from there on."""
+    at = list(said).index(name)
+    before, after = dict(list(said.items())[:at]), dict(list(said.items())[at + 1 :])
+    return b'%b%b"%b":' % (_encode(before)[:-1], b"," if before else b"", name.encode()), (
+        b"," * bool(after) + _encode(after)[1:]
+    )
 
 
 def _response(
@@ -257,7 +286,7 @@ def _item(name: str, status: str, content: Sequence[object]) -> dict[str, object
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
 
 
-def _part(text: str, logprobs: Sequence[object] = ()) -> dict[str, object]:
+def _part(text: str | msgspec.Raw, logprobs: Sequence[object] = ()) -> dict[str, object]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 

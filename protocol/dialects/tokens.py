@@ -93,4 +93,5 @@ def to_detokenize(request: DetokenizeRequest) -> Detokenize:
 
 def detokenized(answer: Detokenized) -> bytes:
     """Return the body that answers `POST /detokenize`: SGLang has the text by one name, vLLM by the other."""
-    return _encode({"text": answer.text, "prompt": answer.text})
+    text = _encode(answer.text)
+    return b'{"text":%b,"prompt":%b}' % (text, text)

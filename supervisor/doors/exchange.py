@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -49,6 +50,7 @@ class Exchange:
     body_held: Held = field(init=False)
     answer_held: Held = field(init=False)
     _counted: Counted | None = None
+    _unfinished: bool = False  # the rest of a body is still to be put
 
     def __attrs_post_init__(self) -> None:
         self.asked_at = trio.current_time()
@@ -127,6 +129,7 @@ class Exchange:
             return
         outbox, door = self.outbox, self.door
         begins_at, ends_at = self._begins_at, outbox.taken_bytes
+        lost = lost or self._unfinished
 
         def sent(whole: bool) -> None:
             counted.sent_bytes = max(0, min(outbox.sent_bytes, ends_at) - begins_at)
@@ -161,6 +164,19 @@ class Exchange:
             headers = [*headers, (b"content-length", b"%d" % len(body))]
         head_only = self.method == "HEAD"
         self.outbox.put(self._head(status, headers) + self._data(b"" if head_only else body) + self._end())
+
+    async def reply_in_pieces(self, status: int, headers: list[Header], size: int, pieces: Iterator[bytes]) -> None:
+        """Answer with a body that is long, as fast as the client reads: what it has not read yet is in no backlog."""
+        headers = [*headers, (b"content-length", b"%d" % size)]
+        data, self._unfinished = self._head(status, headers), True
+        for piece in pieces:
+            data += self._data(piece)
+            await self.outbox.wait_room(len(data))
+            self.outbox.put(data)
+            data = b""
+        if data := data + self._end():
+            self.outbox.put(data)
+        self._unfinished = False
 
     def stream(self, events: bytes) -> None:
         """Write the next server-sent events of an answer; the first ones take the head along."""

@@ -62,6 +62,7 @@ class Outbox(trio.abc.Stream):
     _receipts: deque[tuple[int, Callable[[bool], None]]] = field(factory=deque)  # who hears that so much has left
     _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _flushed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _progress: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     def put(self, data: bytes) -> None:
         """Write `data`, now or later, whole and in order.
@@ -119,6 +120,15 @@ class Outbox(trio.abc.Stream):
                 await self._news.park()
         except trio.ClosedResourceError:
             pass
+
+    async def wait_room(self, size: int) -> None:
+        """Wait until the backlog has room for so many bytes and is half empty, or is empty, or the client is gone.
+
+        Whoever writes what is long waits here, so that it meets a full backlog only where others write, too.
+        """
+        await trio.lowlevel.checkpoint()
+        while self._rest and not self.gone and self.backlog_bytes + size > self.backlog_bytes_max // 2:
+            await self._progress.park()
 
     async def wait_flushed(self) -> None:
         """Wait until nothing waits for the socket any more, or the client is gone."""
@@ -203,6 +213,7 @@ class Outbox(trio.abc.Stream):
         self._resize(0)
         self._tell_receipts(whole=False)
         self._flushed.unpark_all()
+        self._progress.unpark_all()
         self._news.unpark_all()
 
     def _write(self, data: bytes) -> int:
@@ -270,6 +281,7 @@ class Outbox(trio.abc.Stream):
         if taken:
             self._rest[0] = self._rest[0][taken:]
         self._begun = 1
+        self._progress.unpark_all()
         if self._receipts:
             self._tell_receipts(whole=True)
 

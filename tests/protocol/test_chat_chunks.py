@@ -4,8 +4,7 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from protocol.dialects.chat import ChatRequest, Chunks, completion, completion_id, parse
-from protocol.dialects.gathered import Gathered
+from protocol.dialects.chat import ChatRequest, Chunks, Completion, completion_id, parse
 from protocol.errors import EngineLost
 from protocol.messages import Answered, FinishReason, Started, Text, TokenText, Usage
 from tests.protocol.peers import ended, events, extras, streamed
@@ -163,16 +162,15 @@ def test_a_stream_with_a_choice_that_did_not_end_cannot_be_finished():
         chunks.finish(WHOLE)
 
 
-def gathered(*replies):
-    result = Gathered()
+def gathered(asked, *replies):
+    result = Completion(asked, request_id=ID, created=1694268190)
     for each in replies:
         result.add(each)
-    return result
+    return b"".join(result.finish(WHOLE).pieces())
 
 
 def test_an_answer_in_one_piece():
-    replies = gathered(Started(), Text("Hi ", 1), Text("\0\U0001f600", 1), ended())
-    body = completion(request(), request_id=ID, created=1694268190, gathered=replies, answered=WHOLE)
+    body = gathered(request(), Started(), Text("Hi ", 1), Text("\0\U0001f600", 1), ended())
     said = check(ChatCompletion, body)
     assert (said.id, said.object, said.model) == (completion_id(ID), "chat.completion", "m")
     assert (said.choices[0].message.content, said.choices[0].finish_reason) == ("Hi \0\U0001f600", "stop")
@@ -182,20 +180,20 @@ def test_an_answer_in_one_piece():
 
 
 def test_several_choices_in_one_piece():
-    replies = gathered(ended(1, FinishReason.LENGTH), *SCORED, ended())
+    replies = [ended(1, FinishReason.LENGTH), *SCORED, ended()]
     asked = request(n=2, logprobs=True)
-    said = check(ChatCompletion, completion(asked, request_id=ID, created=1, gathered=replies, answered=WHOLE))
+    said = check(ChatCompletion, gathered(asked, *replies))
     assert [(each.index, each.message.content, each.finish_reason) for each in said.choices] == [
         (0, "He\u00e9", "stop"),
         (1, "", "length"),
     ]
     assert [each.model_dump() for each in said.choices[0].logprobs.content] == LISTED
     assert said.choices[1].logprobs.content == []
-    ids = completion(request(n=2, return_token_ids=True), request_id=ID, created=1, gathered=replies, answered=WHOLE)
+    ids = gathered(request(n=2, return_token_ids=True), *replies)
     assert [each["token_ids"] for each in json.loads(ids)["choices"]] == [[7, 8, 9, 10], []]
 
 
 @pytest.mark.parametrize("replies", [[ended(0)], [ended(0), Text("x", 1, 1)], [ended(0), ended(1), ended(2)]])
 def test_an_answer_in_one_piece_has_every_choice_whole(replies):
     with pytest.raises(AssertionError):
-        completion(request(n=2), request_id=ID, created=1, gathered=gathered(*replies), answered=WHOLE)
+        gathered(request(n=2), *replies)

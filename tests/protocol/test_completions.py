@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types import Completion
 
-from protocol.dialects.completions import Chunks, CompletionRequest, completion, completion_id, parse, to_respond
-from protocol.dialects.gathered import Gathered
+from protocol.dialects import completions
+from protocol.dialects.completions import Chunks, CompletionRequest, completion_id, parse, to_respond
 from protocol.dialects.prompt import IDS_MAX
 from protocol.errors import BadRequest, EngineLost, Unsupported
 from protocol.messages import Answered, FinishReason, Respond, Started, Text, TokenText, Usage
@@ -225,10 +225,10 @@ def lines_of(asked, *replies):
 
 
 def gathered(asked, *replies):
-    result = Gathered()
+    result = completions.Completion(asked, request_id=ID, created=1694268190)
     for each in replies:
         result.add(each)
-    return completion(asked, request_id=ID, created=1694268190, gathered=result, answered=WHOLE)
+    return b"".join(result.finish(WHOLE).pieces())
 
 
 def test_one_whole_stream():

@@ -6,8 +6,7 @@ from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses import responses_server_event
 from pydantic import BaseModel
 
-from protocol.dialects.gathered import Gathered
-from protocol.dialects.responses import LOGPROBS, Events, completion, error_event, parse, parse_http, response_id
+from protocol.dialects.responses import LOGPROBS, Completion, Events, error_event, parse, parse_http, response_id
 from protocol.dialects.responses_events import FORMAT_ECHOED_MAX, LOGPROBS_A_DELTA_MAX, LOGPROBS_REPEATED_MAX
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Overloaded
 from protocol.messages import Answered, ChoiceEnded, FinishReason, Text, TokenText, Usage
@@ -352,11 +351,11 @@ def test_the_largest_request_keeps_every_event_small():
 
 
 def posted(*replies, **fields):
-    gathered = Gathered()
+    create = parse_http(json.dumps({"model": "m", "input": "Hi"} | fields).encode())
+    gathered = Completion(create, request_id=ID, created_at=1741290958)
     for each in replies:
         gathered.add(each)
-    create = parse_http(json.dumps({"model": "m", "input": "Hi"} | fields).encode())
-    return completion(create, request_id=ID, created_at=1741290958, gathered=gathered, answered=Answered(USAGE))
+    return b"".join(gathered.finish(Answered(USAGE)).pieces())
 
 
 def check_response(body):

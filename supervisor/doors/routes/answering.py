@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from actors.processor import TextReply
 from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.gathered import Gathered
 from protocol.errors import RequestError
-from protocol.messages import Accepted, Answered, ChoiceEnded, Respond, Started, Text
+from protocol.messages import Accepted, ChoiceEnded, Respond, Started, Text
 from supervisor.doors.asking import Counted, Served
 from supervisor.doors.exchange import JSON, Exchange
 
 
-class Completion(Protocol):
-    """Builds the body of one answer."""
-
-    def __call__(self, *, gathered: Gathered, answered: Answered) -> bytes:
-        """Return everything that was said."""
-
-
-async def in_one_piece(exchange: Exchange, counted: Counted, respond: Respond, completion: Completion) -> None:
+async def in_one_piece(exchange: Exchange, counted: Counted, respond: Respond, gathered: Gathered) -> None:
     """Answer when everything is there; raises the `RequestError` that ended the answer."""
     counted.held = exchange.answer_held
-    gathered = Gathered()
-
-    def finish(answered: Answered) -> bytes:
-        return completion(gathered=gathered, answered=answered)
-
-    body = await exchange.door.answer(respond, _served(exchange, counted), counted, gathered.add, finish)
-    exchange.reply(200, [JSON], body)
+    served = _served(exchange, counted)
+    body = await exchange.door.answer(respond, served, counted, gathered.add, gathered.finish)
+    await exchange.reply_in_pieces(200, [JSON], body.size, body.pieces())
 
 
 async def in_chunks(exchange: Exchange, counted: Counted, respond: Respond, chunks: ChoiceChunks) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from protocol.dialects import chat, completions
 from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.gathered import Gathered
-from protocol.messages import Answered, Respond
+from protocol.messages import Respond
 from supervisor.doors.exchange import Exchange
 from supervisor.doors.routes.answering import in_chunks, in_one_piece
 from supervisor.doors.routes.route import Handler
@@ -28,10 +28,8 @@ class Dialect(Protocol[Asked]):
     def Chunks(self, request: Asked, *, request_id: str, created: int) -> ChoiceChunks:  # noqa: N802
         """Return what builds the events of a streamed answer; it is a class there, hence its name."""
 
-    def completion(
-        self, request: Asked, *, request_id: str, created: int, gathered: Gathered, answered: Answered
-    ) -> bytes:
-        """Return the body of an answer in one piece."""
+    def Completion(self, request: Asked, *, request_id: str, created: int) -> Gathered:  # noqa: N802
+        """Return what builds the body of an answer in one piece; it is a class there, too."""
 
 
 async def _answer(dialect: Dialect[Asked], door: str, exchange: Exchange, body: bytes) -> None:
@@ -44,8 +42,8 @@ async def _answer(dialect: Dialect[Asked], door: str, exchange: Exchange, body: 
         chunks = dialect.Chunks(asked, request_id=ours, created=created)
         await in_chunks(exchange, counted, respond, chunks)
     else:
-        completion = partial(dialect.completion, asked, request_id=ours, created=created)
-        await in_one_piece(exchange, counted, respond, completion)
+        gathered = dialect.Completion(asked, request_id=ours, created=created)
+        await in_one_piece(exchange, counted, respond, gathered)
 
 
 CHAT: Handler = partial(_answer, chat, "chat")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import trio
 
 from actors.processor import TextReply
@@ -31,8 +29,8 @@ async def answer(exchange: Exchange, body: bytes) -> None:
     ours, created_at = exchange.door.new_id(), int(exchange.door.now())
     counted = exchange.counted(asked.model, DOOR)
     respond = responses.to_respond(asked, request_id=ours)
-    completion = partial(responses.completion, asked, request_id=ours, created_at=created_at)
-    await in_one_piece(exchange, counted, respond, completion)
+    gathered = responses.Completion(asked, request_id=ours, created_at=created_at)
+    await in_one_piece(exchange, counted, respond, gathered)
 
 
 async def _streamed(exchange: Exchange, asked: responses.CreateHttp) -> None:

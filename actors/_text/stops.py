@@ -1,0 +1,111 @@
+"""Stop strings, found as text comes: one automaton for all of one request's (Aho and Corasick, 1975).
+
+A character costs a step or, over a whole text, at most two, however many stop strings there are and however long.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from attrs import define, field
+
+
+@define(eq=False)
+class StopStrings:
+    """The stop strings of a request as an automaton, shared by its choices.
+
+    A state is the longest end of the text that begins a stop string. States that only one character leads on from are
+    kept in lists, so that 16 stop strings of 1,024 characters take a few hundred kilobytes.
+    """
+
+    stops: Sequence[str]
+    first: frozenset[str] = field(init=False)  # the characters that stop strings begin with
+    depth: array[int] = field(init=False)  # of each state: how many characters long it is
+    complete: list[int] = field(
+        init=False
+    )  # of each state: the length of the longest stop string that ends there, or 0
+    _next: list[str] = field(init=False)  # the character that leads on to the state with the next number
+    _branches: dict[tuple[int, str], int] = field(factory=dict)  # other characters, and where they lead to
+    _shorter: array[int] = field(init=False)  # the longest shorter end that begins a stop string, too
+
+    def __attrs_post_init__(self) -> None:
+        self.first = frozenset(stop[0] for stop in self.stops)
+        self._next, self.depth, self.complete = [""], array("l", [0]), [0]
+        for stop in self.stops:
+            self._insert(stop)
+        self._shorter = array("l", bytes(array("l").itemsize * len(self._next)))
+        for state, character, after in sorted(self._edges(), key=lambda edge: self.depth[edge[0]]):
+            if state:
+                self._shorter[after] = self.step(self._shorter[state], character)
+            self.complete[after] = self.complete[after] or self.complete[self._shorter[after]]
+
+    def step(self, state: int, character: str) -> int:
+        """Return the state after one more character."""
+        while True:
+            if self._next[state] == character:
+                return state + 1
+            if (after := self._branches.get((state, character))) is not None:
+                return after
+            if not state:
+                return 0
+            state = self._shorter[state]
+
+    def _insert(self, stop: str) -> None:
+        state = 0
+        for place, character in enumerate(stop, 1):
+            if self._next[state] == character:
+                state += 1
+            elif (after := self._branches.get((state, character))) is not None:
+                state = after
+            else:
+                new = len(self._next)
+                if new == state + 1 and not self._next[state]:
+                    self._next[state] = character
+                else:
+                    self._branches[state, character] = new
+                self._next.append("")
+                self.depth.append(place)
+                self.complete.append(0)
+                state = new
+        self.complete[state] = len(stop)
+
+    def _edges(self) -> list[tuple[int, str, int]]:
+        edges = [(state, character, state + 1) for state, character in enumerate(self._next) if character]
+        return edges + [(state, character, after) for (state, character), after in self._branches.items()]
+
+
+@define(eq=False)
+class StopScanner:
+    """Looks for stop strings in the text of one choice, and holds back what may turn out to be one."""
+
+    strings: StopStrings
+    held: str = ""
+    _state: int = 0
+
+    def scan(self, text: str) -> tuple[str, str | None]:
+        """Take the next text, and return what is certain of it, and the stop string behind that which is complete.
+
+        That is the one that is complete first, the longest if there are several; what follows it is dropped.
+        """
+        strings, state = self.strings, self._state
+        if not state and strings.first.isdisjoint(text):
+            return text, None
+        for place, character in enumerate(text, 1):
+            state = strings.step(state, character)
+            if size := strings.complete[state]:
+                whole = self.held + text[:place]
+                self.held, self._state = "", 0
+                return whole[:-size], whole[-size:]
+        whole, keep = self.held + text, strings.depth[state]
+        self._state = state
+        if not keep:
+            self.held = ""
+            return whole, None
+        self.held = whole[-keep:]
+        return whole[:-keep], None
+
+    def flush(self) -> str:
+        """Return what was held back."""
+        held, self.held, self._state = self.held, "", 0
+        return held

@@ -1,0 +1,225 @@
+"""No turn of the event loop builds what is as long as a client wishes: answers in one piece, drafts, stop strings."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from contextlib import contextmanager
+
+import pytest
+import trio
+import trio.abc
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors._text.drafts import Draft
+from actors._text.reading import Reading
+from actors._text.scores import Scores
+from actors._text.stops import StopScanner, StopStrings
+from protocol.dialects import chat, completions
+from protocol.dialects.gathered import PIECE_BYTES, Body
+from protocol.messages import Answered, ChoiceEnded, FinishReason, Text, Tokens, Usage
+from tests.doors import TINY, Client, ids, post, rig
+from tests.fakes import logprob_at
+
+TURN_S = 0.02
+SCORED = {"logprobs": True, "top_logprobs": 20}
+
+
+class Turns(trio.abc.Instrument):
+    """Notes the CPU time of the longest turn of any task, and whose it was."""
+
+    def __init__(self):
+        self.longest, self.task, self._began = 0.0, "", 0.0
+
+    def before_task_step(self, task):
+        self._began = time.thread_time()
+
+    def after_task_step(self, task):
+        took = time.thread_time() - self._began
+        if took > self.longest and not task.name.startswith("<test"):
+            self.longest, self.task = took, task.name
+
+
+@contextmanager
+def watched():
+    turns = Turns()
+    gc.collect()
+    gc.disable()  # a collection belongs to no turn
+    trio.lowlevel.add_instrument(turns)
+    try:
+        yield turns
+    finally:
+        trio.lowlevel.remove_instrument(turns)
+        gc.enable()
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+async def asked(body, path="/v1/chat/completions"):
+    """Ask, reading as a client does, and return the answer and the longest turn meanwhile."""
+    async with rig(total_s=600.0, requests_max=256) as made:
+        client = await made.client()
+        await client.send(post(body, path))
+        await client.more()  # the worker and what relays its tokens run before the first byte
+        return await client.reply()
+
+
+def texts(count, choice=0):
+    line = ids("The oak is old. ")
+    reading = Reading(TINY.tokenizer, choice=choice, scores=Scores(TINY.tokenizer.id_to_token, TINY.data))
+    for place in range(count):
+        token = line[place % len(line)]
+        if (text := reading.feed([token], [logprob_at(token, place, 20, 512)])) is not None:
+            yield text
+
+
+@pytest.mark.parametrize(("dialect", "path"), [(chat, "chat/completions"), (completions, "completions")])
+async def test_b1_an_answer_in_one_piece_is_built_in_pieces(dialect, path, autojump_clock):
+    """It was built in one turn: 0.2 s for these 128 x 60 tokens, and 5 s for the review's 128 x 1,200."""
+    own = {"messages": [{"role": "user", "content": "n=60"}], **SCORED} if dialect is chat else {"prompt": "n=60"}
+    body = {"model": "tiny", "n": 128, "max_tokens": 60, "logprobs": 20} | own
+    with watched() as turns:
+        reply = await asked(body, f"/v1/{path}")
+    assert (reply.status, reply.whole, len(reply.body) > 2_000_000) == (200, True, True)
+    said = [choice.get("text") or choice["message"]["content"] for choice in reply.json["choices"]]
+    assert len(said) == 128
+    assert min(map(len, said)) > 50
+    assert turns.longest < TURN_S, turns.task
+
+
+@pytest.mark.parametrize(("dialect", "most"), [(chat, 1500), (completions, 600)])
+def test_b1_what_waits_of_an_answer_in_one_piece_is_bytes(dialect, most):
+    """Objects took 4 kB a token with 20 log probabilities; now a token takes what it takes in the body."""
+    said = (
+        {"messages": [{"role": "user", "content": "x"}], **SCORED}
+        if dialect is chat
+        else {"prompt": "x", "logprobs": 20}
+    )
+    request = dialect.parse(json.dumps({"model": "m"} | said).encode())
+    gathered, told = dialect.Completion(request, request_id="0" * 32, created=1), list(texts(1000))
+    for text in told:
+        gathered.add(text)
+    gathered.add(ChoiceEnded(FinishReason.STOP))
+    kept = [each for each in gc.get_referents(*gc.get_referents(gathered)) if isinstance(each, Text)]
+    assert not kept
+    body = gathered.finish(Answered(Usage(1, 1000)))
+    assert body.size / 1000 < most
+    pieces = list(body.pieces())
+    assert max(map(len, pieces)) <= PIECE_BYTES
+    assert sum(map(len, pieces)) == body.size
+    assert not list(body.pieces())
+
+
+@given(parts=st.lists(st.binary(max_size=200_000), max_size=5))
+def test_a_body_in_pieces_is_the_whole_of_it(parts):
+    body = Body.of(parts)
+    pieces = list(body.pieces())
+    assert b"".join(pieces) == b"".join(parts)
+    assert body.size == sum(map(len, parts))
+    assert all(0 < len(piece) <= PIECE_BYTES for piece in pieces)
+
+
+async def test_b1_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow):
+    body = {"model": "tiny", "n": 64, "max_tokens": 60, "messages": [{"role": "user", "content": "n=60"}], **SCORED}
+    most = 0
+    async with rig(requests_max=256, backlog_bytes_max=300_000) as made:
+        client = Client(await made.connect(receive_buffer=65_536))
+        await client.send(post(body))
+        await client.more()
+        [outbox] = made.door.connections
+        while len(client.buffer) < 1_000_000:
+            most = max(most, outbox.backlog_bytes)
+            assert await client.more(), client.buffer[-300:]
+        reply = await client.reply()
+        assert (reply.whole, len(reply.body) > 1_000_000) == (True, True)
+    assert 0 < most <= 300_000
+
+
+async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock):
+    """The likeliest of 128 drafts was told in one turn, and all were kept as objects: 4 kB a token."""
+    body = {"model": "tiny", "n": 64, "best_of": 128, "max_tokens": 100, "prompt": "n=100", "logprobs": 20}
+    with watched() as turns:
+        reply = await asked(body, "/v1/completions")
+    assert len(reply.json["choices"]) == 64
+    assert turns.longest < TURN_S, turns.task
+
+
+@pytest.mark.parametrize("top", [0, 5])
+async def test_a_draft_is_told_as_it_would_have_been_read(top):
+    line, said = ids("The oak is old. wörld 日本 🙂 "), []
+    reading = Reading(
+        TINY.tokenizer, StopStrings(["old"]), scores=Scores(TINY.tokenizer.id_to_token, TINY.data), choice=3
+    )
+    draft, straight = Draft(said.append), []
+    for place, token in enumerate(line * 5):
+        tokens = Tokens([token], (logprob_at(token, place, top, 512),))
+        draft.note(tokens, scored=True)
+        straight.append(reading.feed(tokens.ids, tokens.logprobs))
+        if reading.matched:
+            break
+    straight.append(reading.finish())
+    draft(ChoiceEnded(FinishReason.STOP, 9, reading.matched))
+    again = Reading(
+        TINY.tokenizer, StopStrings(["old"]), scores=Scores(TINY.tokenizer.id_to_token, TINY.data), choice=3
+    )
+    await draft.tell(again, said.append)
+    *pieces, ended = said
+    assert ended == ChoiceEnded(FinishReason.STOP, 3, "old")
+    wanted = [each for each in straight if each is not None]
+    assert "".join(each.text for each in pieces) == "".join(each.text for each in wanted) == "The oak is "
+    assert [one for each in pieces for one in each.logprobs] == [one for each in wanted for one in each.logprobs]
+    assert sum(each.tokens for each in pieces) == sum(each.tokens for each in wanted)
+
+
+# Stop strings -------------------------------------------------------------------------------
+
+
+class CountedStops(StopStrings):
+    steps = 0
+
+    def step(self, state, character):
+        self.steps += 1
+        return super().step(state, character)
+
+
+def test_b10_long_stop_strings_cost_a_step_a_character():
+    """Each token took 16,000 comparisons, a millisecond, and 128 choices took them in one turn."""
+    stops = CountedStops(tuple("a" * (1000 + place) + "b" for place in range(16)))
+    stops.steps = 0
+    scanner = StopScanner(stops)
+    for _ in range(5000):
+        scanner.scan("a")
+    assert stops.steps == 5000
+    assert len(scanner.held) == 1015
+
+
+alphabet = st.text(st.sampled_from("ab "), min_size=1, max_size=6)
+
+
+@given(stops=st.lists(alphabet, min_size=1, max_size=6), pieces=st.lists(st.text(st.sampled_from("abc "), max_size=8)))
+def test_a_stop_string_is_found_as_by_comparing(stops, pieces):
+    scanner, out, text = StopScanner(StopStrings(stops)), "", ""
+    for piece in pieces:
+        text += piece
+        certain, matched = scanner.scan(piece)
+        out += certain
+        found = [(at + len(stop), at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+        if found:
+            _, at, stop = min(found)
+            assert (matched, out) == (stop, text[:at])
+            return
+        assert matched is None
+        keep = max(
+            size
+            for size in range(7)
+            if size == 0 or (any(s.startswith(text[-size:]) and size < len(s) for s in stops) and size <= len(text))
+        )
+        assert (out, scanner.held) == (text[: len(text) - keep], text[len(text) - keep :])
+    assert out + scanner.flush() == text
