@@ -28,11 +28,13 @@ from tests.planted_pairs import PAIRS
 from tests.planted_router import ROUTER
 from tests.planted_telling import TELLING
 from tests.planted_tree import TREE
+from tests.planted_text import SIZES
 
 ROOT = Path(__file__).parent.parent
 PARTS = {  # where a bug of each is likeliest to be noticed
     "links": (LINKS, ("streams", "contract", "examples")),
     "text": (TEXT, ("text",)),
+    "sizes": (SIZES, ("sizes", "text")),
     "doors": (DOORS, ("doors",)),
     "gateway": (GATEWAY, ("fair", "delivery", "strangers", "budgets", "doors")),
     "cluster": (CLUSTER, ("streams", "directory", "attached", "examples", "links")),
@@ -64,6 +66,7 @@ SUITES = {  # the quickest first
         for name in ("supervise_together", "supervise", "descriptors", "folders", "engine_failures", "supervise_any")
     ],
     "text": [f"tests/test_{name}.py" for name in ("choices", "reading", "scores", "processor")],
+    "sizes": [f"tests/test_{name}.py" for name in ("text_threads", "encoding", "big_answers")],
     "fair": [f"tests/test_{name}.py" for name in ("fair", "weights", "queue", "gate")],
     "delivery": ["tests/test_delivery.py"],
     "budgets": ["tests/test_budgets.py"],

@@ -47,16 +47,14 @@ TEXT: Bugs = {
         Bug("choices share their id", "if choice else request_id", "if False else request_id"),
     ),
     "actors/_text/reading.py": (
-        Bug("a stop string leaks", "text[: end if self.stop_included else at]", "text[:end]"),
-        Bug("the start of a stop string leaks", "keep = self._possible_start(text)", "keep = 0"),
-        Bug(
-            "what may be a stop string is forgotten",
-            "text, self._held = text[:-keep], text[-keep:]",
-            "text = text[:-keep]",
-        ),
         Bug("half a character is told", "if not text.endswith(BROKEN):", "if True:"),
-        Bug("what a choice held back is lost", "            out += self._held\n", "            pass\n"),
-        Bug("text is lost behind a stop token", "out += self._held + self._decoding.flush()", "pass"),
+        Bug("what a choice held back is lost", "            out += self._held_back()\n", "            pass\n"),
+        Bug("text is lost behind a stop token", "out += self._held_back() + self._decoding.flush()", "pass"),
+    ),
+    "actors/_text/stops.py": (
+        Bug("a stop string leaks", "return whole[:-size], whole[-size:]", "return whole, whole[-size:]"),
+        Bug("the start of a stop string leaks", "strings.depth[state]\n        self._state", "0\n        self._state"),
+        Bug("what may be a stop string is forgotten", "self.held = whole[-keep:]", 'self.held = ""'),
     ),
     "actors/_text/scores.py": (
         Bug(
