@@ -342,6 +342,7 @@ def _door(
         gate=gate,
         limits=section.limits,
         reserve=world.reserve,
+        aside=world.aside,
         names=frozenset(section.names),
         origins=frozenset(section.origins),
         unready=partial(known.unready, directory, models),

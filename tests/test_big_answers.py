@@ -14,6 +14,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors._text.aside import inline
 from actors._text.drafts import Draft
 from actors._text.reading import Reading
 from actors._text.scores import Scores
@@ -21,7 +22,7 @@ from actors._text.stops import StopScanner, StopStrings
 from protocol.dialects import chat, completions
 from protocol.dialects.gathered import PIECE_BYTES, Body
 from protocol.messages import Answered, ChoiceEnded, FinishReason, Text, Tokens, Usage
-from tests.doors import TINY, Client, ids, post, rig
+from tests.doors import TINY, Client, create, ids, post, rig
 from tests.fakes import logprob_at
 
 TURN_S = 0.02
@@ -41,6 +42,10 @@ class Turns(trio.abc.Instrument):
         took = time.thread_time() - self._began
         if took > self.longest and not task.name.startswith("<test"):
             self.longest, self.task = took, task.name
+
+
+def chat_body(messages):
+    return {"model": "tiny", "max_tokens": 1, "messages": messages}
 
 
 @contextmanager
@@ -223,3 +228,39 @@ def test_a_stop_string_is_found_as_by_comparing(stops, pieces):
         )
         assert (out, scanner.held) == (text[: len(text) - keep], text[len(text) - keep :])
     assert out + scanner.flush() == text
+
+
+# Bodies ----------------------------------------------------------------------------------------
+
+
+LONG_BODIES = {
+    "many turns": chat_body([{"role": "user", "content": "n=1"}] * 500),
+    "a long turn": chat_body([{"role": "user", "content": "oak " * 30_000}]),
+    "many mistakes": chat_body([{"role": "nobody"}] * 1000),
+}
+
+
+@pytest.mark.parametrize("body", LONG_BODIES.values(), ids=LONG_BODIES)
+async def test_b10_a_long_body_is_read_aside(body, rather_slow):
+    """10,900 messages took 50 ms of one turn, and 800,000 token ids 59."""
+    sizes = []
+
+    async def aside(function, *, owner, size):
+        sizes.append(size)
+        return await inline(function, owner=owner, size=size)
+
+    async with rig() as made:
+        made.door.aside = aside
+        client = await made.client()
+        assert (await client.ask(post(chat_body([{"role": "user", "content": "n=1"}])))).status == 200
+        assert sizes == []
+        assert (await client.ask(post(body))).status in {200, 400}
+        assert len(sizes) == 1
+        socket = await made.client()
+        await socket.upgrade()
+        await socket.say(create("oak " * 30_000))
+        assert (await socket.events())[-1]["error"]["code"] == "context_length_exceeded"
+        assert len(sizes) == 2
+        await socket.say(create("n=1"))
+        assert (await socket.events())[-1]["type"] == "response.completed"
+        assert len(sizes) == 2

@@ -12,6 +12,7 @@ from typing import Annotated, Protocol, TypeVar
 import trio
 from attrs import define, evolve, field, frozen
 
+from actors._text.aside import Aside, inline
 from actors.processor import TextReply
 from protocol.cost import cost, generations_of, multiplied_by
 from protocol.dialects.keyfile import clamped
@@ -110,6 +111,7 @@ class Door:
     server_info: Callable[[], dict[str, object]] = _unknown
     flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
     keys: Keys = field(factory=Keys)
+    aside: Aside = inline  # where long bodies are read
     paths: frozenset[str] | None = None  # that are served here; None: every one
     origins: frozenset[str] = frozenset()  # of foreign pages that may use this server; `*` is any
     tls: ssl.SSLContext | None = None

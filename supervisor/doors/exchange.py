@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
+from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import h11
 import trio
 from attrs import define, field
 
+from actors._text.aside import Work
 from protocol.dialects import http as shapes
+from protocol.dialects.body import reading_work
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
 from protocol.trace import Trace, read, span_after
 from supervisor.doors.access import WHAT_CHARACTERS_MAX
@@ -22,6 +25,8 @@ from supervisor.doors.budgets import Held
 from supervisor.doors.door import Door, Header
 from supervisor.doors.keys import Key
 from supervisor.doors.outbox import Outbox
+
+T = TypeVar("T")
 
 JSON = (b"content-type", b"application/json")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
@@ -136,6 +141,11 @@ class Exchange:
             door.asking.settle(counted, None if whole and not lost else door.why_cut(outbox))
 
         outbox.when_sent(sent)
+
+    async def read(self, parse: Callable[[bytes], T], body: bytes) -> T:
+        """Return what a body says, or raise the `RequestError` that lists its mistakes; a long one is read aside."""
+        key = self.key or self.door.keys.anybody
+        return await Work(self.door.aside, key.name).run(reading_work(body), partial(parse, body))
 
     def check_media(self) -> None:
         """Raise `UnsupportedMediaType` if the headers say that the body is something else than JSON as it is."""

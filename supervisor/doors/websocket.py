@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
+from typing import TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 import trio
@@ -17,8 +18,9 @@ from attrs import define, field
 from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_server_stream
 from wsproto.utilities import LocalProtocolError
 
+from actors._text.aside import Work
 from protocol.dialects import responses
-from protocol.dialects.body import decode
+from protocol.dialects.body import decode, reading_work
 from protocol.errors import (
     BadRequest,
     ConnectionExpired,
@@ -36,6 +38,8 @@ from supervisor.doors.lanes import WHAT, Lanes
 from supervisor.doors.outbox import READ_BYTES, Outbox, close_frame, text_frame
 
 log = logging.getLogger(__name__)
+
+Event: TypeAlias = "responses.Create | responses.CancelResponse"
 
 VIOLATIONS = {1002, 1003, 1007}  # of the protocol by the client, which the library notices
 CLOSE = b"\x88"  # the first byte of a close frame
@@ -234,11 +238,11 @@ class Session:
         try:
             while True:
                 message = await self.socket.get_message()
-                self.stream.held.release()  # what was asked is held by its lane from here on
                 if isinstance(message, bytes) and not self._closing:
                     self._say(responses.error_event(BadRequest("send text; binary messages mean nothing here")))
                 elif isinstance(message, str):
-                    self._hear(message, lanes)
+                    await self._hear(message, lanes)
+                self.stream.held.release()  # what was asked is held by its lane from here on
         except ConnectionClosed as error:
             self._farewell(error)
             self._lost(error)
@@ -252,27 +256,42 @@ class Session:
             with suppress(trio.BrokenResourceError):  # it is gone already
                 self.outbox.put_farewell(close_frame(error.reason.code, error.reason.reason or ""))
 
-    def _hear(self, message: str, lanes: Lanes) -> None:
+    async def _hear(self, message: str, lanes: Lanes) -> None:
+        data: dict[str, object] = {}
+        event = await self._read(message, data)
         if self._closing:
             return  # after our close frame nothing may be said
-        data: dict[str, object] = {}
         try:
-            try:
-                data = decode(message)
-            finally:  # what cannot be read counts too
-                if data.get("type") != "response.cancel":
-                    (self.key or self.door.keys.anybody).charge()
-            event = responses.read_event(data, default_model=self.model)
+            if data.get("type") != "response.cancel":  # what cannot be read counts too
+                (self.key or self.door.keys.anybody).charge()
+            if isinstance(event, RequestError):
+                raise event  # it is told as a key's own limit is
         except RequestError as error:
             self._misheard(error, data, lanes)
             return
+        self._obey(event, message.__sizeof__(), lanes)
+
+    async def _read(self, message: str, data: dict[str, object]) -> Event | RequestError:
+        """Return what a message says, or what is wrong with it, putting it into `data`; a long one is read aside."""
+
+        def read() -> Event:
+            data.update(decode(message))
+            return responses.read_event(data, default_model=self.model)
+
+        owner = (self.key or self.door.keys.anybody).name
+        try:
+            return await Work(self.door.aside, owner).run(reading_work(message), read)
+        except RequestError as error:
+            return error
+
+    def _obey(self, event: Event, size_bytes: int, lanes: Lanes) -> None:
         try:
             if isinstance(event, responses.CancelResponse):
                 lanes.cancel(event)
             elif self._draining:
                 raise Draining("the server is shutting down; connect again")
             else:
-                lanes.hear(event, message.__sizeof__())
+                lanes.hear(event, size_bytes)
         except SlowClient:
             raise
         except RequestError as error:

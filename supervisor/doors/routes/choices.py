@@ -34,7 +34,7 @@ class Dialect(Protocol[Asked]):
 
 async def _answer(dialect: Dialect[Asked], door: str, exchange: Exchange, body: bytes) -> None:
     """Answer one request; raises the `RequestError` that ended the answer before it began."""
-    asked = dialect.parse(body)
+    asked = await exchange.read(dialect.parse, body)
     ours, created = exchange.door.new_id(), int(exchange.door.now())
     counted = exchange.counted(asked.model, door)
     respond = dialect.to_respond(asked, request_id=ours)

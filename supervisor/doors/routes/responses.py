@@ -22,7 +22,7 @@ async def upgrade(_: Exchange, __: bytes) -> None:
 
 async def answer(exchange: Exchange, body: bytes) -> None:
     """Answer one request; raises the `RequestError` that ended the answer before it began."""
-    asked = responses.parse_http(body)
+    asked = await exchange.read(responses.parse_http, body)
     if asked.stream:
         await _streamed(exchange, asked)
         return

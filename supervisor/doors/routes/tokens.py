@@ -16,7 +16,7 @@ from supervisor.doors.routes.route import noted
 
 async def tokenize(exchange: Exchange, body: bytes) -> None:
     """Answer with the token ids of a text or of a conversation."""
-    asked = tokens.parse_tokenize(body)
+    asked = await exchange.read(tokens.parse_tokenize, body)
     answer = await _ask(exchange, asked.model, tokens.to_tokenize(asked))
     assert isinstance(answer, Tokenized)  # nothing else answers a Tokenize
     exchange.reply(200, [JSON], tokens.tokenized(answer))
@@ -25,7 +25,7 @@ async def tokenize(exchange: Exchange, body: bytes) -> None:
 
 async def detokenize(exchange: Exchange, body: bytes) -> None:
     """Answer with the text of token ids."""
-    asked = tokens.parse_detokenize(body)
+    asked = await exchange.read(tokens.parse_detokenize, body)
     answer = await _ask(exchange, asked.model, tokens.to_detokenize(asked))
     assert isinstance(answer, Detokenized)  # nothing else answers a Detokenize
     exchange.reply(200, [JSON], tokens.detokenized(answer))
