@@ -8,8 +8,8 @@ TEXT: Bugs = {
     "actors/_text/choices.py": (
         Bug(
             "the last text of an answer is dropped",
-            "        if (text := reading.finish()) is not None:\n            speak(text)\n",
-            "        reading.finish()\n",
+            "            pieces.take(reading.finish())\n",
+            "            reading.finish()\n",
         ),
         Bug(
             "the engine is not told that a stop string has come",

@@ -34,6 +34,14 @@ SIZES: Bugs = {
             "                speak(text)\n",
         ),
     ),
+    "actors/_text/pieces.py": (
+        Bug("what was held back is told at once", "SCORED_A_PIECE = 4", "SCORED_A_PIECE = 4096"),
+        Bug(
+            "of what was held back the rest is lost",
+            "            else:\n                out",
+            "            elif not out:\n                out",
+        ),
+    ),
     "actors/_text/stops.py": (
         Bug(
             "a shorter stop string inside a longer one is missed",

@@ -16,14 +16,17 @@ from hypothesis import strategies as st
 
 from actors._text.aside import inline
 from actors._text.drafts import Draft
+from actors._text.pieces import SCORED_A_PIECE
+from actors._text.prompts import Limits
 from actors._text.reading import Reading
 from actors._text.scores import Scores
 from actors._text.stops import StopScanner, StopStrings
 from protocol.dialects import chat, completions
 from protocol.dialects.gathered import PIECE_BYTES, Body
-from protocol.messages import Answered, ChoiceEnded, FinishReason, Text, Tokens, Usage
-from tests.doors import TINY, Client, create, ids, post, rig
+from protocol.messages import Answered, ChoiceEnded, FinishReason, Respond, Text, Tokens, Usage
+from tests.doors import INFO, TINY, Client, Worker, create, ids, post, rig
 from tests.fakes import logprob_at
+from tests.test_processor import running
 
 TURN_S = 0.02
 SCORED = {"logprobs": True, "top_logprobs": 20}
@@ -181,6 +184,25 @@ async def test_a_draft_is_told_as_it_would_have_been_read(top):
     assert "".join(each.text for each in pieces) == "".join(each.text for each in wanted) == "The oak is "
     assert [one for each in pieces for one in each.logprobs] == [one for each in wanted for one in each.logprobs]
     assert sum(each.tokens for each in pieces) == sum(each.tokens for each in wanted)
+
+
+@pytest.mark.parametrize("last", ["b", "a"])
+async def test_b1_what_a_stop_string_held_back_is_told_a_few_tokens_a_turn(last, autojump_clock):
+    """A thousand tokens with 20 log probabilities each, of all choices in one turn: seconds."""
+    line = "a" * 300 + last
+    worker, count = Worker(line=line), len(ids(line))
+    async with running(worker, known=Limits(INFO, 2048, 2048)) as address:
+        asked_for = Respond("b" * 32, texts=(f"n={count}",), n=4, logprobs=20, stop=(line + "c",))
+        async with address.ask(asked_for, 10_000) as answer:
+            replies = []
+            await answer.relay(replies.append)
+    pieces = [each for each in replies if isinstance(each, Text)]
+    assert max(len(each.logprobs) for each in pieces) <= SCORED_A_PIECE < count
+    for choice in range(4):
+        own = [each for each in pieces if each.choice == choice]
+        assert "".join(each.text for each in own) == line
+        assert sum(len(each.logprobs) for each in own) == sum(each.tokens for each in own) == count
+        assert all("".join(token.text for token in each.logprobs) == each.text for each in own)
 
 
 # Stop strings -------------------------------------------------------------------------------

@@ -140,6 +140,14 @@ def test_whatever_fits_is_tokenised_as_ever(known, text, repeat, limit):
     assert got == ids if len(ids) <= limit else got in (None, ids)
 
 
+async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has():
+    model = evolve(TINY, tokenizer=UNBOUNDED["spaces"], characters_a_token=None)
+    text = "a" * 3000 + " " * 100_000
+    ids = await tokenised(text, model, 2000, Work(inline, ""))
+    assert ids == model.encode_text(text)
+    assert len(ids) == 1500
+
+
 async def test_b10_a_refused_prompt_of_4_mb_costs_its_key_no_more_than_one_that_fits():
     aside = Counting()
     known = Limits(INFO, 8192, 8192)

@@ -11,6 +11,7 @@ from attrs import define, field
 from actors._kit import Asks
 from actors._text.drafts import Draft, plain
 from actors._text.model import TextModel
+from actors._text.pieces import PIECES_A_STEP, Pieces
 from actors._text.reading import Reading
 from actors._text.scores import Scores
 from actors._text.stops import StopStrings
@@ -98,7 +99,7 @@ class Choices:
     ) -> None:
         """Read one choice; `started()` means that its prompt is computed."""
         reading = self._reading(choice, scored=generate.logprobs is not None)
-        draft = speak if isinstance(speak, Draft) else None
+        draft, pieces = speak if isinstance(speak, Draft) else None, Pieces()
 
         def pass_on(reply: Started | Tokens) -> None:
             if isinstance(reply, Started):
@@ -113,23 +114,33 @@ class Choices:
             if draft is not None:
                 draft.note(reply, scored=self.request.logprobs is not None)
                 reply = plain(reply)
-            if (text := reading.feed(reply.ids, reply.logprobs)) is not None:
+            pieces.take(reading.feed(reply.ids, reply.logprobs))
+            for text in pieces.give(PIECES_A_STEP):
                 speak(text)
             if reading.matched is not None:
                 generation.enough()  # leaving aborts the engine: what it computes from here on is for nobody
 
         async with self.decode.ask(generate, generate.sampling.tokens_max) as generation:
             finished = await generation.relay(pass_on)
+        await self._rest(reading, pieces, speak)
         self._ended(reading, finished, speak)
 
+    async def _rest(self, reading: Reading, pieces: Pieces, speak: Speak) -> None:
+        """Tell what is left of the text of a choice."""
+        if not self.request.warm_up:
+            pieces.take(reading.finish())
+        await trio.lowlevel.checkpoint()
+        while rest := pieces.give(PIECES_A_STEP):
+            for text in rest:
+                speak(text)
+            await trio.lowlevel.checkpoint()
+
     def _ended(self, reading: Reading, finished: Finished | None, speak: Speak) -> None:
-        """Tell what is left of a choice, and how it ended."""
+        """Tell how a choice ended."""
         choice = reading.choice
         if self.request.warm_up:
             speak(ChoiceEnded(FinishReason.LENGTH, choice))
             return
-        if (text := reading.finish()) is not None:
-            speak(text)
         if reading.matched is not None:
             self._completion += reading.tokens
             speak(ChoiceEnded(FinishReason.STOP, choice, reading.matched))
