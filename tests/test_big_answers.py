@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors._text.aside import inline
-from actors._text.drafts import Draft
+from actors._text.drafts import TOKENS_A_TURN, Draft
 from actors._text.pieces import SCORED_A_PIECE
 from actors._text.prompts import Limits
 from actors._text.reading import Reading
@@ -36,13 +36,14 @@ class Turns(trio.abc.Instrument):
     """Notes the CPU time of the longest turn of any task, and whose it was."""
 
     def __init__(self):
-        self.longest, self.task, self._began = 0.0, "", 0.0
+        self.longest, self.task, self.count, self._began = 0.0, "", 0, 0.0
 
     def before_task_step(self, task):
         self._began = time.thread_time()
 
     def after_task_step(self, task):
         took = time.thread_time() - self._began
+        self.count += 1
         if took > self.longest and not task.name.startswith("<test"):
             self.longest, self.task = took, task.name
 
@@ -203,6 +204,18 @@ async def test_b1_what_a_stop_string_held_back_is_told_a_few_tokens_a_turn(last,
         assert "".join(each.text for each in own) == line
         assert sum(len(each.logprobs) for each in own) == sum(each.tokens for each in own) == count
         assert all("".join(token.text for token in each.logprobs) == each.text for each in own)
+
+
+async def test_b1_a_draft_of_a_thousand_tokens_is_told_in_many_turns():
+    draft, line, said, turns = Draft([].append), ids("The oak is old. "), [], Turns()
+    for place in range(1000):
+        draft.note(Tokens([line[place % len(line)]]), scored=False)
+    draft(ChoiceEnded(FinishReason.LENGTH))
+    trio.lowlevel.add_instrument(turns)
+    await draft.tell(Reading(TINY.tokenizer), said.append)
+    trio.lowlevel.remove_instrument(turns)
+    assert sum(each.tokens for each in said[:-1]) == 1000
+    assert turns.count >= 1000 / TOKENS_A_TURN
 
 
 # Stop strings -------------------------------------------------------------------------------
