@@ -27,8 +27,8 @@ from tests.planted_loop import LOOP
 from tests.planted_pairs import PAIRS
 from tests.planted_router import ROUTER
 from tests.planted_telling import TELLING
-from tests.planted_tree import TREE
 from tests.planted_text import SIZES
+from tests.planted_tree import TREE
 
 ROOT = Path(__file__).parent.parent
 PARTS = {  # where a bug of each is likeliest to be noticed
