@@ -29,8 +29,13 @@ class Reserve:
     """Descriptors that are kept open for nothing, to be given away when there are no others."""
 
     size: int = RESERVE
-    lending: bool = False  # whoever has borrowed it is to have it alone
+    _borrowers: int = 0  # whose descriptors nobody is to take; loans overlap, and end in any order
     _kept: list[int] = field(factory=list)
+
+    @property
+    def lending(self) -> bool:
+        """Whether anybody has borrowed it now."""
+        return self._borrowers > 0
 
     def fill(self) -> bool:
         """Take as many as are missing, and return whether it is whole."""
@@ -41,13 +46,13 @@ class Reserve:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Give them away while the body runs; afterwards as many are taken back as are left."""
-        before, self.lending = self.lending, True
+        """Give them away while the body runs; after the last such body as many are taken back as are left."""
+        self._borrowers += 1
         self.empty()
         try:
             yield
         finally:
-            self.lending = before
+            self._borrowers -= 1
             self.fill()
 
     def empty(self) -> None:

@@ -191,6 +191,23 @@ async def test_b6_who_has_borrowed_the_reserve_has_it_alone(monkeypatch, knocked
     assert kept.fill()
 
 
+async def test_b6_loans_of_the_reserve_that_overlap_end_in_any_order(monkeypatch, knocked, autojump_clock):
+    """Two engines that start, or one and a connection that is refused: no listener may be deaf afterwards."""
+    machine, kept = Full(monkeypatch, 9), Reserve(4)
+    assert kept.fill()
+    first, second = kept.lent(), kept.lent()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert kept.lending
+    assert machine.free == 9  # the second still has them all
+    second.__exit__(None, None, None)
+    assert not kept.lending
+    with kept.lent():
+        pass
+    assert len(await taken(GuardedListener(Listener(machine), kept), 1)) == 5
+
+
 async def test_an_error_of_a_listener_that_is_no_famine_is_its_own(monkeypatch, knocked, autojump_clock):
     machine = Full(monkeypatch, 9)
 
