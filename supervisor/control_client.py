@@ -56,7 +56,8 @@ class Operator:
 
     async def look(self) -> dict[str, Seen]:
         """Return how every node of the cluster is, also of one that has joined, or why that cannot be known."""
-        listens = {name: at for name in self.cluster.node if (at := self.route(name)) is not None}
+        names = dict.fromkeys((*self.cluster.node, *self.folders))
+        listens = {name: at for name in names if (at := self.route(name)) is not None}
         seen: dict[str, Seen] = dict.fromkeys(
             self.cluster.node, "it does not listen, and no node that answers has a link to it"
         )
@@ -64,14 +65,20 @@ class Operator:
         async with trio.open_nursery() as nursery:
             for name, at in listens.items():
                 nursery.start_soon(self._see, name, at, seen)
-        reached = dict(self.routes)
-        others = {other.name for each in seen.values() if isinstance(each, Status) for other in each.state.neighbours}
         with trio.move_on_after(PASSED_ON_S):  # a node may tell of many that do not answer, and lie
-            for name in (*seen, *sorted(others - seen.keys())):
-                for through, at in reached.items():
-                    if name not in self.routes and is_linked(seen[through], name):
-                        await self._see(name, at, seen)
+            while await self._see_others(seen):
+                pass
         return seen
+
+    async def _see_others(self, seen: dict[str, Seen]) -> bool:
+        """Ask for the nodes that those which were seen have links to; return whether any more were seen."""
+        before = dict(self.routes)
+        for through, at in before.items():
+            status = seen[through]
+            others = [each.node for each in status.links if each.up] if isinstance(status, Status) else []
+            for name in sorted(set(others) - self.routes.keys()):
+                await self._see(name, at, seen)
+        return len(self.routes) > len(before)
 
     async def ask(self, name: str, request: Message) -> Message:
         """Ask by the way on which the node was seen; raises `PeerLost`, `PeerRefused` or what it answers with."""

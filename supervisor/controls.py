@@ -89,14 +89,24 @@ class Controls:
                 return self.reload()
 
     async def _pass_on(self, request: GetStatus | Drain | Reload) -> Message:
-        _, link, _ = self.directory.nodes.get(request.node, (None, None, None))
-        if link is None:
+        if (link := self._towards(request.node)) is None:
             raise NotReady(f"node {self.directory.name} has no link to node {request.node}")
         async with link.ask(request, 0) as answer:
             result = await answer.result()
         if not isinstance(result, Status | Done | Reloaded):
             raise Internal(f"node {request.node} answered with something else")
         return result
+
+    def _towards(self, node: str) -> Link | None:
+        """Return the link to a node; where there is none, one to a node that routes, which has links to all.
+
+        One that routes never passes a question on to another that does, so that none goes round in a circle.
+        """
+        nodes = self.directory.nodes
+        _, link, _ = nodes.get(node, (None, None, None))
+        if link is not None or self.directory.routes:
+            return link
+        return next((link for state, link, _ in nodes.values() if link is not None and state.routes), None)
 
     async def _status(self) -> Status:
         state = _filled(self.directory.state(), await self.loads())
