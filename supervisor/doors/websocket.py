@@ -18,7 +18,7 @@ from attrs import define, field
 from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_server_stream
 from wsproto.utilities import LocalProtocolError
 
-from actors._text.aside import Work
+from actors._text.aside import LONG
 from protocol.dialects import responses
 from protocol.dialects.body import decode, reading_work
 from protocol.errors import (
@@ -160,6 +160,7 @@ class Session:
     _scope: trio.CancelScope | None = None
     _too_slow: SlowClient | None = None
     _closing: bool = False
+    _reading: bool = False  # a long message, which is to be answered
     _lanes: Lanes | None = None
 
     @property
@@ -210,14 +211,15 @@ class Session:
         """Wait until nothing is being answered and nothing more will be; return the close code and the reason."""
         limits = self.door.limits
         while True:
+            busy = lanes.busy or self._reading
             now, idle_at = trio.current_time(), self.stream.heard_at + limits.websocket_idle_s
-            if not lanes.busy and self._draining:
+            if not busy and self._draining:
                 return RESTARTING, "the server is shutting down"
-            if not lanes.busy and now >= self._expires_at:
+            if not busy and now >= self._expires_at:
                 return self._expired()
-            if not lanes.busy and now >= idle_at:
+            if not busy and now >= idle_at:
                 return NORMAL, f"nothing was said for {limits.websocket_idle_s} s"
-            with trio.move_on_at(inf if lanes.busy else min(self._expires_at, idle_at)):
+            with trio.move_on_at(inf if busy else min(self._expires_at, idle_at)):
                 await self._news.park()
 
     def _at_rest(self) -> None:
@@ -278,9 +280,16 @@ class Session:
             data.update(decode(message))
             return responses.read_event(data, default_model=self.model)
 
-        owner = (self.key or self.door.keys.anybody).name
         try:
-            return await Work(self.door.aside, owner).run(reading_work(message), read)
+            if (size := reading_work(message)) < LONG:  # in the turn in which it came: nothing may come between
+                return read()
+            self._reading = True
+            try:
+                owner = (self.key or self.door.keys.anybody).name
+                return await self.door.aside(read, owner=owner, size=size)
+            finally:
+                self._reading = False
+                self._news.unpark_all()
         except RequestError as error:
             return error
 
