@@ -9,7 +9,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from actors.routing.load import Load
 from actors.routing.route import Limits
-from protocol.errors import Preempted
+from protocol.cluster import Leg
+from protocol.errors import EngineLost, HandOffFailed, Preempted
 from tests.test_router import Fake, Play, ask, check_whole, generate, routed
 
 SILENT = Play(None, 0)
@@ -94,6 +95,35 @@ async def test_leaving_while_a_request_moves_keeps_no_place(autojump_clock):
                     nursery.start_soon(ask, world, generate())
                     await wait_all_tasks_blocked()
                     world.worker("a").kv = 120
+
+
+@pytest.mark.parametrize("_", range(20))  # who runs first in a turn is chance
+async def test_a_request_moves_though_a_leg_fails_in_the_turns_in_which_it_is_taken_back(_, autojump_clock):
+    p, q = (Memory(name, leg=Leg.PREFILL, bootstrap=(name, 1), kv=50) for name in "pq")
+    d, e = (Memory(name, [SILENT], leg=Leg.DECODE, kv=50) for name in "de")
+    p.plays, q.more, e.more, e.plays = [Play(HandOffFailed("cut"), 0)], 1, 1, []
+    async with routed(p, q, d, e, limits=Limits(move_after_s=0.5)) as world, trio.open_nursery() as nursery:
+        got: list = []
+
+        async def one():
+            got.append(await ask(world, generate()))
+
+        nursery.start_soon(one)
+        await wait_all_tasks_blocked()
+        d.kv = 120
+        await trio.sleep(20)
+        check_whole(got[0], generate())
+
+
+async def test_a_request_does_not_move_to_a_worker_that_died_under_it(autojump_clock):
+    died, full = Memory("a", [Play(EngineLost("died"), 0)], kv=10), Memory("b", [SILENT], kv=20)
+    async with routed(died, full) as world, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, world, generate())
+        await trio.sleep(1.5)
+        full.kv = 120
+        await trio.sleep(20)
+        assert [len(each.asked) for each in (died, full)] == [1, 1]
+        nursery.cancel_scope.cancel()
 
 
 async def test_d7_an_answer_that_an_engine_has_preempted_goes_on_elsewhere_once(autojump_clock):

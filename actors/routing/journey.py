@@ -80,6 +80,11 @@ class Journey:
         prompt = len(self.request.tokens)
         return Need(prompt + len(self._sent), prompt + self.request.sampling.tokens_max)
 
+    @property
+    def avoided(self) -> set[str]:
+        """The workers that it is not to move to: those that it is with, and those that died under it."""
+        return {*self.route.names, *self._dead}
+
     def move(self, route: Route) -> None:
         """Leave the worker that has not begun, and ask another; what comes from now on comes too late."""
         self.moves += 1
@@ -134,9 +139,10 @@ class Journey:
                 legs.cancel_scope.cancel(reason="the decode has ended")
         except BaseExceptionGroup as group:
             failed, rest = group.split(RequestError)
-            if failed is None or rest is not None:
+            if failed is None:
                 raise
-            raise _gravest(failed) from None
+            # Whoever moves the request, or has left, does so whatever becomes of a leg meanwhile; so does a bug.
+            raise (rest or _gravest(failed)) from None
         finally:
             route.end()
         return finished

@@ -22,6 +22,10 @@ class Movable(Protocol):
         """What it takes."""
 
     @property
+    def avoided(self) -> set[str]:
+        """The names of the workers that it is not to move to."""
+
+    @property
     def moves(self) -> int:
         """How often it has moved."""
 
@@ -60,7 +64,7 @@ class Unstarted:
                 patient = now < since + limits.move_after_s * 2**request.moves or request.moves >= limits.moves_max
                 if patient or not request.route.overcommitted:
                     continue
-                route = routing.choose_idle(request.need, request.route.names)
+                route = routing.choose_idle(request.need, request.avoided)
                 if route is None:
                     break
                 self.discard(request)
