@@ -6,17 +6,19 @@ import random
 
 import pytest
 import trio
+from attrs import define
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.routing.load import least_loaded
 from actors.routing.outliers import Ejection, Outliers
 from actors.routing.ports import Watch
-from actors.routing.route import Limits
+from actors.routing.route import Limits, Need, Routing
 from protocol.cluster import Leg
 from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOffFailed, Internal, RequestError
 from supervisor import routes
 from tests.sim import simulate
-from tests.test_router import Fake, Play, ask, check_whole, generate, routed
+from tests.test_router import Fake, FakePool, Play, ask, check_whole, generate, routed
 
 LIMITS = Ejection(failures_max=3, window=10, rate_max=0.5, aside_s=10, aside_max_s=60, share_max=0.5)
 
@@ -213,6 +215,74 @@ async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_n
         assert met.count("p0") <= 5 + 10, "and those of the half second before the fifth had failed"
         assert met.count("p1") > 50
         assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["p0+d0"]
+
+
+# What a choice costs -----------------------------------------------------------------------
+
+
+@define(eq=False)
+class Ordered:
+    """Workers as a router prefers them, and how often one was looked at."""
+
+    workers: list
+    looks: int = 0
+
+    def of(self, leg):
+        order = [each for each in self.workers if each.leg is leg]
+        for each in sorted(order, key=lambda each: (each.load.busy / each.slots, each.load.tokens, each.name)):
+            self.looks += 1
+            yield each
+
+
+async def chooses(workers, aside=()):
+    """Return a routing that ranks these workers, of which some are set aside, and the ranks."""
+    routing = Routing(FakePool(workers, None), least_loaded, Limits(), lambda: 1, lambda: "", 0, frozenset())
+    for name in aside:
+        for _ in range(5):
+            routing.failed(name, HandOffFailed("cut") if "+" in name else Internal("a bug"))
+    ordered = Ordered(workers)
+    routing.ranked = ordered.of
+    return routing, ordered
+
+
+async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_set_aside(autojump_clock):
+    workers = [Fake(f"w{number}", slots=8) for number in range(1000)]
+    routing, ordered = await chooses(workers, ["w7"])
+    assert len(routing.outliers) == 1
+    routing.pool.all = []  # who needs them all finds nobody
+    workers[7].slots = 80  # so that it would be the first
+    workers[7].more = 1
+    route = routing.choose(Need(10, 20))
+    assert route.name != "w7"
+    assert ordered.looks <= 3
+
+
+@pytest.mark.parametrize("seed", range(200))
+async def test_ranked_or_not_the_same_worker_or_pair_is_chosen(seed, autojump_clock):
+    rng = random.Random(seed)
+    legs = rng.choice([[Leg.BOTH] * 5, [Leg.PREFILL] * 3 + [Leg.DECODE] * 4, [Leg.PREFILL, Leg.DECODE, Leg.BOTH] * 3])
+    workers = [Fake(f"w{at}", leg=leg, slots=4, more=rng.randrange(5)) for at, leg in enumerate(legs)]
+    for each in workers:
+        each.bootstrap = (each.name, 1) if each.leg is Leg.PREFILL and rng.random() < 0.9 else None
+    names = [each.name for each in workers]
+    pairs = [
+        f"{one.name}+{two.name}"
+        for one in workers
+        for two in workers
+        if (one.leg, two.leg) == (Leg.PREFILL, Leg.DECODE)
+    ]
+    routing, ordered = await chooses(workers, rng.sample([*names, *pairs], rng.randrange(5)))
+    but = rng.sample(names, rng.randrange(3))
+    for _ in range(12):  # each keeps its place
+        routing.ranked = ordered.of
+        one, routing.ranked = routing.choose(Need(10, 20), but), None
+        if one is not None:
+            one.end()
+        two = routing.choose(Need(10, 20), but)
+        assert (one is None) == (two is None)
+        if one is None:
+            break
+        assert one.names == two.names
 
 
 async def test_a_lone_worker_is_never_set_aside(autojump_clock):

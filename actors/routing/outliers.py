@@ -129,9 +129,9 @@ class Outliers:
             del self._breakers[name]
             self._aside.discard(name)
 
-    def __bool__(self) -> bool:
-        """Whether anybody is set aside."""
-        return bool(self._aside)
+    def __len__(self) -> int:
+        """Return how many are set aside."""
+        return len(self._aside)
 
     def aside(self, now: float) -> Iterator[Aside]:
         """Yield everybody who is set aside, by name."""

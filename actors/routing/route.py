@@ -137,32 +137,36 @@ class Routing:
 
         Whether there is one does not depend on what the request needs.
         """
-        if self.outliers or self.ranked is None:
-            workers = [worker for worker in self.pool.workers() if worker.load.name not in but]
-            workers = list(self._in_favour(workers)) if self.outliers else workers
+        if self.ranked is None:
+            everybody = self.pool.workers()
+            of_legs = ([worker for worker in everybody if worker.leg is leg] for leg in Leg)
+            workers = [worker for of_leg in of_legs for worker in self._in_favour(of_leg, but)]
         else:
-            workers = [worker for leg in Leg for worker in self._first(self.ranked(leg), leg, need, but)]
+            of = self.ranked
+            workers = [each for leg in Leg for each in self._first(self._in_favour(of(leg), but), leg, need)]
         whole = self._free(workers, Leg.BOTH, need)
         prefill, decode = self._pair(workers, need)
         if prefill is None or decode is None or (whole is not None and need.prompt < self.prefill_tokens_min):
             return None if whole is None else Route(whole, None, self._places, self.outliers)
         return Route(decode, prefill, self._places, self.outliers)
 
-    def _first(self, ranked: Iterable[Worker], leg: Leg, need: Need, but: Collection[str]) -> Iterator[Worker]:
+    def _first(self, ranked: Iterable[Worker], leg: Leg, need: Need) -> Iterator[Worker]:
         """Yield workers from the least busy on, up to the first that none behind it is preferred to.
 
         It is one with room for the request, for which no place is kept; so what a choice costs does not grow with the
-        workers while one of the first will do.
+        workers while one of the first will do. Where pairs are set aside, so many more are yielded that one is left.
         """
         tokens = need.prompt if leg is Leg.PREFILL else need.total
+        wanted = 1 if leg is Leg.BOTH else 1 + len(self.outliers)
         for worker in ranked:
             load = worker.load
             if load.full:  # as are all behind it
                 return
-            if load.name in but or (leg is Leg.PREFILL and worker.bootstrap is None):
+            if leg is Leg.PREFILL and worker.bootstrap is None:
                 continue
             yield worker
-            if load.fits(tokens) and not self._places[load.name]:
+            wanted -= load.fits(tokens) and not self._places[load.name]
+            if not wanted:
                 return
 
     def choose_idle(self, need: Need, but: Collection[str]) -> Route | None:
@@ -222,23 +226,42 @@ class Routing:
             log.info("a worker that was set aside is well again", extra={"worker": name})
             self.watch.let_in(name)
 
-    def _in_favour(self, workers: Sequence[Worker]) -> Iterator[Worker]:
-        """Yield the workers that are not set aside; of a leg that has no other, all."""
-        now = trio.current_time()
-        for leg in Leg:
-            of_leg = [worker for worker in workers if worker.leg is leg]
-            yield from [each for each in of_leg if not self.outliers.avoided(each.load.name, now)] or of_leg
+    def _in_favour(self, of_leg: Iterable[Worker], but: Collection[str]) -> Iterator[Worker]:
+        """Yield the workers of a leg without some names and those that are set aside; of a leg that has no other, all.
+
+        In their order, and one is looked at when it is asked for.
+        """
+        if not self.outliers:
+            yield from (each for each in of_leg if each.load.name not in but)
+            return
+        now, others = trio.current_time(), list[Worker]()
+        found = False
+        for each in of_leg:
+            name = each.load.name
+            if name in but:
+                continue
+            if not self.outliers.avoided(name, now):
+                found = True
+                yield each
+            elif not found:
+                others.append(each)
+        if not found:
+            yield from others
 
     def _pair(self, workers: Sequence[Worker], need: Need) -> tuple[Worker | None, Worker | None]:
         """Return a prefill and a decode with room, but not two whose hand-offs keep failing while there are others."""
-        prefill, decode = (self._free(workers, leg, need) for leg in (Leg.PREFILL, Leg.DECODE))
+        prefill, decode = self._free(workers, Leg.PREFILL, need), self._free(workers, Leg.DECODE, need)
         if not self.outliers or prefill is None or decode is None:
             return prefill, decode
         now = trio.current_time()
-        for first in (prefill, *(each for each in workers if each.leg is Leg.PREFILL and each is not prefill)):
+        left = list(workers)
+        first: Worker | None = prefill
+        while first is not None:
             seconds = [each for each in workers if not self.outliers.avoided(pair(first, each), now)]
-            if self._free([first], Leg.PREFILL, need) and (second := self._free(seconds, Leg.DECODE, need)):
+            if (second := self._free(seconds, Leg.DECODE, need)) is not None:
                 return first, second
+            left.remove(first)
+            first = self._free(left, Leg.PREFILL, need)
         return prefill, decode
 
     def _free(self, workers: Sequence[Worker], leg: Leg, need: Need) -> Worker | None:
