@@ -280,8 +280,9 @@ class Directory:
         return evolve(state, elsewhere=tuple(each.name for each in down if self._able(each))) if down else state
 
     def _state_for_workers(self) -> NodeState:
-        routing = tuple(each for each in self._linked() if each.routes)
-        return NodeState((), routing, self.draining, self.routes, self.tell_s)
+        # Itself too: one that has joined here is found by those who route because this node can say where it listens.
+        found = tuple(each for each in self._linked() if each.routes or each.name == self.name)
+        return NodeState((), found, self.draining, self.routes, self.tell_s)
 
     def _able(self, offer: Offer) -> bool:
         """Whether any worker can do the work of one that is down."""

@@ -155,6 +155,17 @@ async def test_d2_a_worker_is_told_of_no_load_and_of_nobody_but_who_routes(autoj
         assert back._nodes["front"].workers == {}
 
 
+async def test_a_node_that_joins_at_a_worker_is_found_by_who_routes(autojump_clock):
+    far, one, front = a_node("far"), a_node("one"), a_node("front", routes=True)
+    far.address, one.address = "10.0.0.3:7401", "10.0.0.2:7401"
+    for own, other in ((far, one), (one, far), (one, front)):
+        own.linked(other.name, Link(sim_pair()[0], Peer(own.name, serves_max=0)))
+    one.told("far", far.state_for("one"))
+    one.told("front", front.state_for("one"))
+    front.told("one", one.state_for("front"))
+    assert dict(front.addresses())["far"] == "10.0.0.3:7401"
+
+
 async def test_d13_a_request_wakes_nobody_who_waits_for_nodes_and_no_link(autojump_clock):
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back):
