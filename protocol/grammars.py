@@ -21,6 +21,7 @@ WORDS = {
     GrammarKind.STRUCTURAL_TAG: "this structural tag",
 }
 WITHIN = {GrammarKind.REGEX: "a regular expression", GrammarKind.EBNF: "an EBNF grammar"}
+FORMATS = {"regex": GrammarKind.REGEX, "grammar": GrammarKind.EBNF}  # the types of them in a structural tag
 EMPTIES_MAX = 200  # parts in a row that may each be empty: a step costs their square
 COUNT_MAX = 100_000  # of repetitions, those of repetitions multiplied
 DEPTH_MAX = 200  # of groups
@@ -37,6 +38,8 @@ _IN_EBNF = re.compile(
     rf"|(?P<open>\()|(?P<close>\))|(?P<or>\|)|(?P<count>{_COUNT})|(?P<name>[\w.-]+)|#[^\n]*|\s+|(?P<other>.)",
     re.DOTALL,
 )
+
+_FORMATS = re.compile(rf'"(?:{"|".join(FORMATS)})"')  # one without them need not be parsed
 
 
 @define
@@ -95,6 +98,29 @@ class _Group:
         self._row_empty = self._row_empty and part.empty
         self._row = self._row + max(1, part.empties) if part.empty else 0
         self.empties = max(self.empties, self._row, part.empties)
+
+
+def kinds(grammar: Grammar) -> list[GrammarKind]:
+    """Return the kind of a grammar, and before it those of regular expressions and EBNF grammars in a structural tag.
+
+    Patterns in a JSON schema are the schema's own.
+    """
+    if grammar.kind is not GrammarKind.STRUCTURAL_TAG or not _FORMATS.search(grammar.text):
+        return [grammar.kind]
+    try:
+        waiting: list[object] = [json.loads(grammar.text)]
+    except (ValueError, RecursionError):
+        return [grammar.kind]
+    found: dict[GrammarKind, None] = {}
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+            if isinstance(name := value.get("type"), str) and name in FORMATS:
+                found[FORMATS[name]] = None
+    return [*found, grammar.kind]
 
 
 def complaint(grammar: Grammar) -> str | None:

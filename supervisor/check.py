@@ -204,16 +204,22 @@ def _admission(cluster: Cluster, known: Keys) -> str:
     section = cluster.gateway
     tls = "plain" if section.tls_certificate is None else f"TLS with {section.tls_certificate}"
     admins = ", ".join(known.names(admin=True)) or ("nobody" if known.wanted else "everybody")
+    of_keys = [(name, own) for name, own in known.grammars().items() if own is not None]
     lines = [
         f"clients: {', '.join(known.names(admin=False)) or 'nobody'}"
         if known.wanted
         else "clients: everybody, no keys",
         f"admin: {admins}",
         f"names: {', '.join(section.names)}; web pages of: {', '.join(section.origins) or 'the same names'}; {tls}",
+        f"grammars: {_listed(section.grammars)}{''.join(f'; of {key}: {_listed(own)}' for key, own in of_keys)}",
     ]
     if cluster.certificate is not None:
         cluster.certificate.context()
     return "\n".join(lines)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def ahead(cluster: Cluster, *names: str) -> None:

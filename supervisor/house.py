@@ -345,6 +345,7 @@ def _door(
         aside=world.aside,
         names=frozenset(section.names),
         origins=frozenset(section.origins),
+        grammars=frozenset(section.grammars),
         unready=partial(known.unready, directory, models),
         metrics_text=partial(known.all_metrics_text, directory, world.metrics),
         new_id=world.new_id,

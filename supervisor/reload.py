@@ -203,7 +203,7 @@ class Reloader:
                 setattr(door.asking, key, getattr(section, key))
             case ("prompt_tokens_max",):
                 self.house.live.prompt_tokens_max = section.prompt_tokens_max
-            case ("names" | "origins" as key,):
+            case ("names" | "origins" | "grammars" as key,):
                 setattr(door, key, frozenset(getattr(section, key)))
             case ("keys",):
                 door.keys.sources = check.keys(new, self.environment).sources

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from attrs import Factory, field, frozen
 
@@ -13,6 +13,7 @@ from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
 from actors.routing.outliers import Ejection
 from protocol.cluster import PORT
+from protocol.dialects.keyfile import GrammarName
 from protocol.dialects.options import Holds, Matches, Within
 from supervisor.doors.door import Count, DoorLimits, Seconds
 from supervisor.doors.tls import Certificate
@@ -82,6 +83,7 @@ class GatewaySection:
     port: Annotated[int, Within(at_least=0, at_most=65535)] = 8000
     names: tuple[str, ...] = ()  # that clients may call this server by; none: loopback's names, and `host`
     origins: tuple[str, ...] = ()  # of web pages that may use this server
+    grammars: tuple[GrammarName, ...] = get_args(GrammarName)  # of requests whose key does not say which it may use
     keys: str | None = None  # a file of keys; paths are relative to the file they stand in
     tls_certificate: str | None = None
     tls_key: str | None = None

@@ -24,6 +24,7 @@ from tests.planted_engine import ENGINES
 from tests.planted_gateway import GATEWAY
 from tests.planted_grammars import GRAMMARS
 from tests.planted_loop import LOOP
+from tests.planted_names import NAMES
 from tests.planted_pairs import PAIRS
 from tests.planted_router import ROUTER
 from tests.planted_telling import TELLING
@@ -46,6 +47,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "engines": (ENGINES, ("engines",)),
     "tree": (TREE, ("tree",)),
     "grammars": (GRAMMARS, ("grammars",)),
+    "names": (NAMES, ("names",)),
 }
 MUTANTS = [(path, bug, part) for part, (of, _) in PARTS.items() for path, bugs in of.items() for bug in bugs]
 SUITES = {  # the quickest first
@@ -60,6 +62,7 @@ SUITES = {  # the quickest first
     "engines": [f"tests/{name}.py" for name in ("test_settings", "test_adapter", "protocol/test_model_folder")],
     "grammars": ["tests/test_grammars.py", "tests/protocol/test_grammars.py"],
     "config": [f"tests/test_{name}.py" for name in ("config", "config_files", "toml_lines", "reloading")],
+    "names": ["tests/test_grammar_permission.py"],
     "loop": [f"tests/test_{name}.py" for name in ("say", "chatter", "upward", "turns", "hung", "turn_budget")],
     "tree": [
         f"tests/test_{name}.py"

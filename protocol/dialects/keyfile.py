@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from attrs import define, field, frozen
 
@@ -39,6 +39,7 @@ KeyName = Annotated[str, NAME]
 Digest = Annotated[str, IsDigest()]
 Rate = Annotated[float, Within(at_least=1e-6, at_most=1_000_000)]  # at less the wait would be no time to tell
 Some = Annotated[int, Within(at_least=1, at_most=1_000_000)]
+GrammarName = Literal["json_schema", "regex", "ebnf", "structural_tag"]  # a `GrammarKind`, as files name it
 Priority = Annotated[int, Within(at_least=-PRIORITY_MAX, at_most=PRIORITY_MAX)]
 
 
@@ -52,6 +53,7 @@ class KeySection:
     concurrency_max: Some | None = None  # generations at a time, run or waited for: a request with n = 4 is four
     connections_max: Some | None = None
     priority: Priority | None = 0  # of its requests that name none, and the highest that one can name; None: any
+    grammars: tuple[GrammarName, ...] | None = None  # that its requests may use; None: as the gateway's section says
     admin: bool = False
 
     @property

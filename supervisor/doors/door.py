@@ -18,7 +18,8 @@ from protocol.cost import cost, generations_of, multiplied_by
 from protocol.dialects.keyfile import clamped
 from protocol.dialects.options import Within
 from protocol.errors import BadRequest, Draining, Forbidden, NotFound, RequestError, StartFailed
-from protocol.messages import Answered, Respond
+from protocol.grammars import kinds
+from protocol.messages import Answered, GrammarKind, Respond
 from protocol.trace import Trace
 from supervisor.doors.asking import Asking, Counted, Served
 from supervisor.doors.budgets import Budget
@@ -114,6 +115,7 @@ class Door:
     aside: Aside = inline  # where long bodies are read
     paths: frozenset[str] | None = None  # that are served here; None: every one
     origins: frozenset[str] = frozenset()  # of foreign pages that may use this server; `*` is any
+    grammars: frozenset[str] = frozenset(GrammarKind)  # that requests may use whose key does not say which
     tls: ssl.SSLContext | None = None
     certificate: Certificate | None = None  # where `tls` comes from
     port: int | None = None  # once the gateway listens
@@ -299,6 +301,7 @@ class Door:
         priority = clamped(request.priority, key.section.priority)
         weight, param = generations_of(request), multiplied_by(request)
         with self.asking.counting(counted), key.asking(weight, param):
+            self._check_grammar(request, key)
             gathered_bytes = self._gathered_bytes(request, served, counted)
             at_most = self.places_of(key)
             async with self.gate.admitted(priority, owner=key.name, weight=weight, at_most=at_most, param=param):
@@ -308,6 +311,21 @@ class Door:
                 request = evolve(request, priority=priority, trace=counted.trace, owner=key.name)
                 answered = await self.asking.answer(request, served, counted, into)
             return finish(answered)  # in here: an answer that cannot be built must not be counted as whole
+
+    def _check_grammar(self, request: Respond, key: Key) -> None:
+        """Raise `Forbidden`, with the client's name of the field, for a kind of grammar that a key may not use."""
+        if request.grammar is None:
+            return
+        own = key.section.grammars
+        may = self.grammars if own is None else own
+        if (kind := next((each for each in kinds(request.grammar) if each not in may), None)) is None:
+            return
+        within = "" if kind is request.grammar.kind else f" in a {request.grammar.kind}"
+        who = "requests here" if key is self.keys.anybody else f"the key {key.name!r}"
+        raise Forbidden(
+            f"{who} may not use grammars of the kind {kind}{within}: allowed are {', '.join(sorted(may)) or 'none'}",
+            param=request.params.get("grammar", "grammar"),
+        )
 
     def _gathered_bytes(self, request: Respond, served: Served, counted: Counted) -> int:
         """Return what an answer that is kept until it is whole may take; raises `BadRequest` if that is never there."""

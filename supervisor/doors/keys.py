@@ -182,6 +182,10 @@ class Keys:
         """Return the names of the admin's keys, or of all others."""
         return sorted(name for name, key in self._keys.items() if key.section.admin is admin)
 
+    def grammars(self) -> dict[str, tuple[str, ...] | None]:
+        """Return the kinds of grammars that each key may use, None for one that does not say."""
+        return {name: key.section.grammars for name, key in sorted(self._keys.items())}
+
     def find(self, headers: Headers, *, admin: bool = False) -> Key:
         """Return the key that a request presents; raises `Unauthorized`, or `Forbidden` if it must be the admin's."""
         if not (self._admin_wanted if admin else self._wanted):
