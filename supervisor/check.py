@@ -10,7 +10,7 @@ from pathlib import Path
 
 from actors._text.aside import inline
 from protocol.errors import StartFailed
-from supervisor import descriptors, private_files
+from supervisor import descriptors, files, private_files
 from supervisor.config import EVERYWHERE, LOOPBACK, Cluster, Misconfigured
 from supervisor.doors.door import ANY
 from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
@@ -164,8 +164,7 @@ def _secret_in_file(cluster: Cluster) -> str:
     try:
         if (why := private_files.writable_by_others(file)) is not None:
             raise Misconfigured("cluster.secret", why)
-        with file.open("rb") as opened:
-            return opened.read(SECRET_BYTES_MAX).decode()
+        return files.read(file, SECRET_BYTES_MAX).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise Misconfigured("cluster.secret", f"cluster.secret cannot be read: {error}") from error
 
@@ -175,12 +174,14 @@ def link_tls(cluster: Cluster) -> Tls | None:
     section = cluster.cluster
     if section.tls_certificate is None or section.tls_key is None or section.tls_authority is None:
         return None
-    files = [str(cluster.folder / file) for file in (section.tls_certificate, section.tls_key, section.tls_authority)]
+    names = (section.tls_certificate, section.tls_key, section.tls_authority)
+    certificate, key, authority = (cluster.folder / name for name in names)
     try:
+        files.check(certificate, key, authority)
         contexts = []
         for purpose in (ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH):
-            context = ssl.create_default_context(purpose, cafile=files[2])
-            context.load_cert_chain(files[0], files[1])
+            context = ssl.create_default_context(purpose, cafile=str(authority))
+            context.load_cert_chain(certificate, key)
             context.verify_mode = ssl.CERT_REQUIRED
             contexts.append(context)
     except (OSError, ssl.SSLError) as error:

@@ -11,6 +11,7 @@ from attrs import evolve
 
 from protocol.dialects.mistakes import Mistake
 from protocol.errors import StartFailed
+from supervisor import files
 from supervisor.disagreements import disagreements
 from supervisor.partial import structure_what_can_be
 from supervisor.sections import (
@@ -92,12 +93,10 @@ def read(path: Path, join: Sequence[str] = (), examine: Examine | None = None) -
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-        if len(data) > FILE_BYTES_MAX:
-            raise StartFailed(f"{path} cannot be read: it is longer than {FILE_BYTES_MAX} bytes")
-        return data.decode("utf-8-sig").replace("\r\n", "\n")
-    except (OSError, ValueError) as error:  # UnicodeDecodeError is one
+        return files.read(path, FILE_BYTES_MAX).decode("utf-8-sig").replace("\r\n", "\n")
+    except OSError as error:
+        raise StartFailed(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # UnicodeDecodeError is one
         raise StartFailed(f"{path} cannot be read: {error}") from error
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 from actors._text.template import compiled
 from protocol.dialects.mistakes import Mistake, join, segment
 from protocol.errors import StartFailed
-from supervisor import check, private_files
+from supervisor import check, files, private_files
 from supervisor.config import Cluster, Misconfigured
 from supervisor.doors.tls import expires_at
 
 DAY_S = 86_400
 EXPIRES_SOON_S = 14 * DAY_S
+PEM_BYTES_MAX = 1024 * 1024
+TEMPLATE_BYTES_MAX = 4 * 1024 * 1024
 
 
 def mistakes(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Mistake]:
@@ -74,7 +76,7 @@ def _certificates(cluster: Cluster) -> Iterator[tuple[str, Path]]:
 def _ends_at(file: Path) -> float | None:
     """Return when the first certificate of a file ends, None if that cannot be read; other checks say why."""
     with suppress(OSError, ValueError):
-        return expires_at(file.read_text())
+        return expires_at(files.read(file, PEM_BYTES_MAX).decode())
     return None
 
 
@@ -83,9 +85,14 @@ def _days(seconds: float) -> str:
     return f"{days} day{'s' * (days != 1)}" if days else "less than a day"
 
 
-def _compiled(template: Path) -> None:
+def template(file: Path) -> str:
+    """Return the text of a chat template; raises `OSError`, or `UnicodeDecodeError`, for one that cannot be read."""
+    return files.read(file, TEMPLATE_BYTES_MAX).decode()
+
+
+def _compiled(file: Path) -> None:
     try:
-        source = template.read_text()
+        source = template(file)
     except (OSError, UnicodeDecodeError) as error:
-        raise StartFailed(f"{template} cannot be read: {error}") from error
+        raise StartFailed(f"{file} cannot be read: {error}") from error
     compiled(source, str)

@@ -20,6 +20,13 @@ CONFIG: Bugs = {
             "if False:\n        return",
         ),
     ),
+    "supervisor/files.py": (
+        Bug("a pipe is waited for", "os.O_RDONLY | os.O_NONBLOCK", "os.O_RDONLY"),
+        Bug("what is no file is read", "if not stat.S_ISREG(status.st_mode):", "if False:"),
+    ),
+    "supervisor/__main__.py": (
+        Bug("every collection looks through what was imported", "    gc.freeze()", "    gc.isenabled()"),
+    ),
     "supervisor/toml_lines.py": (
         Bug(
             "keys after a long string are told at a wrong line",

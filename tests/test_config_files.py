@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from functools import partial
 
 import pytest
+from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import StartFailed
-from supervisor import __main__, config, file_checks, private_files
+from supervisor import __main__, check, config, file_checks, files, private_files
 from supervisor.doors.keys import Keys, Sources, line
-from supervisor.doors.tls import expires_at
+from supervisor.doors.tls import Certificate, expires_at
 from tests import certificate
 from tests.test_config import GOOD, ROOT, TINY
 
@@ -280,3 +282,67 @@ def test_o9_a_reader_of_status_that_has_had_enough_ends_it_without_a_traceback(w
         assert done.stdout.count("\n") == 2
         assert done.stdout.startswith(head)
         assert done.returncode == 141
+
+
+@pytest.fixture
+def alarmed():
+    """End what waits for a writer that never comes: a pipe that is opened is waited for without a word of Python's."""
+
+    def ring(*_):
+        raise AssertionError("it waits for a pipe")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(5)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_never_waited_for(written, tmp_path, alarmed):
+    certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
+    file, pipe = written(GOOD), tmp_path / "pipe"
+    os.mkfifo(pipe, 0o600)
+    with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
+        config.read(pipe)
+    keys = Keys(Sources(pipe))
+    with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
+        keys.load()
+    for pair in (Certificate(pipe, tmp_path / "a.key"), Certificate(tmp_path / "a.pem", pipe)):
+        with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
+            pair.context()
+    linked = evolve(config.read(file).cluster, secret=str(pipe))
+    cluster = evolve(config.read(file), cluster=linked)
+    with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
+        check.secret(cluster, {})
+    linked = evolve(linked, secret=None, tls_certificate=str(pipe), tls_key=str(pipe), tls_authority=str(pipe))
+    with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
+        check.link_tls(evolve(cluster, cluster=linked))
+
+
+@pytest.mark.parametrize(("bytes_max", "held"), [(5, True), (4, False)])
+def test_a_file_is_read_up_to_a_size(tmp_path, bytes_max, held):
+    file = tmp_path / "file"
+    file.write_bytes(b"12345")
+    if held:
+        assert files.read(file, bytes_max) == b"12345"
+    else:
+        with pytest.raises(OSError, match="longer than 4 bytes"):
+            files.read(file, bytes_max)
+
+
+def test_what_a_process_has_imported_is_no_collection_s_work(tmp_path):
+    script = """
+import gc, sys
+from supervisor import __main__ as main
+async def run():
+    print(gc.get_freeze_count() > len(gc.get_objects()))
+    return 0
+main._running = lambda *_: run
+sys.argv[1:] = [sys.argv[1], "--node", "main"]
+sys.exit(main.main())
+"""
+    file = tmp_path / "cluster.toml"
+    file.write_text(GOOD)
+    command = [sys.executable, "-c", script, file]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "True" in done.stdout) == (0, True), done.stdout + done.stderr

@@ -21,7 +21,7 @@ from protocol.dialects import keyfile
 from protocol.dialects.keyfile import Bucket, KeySection
 from protocol.dialects.mistakes import Mistakes
 from protocol.errors import BadRequest, ConcurrencyLimited, Forbidden, RateLimited, StartFailed, Unauthorized
-from supervisor import private_files
+from supervisor import files, private_files
 
 log = logging.getLogger(__name__)
 
@@ -241,11 +241,7 @@ def _from_file(path: Path) -> dict[str, KeySection]:
     try:
         if (why := private_files.writable_by_others(path)) is not None:
             raise StartFailed(why)
-        with path.open("rb") as file:
-            text = file.read(FILE_BYTES_MAX + 1)
-        if len(text) > FILE_BYTES_MAX:
-            raise StartFailed(f"{path} is longer than {FILE_BYTES_MAX} bytes")
-        return keyfile.read(tomllib.loads(text.decode()))
+        return keyfile.read(tomllib.loads(files.read(path, FILE_BYTES_MAX).decode()))
     except OSError as error:
         raise StartFailed(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

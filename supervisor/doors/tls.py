@@ -9,7 +9,7 @@ from pathlib import Path
 from attrs import frozen
 
 from protocol.errors import StartFailed
-from supervisor import private_files
+from supervisor import files, private_files
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2; its suites of CBC mode can be attacked by timing. TLS 1.3 has none."""
@@ -34,6 +34,7 @@ class Certificate:
         try:
             if (why := private_files.writable_by_others(self.key)) is not None:
                 raise StartFailed(why)
+            files.check(self.certificate, self.key)
             # Without a password a locked key would ask the terminal for one, and stop everything meanwhile.
             context.load_cert_chain(self.certificate, self.key, password="")
         except OSError as error:  # an SSLError is one
