@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -86,6 +87,8 @@ def _run(cluster: config.Cluster, names: tuple[str, ...], file: Path, upward: Up
     own = cluster.node[names[0]]  # of a launcher that of its first node is as good as any
     terminal = say.set_up(node=alone, lines_max=own.log_lines_max, bytes_max=own.log_bytes_max)
     say.take_over()
+    gc.collect()
+    gc.freeze()  # what is there by now stays: to look through all of it again takes more than a turn, every few seconds
     try:
         run = _running(cluster, names, file, terminal, upward, earlier)
         code: int = trio.run(run, strict_exception_groups=True)
