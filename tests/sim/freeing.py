@@ -78,10 +78,11 @@ class Freeing:
             if period.kind in self.delays and self._meets(period, told_at):
                 told_at = max(told_at, period.ends_at)
                 late.add(period.kind)
+        # An answer may have ended before its client left, by a stop string, and its abort be one that nobody heard.
         keeps = {
             period.kind
             for period in self.periods
-            if period.kind in self.keeps and self._meets(period, left_at, told_at)
+            if period.kind in self.keeps and self._meets(period, left_at - self.kept_s, told_at)
         }
         within_s = GONE_WITHIN_S + (self.kept_s if keeps else 0.0)
         return told_at + within_s, sorted(late | keeps)
