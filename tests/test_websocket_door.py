@@ -319,3 +319,37 @@ async def test_an_event_that_cannot_be_read_is_decoded_once(rather_slow, monkeyp
         [event] = await client.events()
         assert (event["type"], event["stream_id"], event["error"]["param"]) == ("error", "lane", "input")
         assert len(decoded) == 1
+
+
+async def test_whoever_leaves_is_noticed_while_a_long_message_waits_to_be_read(rather_slow):
+    """Threads that read long messages may be busy for long; what runs for this client ends all the same."""
+    async with rig(worker=Worker(mute=True)) as made:
+        busy = trio.Event()
+
+        async def aside(function, **_):
+            await busy.wait()
+            return function()
+
+        made.door.aside = aside
+        for leave in ("close", "end"):
+            client = await upgraded(made)
+            await client.say(create("a prompt that takes its time"))
+            await client.events("response.created")
+            await client.say(create("x" * 200_000))
+            await client.send(frame(b"\x03\xe8", 0x88)) if leave == "close" else await client.stream.aclose()
+            await at_rest(made)
+
+
+async def test_pings_without_end_take_no_more_memory_than_a_message(rather_slow):
+    async with rig(body_bytes_max=100_000, bodies_bytes_max=1_000_000) as made:
+        client = await upgraded(made)
+        for _ in range(100):
+            await client.send(frame(b"x" * 125, 0x89) * 50)
+            for _ in range(50):
+                assert (await client.frame())[0] == 0x8A
+        assert made.door.bodies.held_bytes <= 100_000
+        await client.say(create("n=3"))
+        assert said(await client.events()) == "The oak is"
+        assert made.door.bodies.held_bytes == 0
+        await client.stream.aclose()
+        await at_rest(made)

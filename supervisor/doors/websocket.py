@@ -7,8 +7,8 @@ comes, and no task of this connection runs for them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from math import inf
 from typing import TypeAlias
 from urllib.parse import parse_qs, urlsplit
@@ -57,10 +57,13 @@ class _Replayed(trio.abc.HalfCloseableStream):
     handshake: bytes
     after: bytes
     held: Held  # the memory of a message that has come in part
+    held_bytes_max: int  # what more has come than a message may have was no part of one: pings have no end
     accepted: trio.Event = field(factory=trio.Event)  # before it, the library would not look at what follows
     closed: bool = False
     said_goodbye: bool = False  # the library has sent a close frame
     heard_at: float = 0.0  # when the last byte came: a client that pings is there
+    over: bool = False  # nothing more comes
+    _needed_by: trio.CancelScope | None = None
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         if self.handshake:
@@ -72,10 +75,16 @@ class _Replayed(trio.abc.HalfCloseableStream):
             after, self.after = self.after, b""
             return after
         self._check_open()
-        data = await self.stream.receive_some(max_bytes)
+        try:
+            data = await self.stream.receive_some(max_bytes)
+        except trio.BrokenResourceError:
+            self._end()
+            raise
+        if not data:
+            self._end()
         self.heard_at = trio.current_time()
         try:
-            self.held.grow(len(data))
+            self.held.grow(min(len(data), self.held_bytes_max - self.held.size_bytes))
         except Overloaded as error:
             self.said_goodbye = True
             self.stream.put_farewell(close_frame(TRY_AGAIN, error.detail))
@@ -95,7 +104,21 @@ class _Replayed(trio.abc.HalfCloseableStream):
 
     async def aclose(self) -> None:
         self.closed = True
+        self._end()
         await trio.lowlevel.checkpoint()
+
+    def _end(self) -> None:
+        self.over = True
+        if self._needed_by is not None:
+            self._needed_by.cancel(reason="the client left")
+
+    @contextmanager
+    def while_open(self) -> Iterator[None]:
+        """Leave the body as soon as the client has left."""
+        with trio.CancelScope() as self._needed_by:
+            if self.over:
+                self._needed_by.cancel(reason="the client left")
+            yield
 
     def _check_open(self) -> None:
         if self.closed:
@@ -120,7 +143,8 @@ async def _serve(
     async with trio.open_nursery() as nursery:
         try:
             head, blank, after = raw.lstrip().partition(b"\r\n\r\n")
-            stream = _Replayed(outbox, head + blank, after, held, heard_at=trio.current_time())
+            most = READ_BYTES + door.limits.body_bytes_max
+            stream = _Replayed(outbox, head + blank, after, held, most, heard_at=trio.current_time())
             # A handshake that we take for one and the library does not would be waited for without end.
             with trio.move_on_after(door.limits.head_s) as patience:
                 proposal = await wrap_server_stream(nursery, stream, max_message_size=door.limits.body_bytes_max)
@@ -261,8 +285,8 @@ class Session:
     async def _hear(self, message: str, lanes: Lanes) -> None:
         data: dict[str, object] = {}
         event = await self._read(message, data)
-        if self._closing:
-            return  # after our close frame nothing may be said
+        if self._closing or event is None:
+            return  # after our close frame nothing may be said, and to who has left nothing is
         try:
             if data.get("type") != "response.cancel":  # what cannot be read counts too
                 (self.key or self.door.keys.anybody).charge()
@@ -273,8 +297,11 @@ class Session:
             return
         self._obey(event, message.__sizeof__(), lanes)
 
-    async def _read(self, message: str, data: dict[str, object]) -> Event | RequestError:
-        """Return what a message says, or what is wrong with it, putting it into `data`; a long one is read aside."""
+    async def _read(self, message: str, data: dict[str, object]) -> Event | RequestError | None:
+        """Return what a message says, or what is wrong with it, putting it into `data`; None if its client has left.
+
+        A long one is read aside, and threads may be busy for long: whoever leaves meanwhile is let go at once.
+        """
 
         def read() -> Event:
             data.update(decode(message))
@@ -283,15 +310,17 @@ class Session:
         try:
             if (size := reading_work(message)) < LONG:  # in the turn in which it came: nothing may come between
                 return read()
-            self._reading = True
+            self._reading, owner = True, (self.key or self.door.keys.anybody).name
+            event: Event | None = None
             try:
-                owner = (self.key or self.door.keys.anybody).name
-                return await self.door.aside(read, owner=owner, size=size)
+                with self.stream.while_open():
+                    event = await self.door.aside(read, owner=owner, size=size)
             finally:
                 self._reading = False
                 self._news.unpark_all()
         except RequestError as error:
             return error
+        return event
 
     def _obey(self, event: Event, size_bytes: int, lanes: Lanes) -> None:
         try:
