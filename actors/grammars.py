@@ -51,7 +51,8 @@ class Checks:
     async def verdict(self, request: CheckGrammar) -> GrammarChecked:
         """Return what is known of a grammar, or wait for its check, which ends when nobody waits for it any more.
 
-        Raises `Overloaded` if too many wait, and whatever the checker fails with.
+        Raises `Overloaded` if too many wait, of its own owner or until one of another comes, and whatever the checker
+        fails with.
         """
         await trio.lowlevel.checkpoint()
         digest = digest_of(request.grammar)
@@ -61,7 +62,7 @@ class Checks:
         key = request.owner, digest
         if (check := self._unfinished.get(key)) is None:
             if self.waiting >= self.waiting_max:
-                raise Overloaded(f"{self.waiting} grammars wait to be checked")
+                self._displace(request.owner)
             check = self._unfinished[key] = _Check(request)
             self._waiting.setdefault(request.owner, deque()).append(check)
             self._news.unpark_all()
@@ -76,6 +77,16 @@ class Checks:
             raise check.failure
         assert check.found is not None
         return check.found
+
+    def _displace(self, owner: str) -> None:
+        """Make room in a full line by its largest owner's last; raises `Overloaded` if that would be this one's own."""
+        largest = max(self._waiting.values(), key=len)
+        if len(largest) <= len(self._waiting.get(owner, ())) + 1:
+            raise Overloaded(f"{self.waiting} grammars wait to be checked")
+        last = largest[-1]
+        last.failure = Overloaded("as many grammars wait as may, and one of a key with fewer displaced this one")
+        self._drop((last.request.owner, digest_of(last.request.grammar)), last)
+        last.over.set()
 
     @property
     def waiting(self) -> int:
@@ -147,13 +158,17 @@ class Checks:
 
     def _forget(self, key: tuple[str, bytes], check: _Check) -> None:
         """End a check that nobody waits for."""
+        self._drop(key, check)
+        check.scope.cancel(reason="whoever asked for the check left")
+
+    def _drop(self, key: tuple[str, bytes], check: _Check) -> None:
+        """Take a check out of the line, if it is still in it, and let nobody else join it."""
         del self._unfinished[key]
         turns = self._waiting.get(key[0], deque())
         if check in turns:
             turns.remove(check)
             if not turns:
                 del self._waiting[key[0]]
-        check.scope.cancel(reason="whoever asked for the check left")
 
 
 def digest_of(grammar: Grammar) -> bytes:

@@ -162,6 +162,27 @@ async def test_too_many_that_wait_are_refused_at_once(autojump_clock):
         await trio.sleep(20)
 
 
+async def test_one_owners_crowd_makes_room_in_a_full_line_for_another(autojump_clock):
+    async with running(at_once=1, waiting_max=4) as world, trio.open_nursery() as nursery:
+        refused = []
+
+        async def one(text, owner):
+            try:
+                await world.check(text, owner)
+            except Overloaded:
+                refused.append(text)
+
+        for number in range(5):
+            nursery.start_soon(one, f"g{number} 5", "greedy")
+            await trio.testing.wait_all_tasks_blocked()
+        for text, owner in (("h1 1", "honest"), ("h2 1", "honest"), ("h3 1", "honest"), ("g5 1", "greedy")):
+            nursery.start_soon(one, text, owner)
+            await trio.testing.wait_all_tasks_blocked()
+        assert refused == ["g4 5", "g3 5", "h3 1", "g5 1"], "whoever has most in line, and who would have"
+        await trio.sleep(30)
+        assert len(refused) == 4
+
+
 async def test_a_checker_that_is_lost_or_away_is_no_verdict(autojump_clock):
     async with running(checker=Checker(fails=EngineLost("gone"))) as world:
         with pytest.raises(NotReady):
