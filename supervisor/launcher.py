@@ -61,9 +61,10 @@ def tree(cluster: Cluster, name: str, launcher: Launcher) -> Tree:
     return Tree(
         name=name,
         children=(process,),
+        # With these waits it never fails so often: it is tried for as long as the others run, who must not end with it.
         restarts_max=30,
         restarts_window_s=300.0,
-        backoff=Backoff(min_s=1.0),
+        backoff=Backoff(min_s=0.1, crashes=True),
         about=f"node on {cluster.node[name].host}",
     )
 

@@ -17,6 +17,7 @@ import trio
 from protocol.errors import StartFailed
 from supervisor import config, launcher, node_process, process
 from supervisor.launcher import Launcher
+from supervisor.run import supervise
 from supervisor.say import Terminal
 from tests.launched import SIMULATED
 
@@ -124,6 +125,25 @@ def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch):
     with pytest.raises(OSError, match="too many open files"):
         process.start("x", [sys.executable, "-c", "import time; time.sleep(60)"], {}, [], subprocess.DEVNULL)
     assert [each.returncode for each in made] == [-9]
+
+
+@pytest.mark.parametrize("lives_s", [0.0, 4.0, 59.0, 61.0])
+async def test_b7_a_node_that_dies_again_and_again_ends_no_other(one, lives_s, monkeypatch, autojump_clock):
+    lives = []
+
+    async def run(*_, task_status):
+        lives.append(trio.current_time())
+        await trio.sleep(0.5)
+        task_status.started()
+        await trio.sleep(lives_s)
+        raise node_process.NodeDied("node one ended")
+
+    monkeypatch.setattr(node_process, "run", run)
+    with trio.move_on_after(3600) as hour:
+        await supervise(launcher.tree(one.cluster, "one", one), rng=random.Random(0))
+    assert hour.cancelled_caught
+    assert lives[1] - lives[0] < lives_s + 1, "the first time it is back at once"
+    assert 3600 / (lives_s + 40) < len(lives) < 3600 / 20
 
 
 # Ending ---------------------------------------------------------------------------------------
