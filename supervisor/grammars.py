@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import chain, islice
 from typing import TypeAlias, cast
 from zlib import crc32
 
@@ -176,10 +177,8 @@ async def check(directory: Directory, own: Serves, aside: Aside, model: str, gra
     said = await Work(aside, owner).run(2 * len(grammar.text), partial(complaint, grammar))
     if said is not None:
         raise BadRequest(said)
-    digest = digest_of(grammar)
-    workers = [each for each in directory.every() if each.offer.model == model and each.offer.up]
     failure: RequestError = NotReady("no engine of this model is up")
-    for worker in sorted(workers, key=lambda each: crc32(digest + each.load.name.encode())):
+    for worker in _in_turn(directory, model, digest_of(grammar)):
         try:
             found = await _ask(worker, own, CheckGrammar(grammar, owner))
         except ELSEWHERE as error:
@@ -189,6 +188,19 @@ async def check(directory: Directory, own: Serves, aside: Aside, model: str, gra
             raise BadRequest(found.refusal)
         return
     raise failure
+
+
+def _in_turn(directory: Directory, model: str, digest: bytes) -> Iterator[Here | There]:
+    """Yield a model's workers that are up, each digest's from a place of its own on, whoever is up."""
+    known = directory.derived(("by name", model), partial(_by_name, directory, model))
+    begin = crc32(digest) % max(1, len(known))
+    for worker in chain(islice(known, begin, None), islice(known, begin)):
+        if worker.offer.up:
+            yield worker
+
+
+def _by_name(directory: Directory, model: str) -> list[Here | There]:
+    return sorted((each for each in directory.every() if each.model == model), key=lambda each: each.load.name)
 
 
 async def _ask(worker: Here | There, own: Serves, request: CheckGrammar) -> GrammarChecked:

@@ -11,10 +11,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from actors._kit import Bugs
 from actors._queue import queue
+from actors._text.aside import inline
 from protocol.cluster import Leg, Loads, NodeState, Offer, OfferLoad, check, check_loads
-from protocol.errors import PeerViolation
-from protocol.messages import Finished, FinishReason, Generate, Started, Usage
+from protocol.errors import LinkLost, PeerViolation
+from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarChecked, GrammarKind, Started, Usage
 from protocol.peer import Peer
+from supervisor import grammars
 from supervisor.directory import Directory
 from supervisor.endpoints import ForOthers, Here
 from supervisor.link import Link
@@ -205,6 +207,33 @@ async def test_d3_workers_are_ranked_as_their_loads_change(autojump_clock):
         assert order() == ["w0", "w1", "w2"]
         front.told_loads("back", Loads((OfferLoad("w0", 3, 9),)))
         assert order() == ["w1", "w2", "w0"]
+
+
+async def test_d5_where_a_grammar_is_checked_is_found_without_a_look_at_every_worker(autojump_clock, monkeypatch):
+    front, back = a_node("front", routes=True, workers=0), a_node("back", workers=100)
+    async with joined(front, back):
+        grammar, asked = Grammar(GrammarKind.REGEX, "a*"), []
+
+        async def answers(worker, own, request):
+            asked.append(worker.offer.name)
+            if worker.offer.name == asked[0] and len(asked) > 3:
+                raise LinkLost("it is gone")
+            await trio.lowlevel.checkpoint()
+            return GrammarChecked()
+
+        monkeypatch.setattr(grammars, "_ask", answers)
+        check_one = partial(grammars.check, front, {}, inline, "oak")
+        await check_one(grammar, "")
+        monkeypatch.setattr(Directory, "every", lambda _: pytest.fail("every worker is looked at"))
+        await check_one(grammar, "")
+        assert asked == asked[:1] * 2, "the same grammar is checked in the same place"
+        for number in range(200):
+            await check_one(Grammar(GrammarKind.REGEX, f"a{number}"), "")
+        assert len(set(asked)) > 60
+        asked[3:] = []
+        await check_one(grammar, "")
+        assert len(asked) == 5
+        assert asked[4] != asked[3] == asked[0]
 
 
 async def test_a_worker_that_is_down_hears_whether_another_can_do_its_work(autojump_clock):
