@@ -206,6 +206,20 @@ def test_d11_whoever_remembers_most_forgets_first():
     assert (shared.size_bytes, shared._of) == (0, {})
 
 
+def test_room_for_a_long_conversation_takes_few_looks_at_all_the_others(monkeypatch):
+    looks, largest = [], Memories._largest
+    monkeypatch.setattr(Memories, "_largest", lambda self: looks.append(1) or largest(self))
+    shared = Memories(lambda: 1_000_000)
+    crowd = [Memory(10**6, shared, "crowd") for _ in range(32)]
+    for number in range(3000):
+        crowd[number % 32].remember(str(number), Said("", (), 400))
+    before = len(looks)
+    Memory(10**6, shared, "one").remember(None, Said("", (), 450_000))
+    assert 900_000 < shared.size_bytes <= 1_000_000
+    assert len(looks) - before <= 64, "of 1,125 conversations that had to go"
+    assert max(each.size_bytes for each in crowd) < 2.2 * min(each.size_bytes for each in crowd)
+
+
 def test_one_conversation_that_is_more_than_all_may_have_is_not_kept():
     shared = Memories(lambda: 1000)
     memory = Memory(80_000, shared, "a")

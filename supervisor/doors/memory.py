@@ -47,7 +47,13 @@ class Memories:
             if not memories:
                 del self._of[memory.owner]
         while by > 0 and self.size_bytes > self.bytes_max():
-            self._largest().forget_oldest()
+            self._halve(self._largest())
+
+    def _halve(self, memory: Memory) -> None:
+        """Let one forget until there is room, or half of it is left: to find the largest takes a look at them all."""
+        kept_bytes = memory.size_bytes // 2
+        while memory.size_bytes > kept_bytes and self.size_bytes > self.bytes_max():
+            memory.forget_oldest()
 
     def _largest(self) -> Memory:
         """Return the largest memory of the owner that has most."""
