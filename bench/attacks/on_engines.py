@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bench._node import SGLANG, Node, wait_until
-from bench.attacks.on_a_node import attacked
+from bench.attacks.on_a_node import attacked, restarts
 from bench.attacks.scene import Verdict
 
 NOTICED_WITHIN_S = 40.0
@@ -28,9 +28,9 @@ def stopped_scheduler(folder: Path, verdict: Verdict) -> None:
     other = OTHER.format(path=Path("examples/tiny").resolve())
     with attacked(folder, verdict, slots=16, engine=SGLANG + other) as of:
         idle = schedulers(of)[-1]
-        before = of.metric("espalier_restarts_total")
+        before = restarts(of)
         os.kill(idle, signal.SIGSTOP)
-        noticed_s = wait_until(lambda: of.metric("espalier_restarts_total") > before, NOTICED_WITHIN_S, every_s=0.1)
+        noticed_s = wait_until(lambda: restarts(of) > before, NOTICED_WITHIN_S, every_s=0.1)
         with suppress(ProcessLookupError):
             os.kill(idle, signal.SIGCONT)
         verdict.said = "nobody noticed" if noticed_s is None else f"noticed after {noticed_s:.1f} s"
