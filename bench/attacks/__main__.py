@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench._node import place
-from bench.attacks import GAP_S_MAX, on_a_cluster, on_a_node, on_engines
+from bench.attacks import on_a_cluster, on_a_node, on_engines
 from bench.attacks.scene import Verdict
 
 Attack = Callable[[Path, Verdict], None]
@@ -51,7 +51,7 @@ def row(name: str, verdict: Verdict) -> str:
     """Return one line about an attack; times in milliseconds."""
     times = (verdict.own_gap_ms, verdict.worst_gap_ms, verdict.worst_first_ms)
     numbers = f"{times[0]:8.0f} {times[1]:8.0f} {times[2]:8.0f} {verdict.whole:6d} {len(verdict.lost):5d}"
-    held = "yes" if verdict.held(GAP_S_MAX) else "NO"
+    held = "yes" if verdict.held else "NO"
     return f"{name:20s} {held:5s} {numbers}  {'; '.join(filter(None, [verdict.said, *verdict.wrong]))}"
 
 
@@ -66,7 +66,7 @@ def main() -> int:
     every = {**ATTACKS, **ON_ENGINES}
     for name in arguments.only or (ATTACKS if arguments.engines == "simulated" else ON_ENGINES):
         verdict = tried(every[name])
-        held = held and verdict.held(GAP_S_MAX)
+        held = held and verdict.held
         print(row(name, verdict), flush=True)
         for each in verdict.lost[:3]:
             print(f"    lost: {each}", flush=True)

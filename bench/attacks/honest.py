@@ -18,7 +18,6 @@ from typing import Any
 
 MODEL = "tiny"
 TIMEOUT_S = 60.0
-STREAM_TOKENS = 60
 SHORT_TOKENS = 4
 REST_S = 0.3  # between two short questions
 
@@ -85,8 +84,8 @@ class Client:
 
 
 def body(tokens: int) -> dict[str, Any]:
-    """Return a request for exactly so many tokens, one piece each."""
-    exact = {"max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+    """Return a request for exactly so many tokens; its penalty makes it one that is not easily carried on elsewhere."""
+    exact = {"max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True, "frequency_penalty": 0.1}
     return {"model": MODEL, "prompt": "Tell me about the oak", "return_token_ids": True, **exact}
 
 
@@ -101,6 +100,7 @@ def main() -> int:
     parser.add_argument("port", type=int)
     parser.add_argument("out")
     parser.add_argument("--key", default="")
+    parser.add_argument("--tokens", type=int, default=60, help="of each stream")
     arguments = parser.parse_args()
     noted, lock, over = Noted(), Lock(), Event()
 
@@ -111,7 +111,7 @@ def main() -> int:
             over.wait(rest_s)
 
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    threads = [Thread(target=keep, args=each) for each in ((STREAM_TOKENS, 0.0), (SHORT_TOKENS, REST_S))]
+    threads = [Thread(target=keep, args=each) for each in ((arguments.tokens, 0.0), (SHORT_TOKENS, REST_S))]
     for each in threads:
         each.start()
     print("asking", flush=True)

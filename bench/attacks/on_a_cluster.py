@@ -13,16 +13,20 @@ from bench._node import MARK, free_port, started
 from bench.attacks.scene import Verdict, beside
 
 COSTS = {"fixed_s": 0.05}
+STOPPED_GAP_S_MAX = 3.5  # silent_s, and what it takes to go on elsewhere
 
 
 @contextmanager
-def attacked(folder: Path, verdict: Verdict, workers: int, **faults: str) -> Iterator[Cluster]:
-    """Run a cluster with an honest client beside it while the body attacks; `faults` are lines of a worker's engine."""
+def attacked(folder: Path, verdict: Verdict, workers: int, tokens: int = 60, **faults: str) -> Iterator[Cluster]:
+    """Run a cluster with an honest client beside it while the body attacks; `faults` are lines of a worker's engine.
+
+    Each stream of the client has so many `tokens`.
+    """
     engines = {f"w{number}": simulated(f"w{number}", slots=16, costs=COSTS) for number in range(workers)}
     for name, lines in faults.items():
         engines[name] += f"\n[engine.tiny-{name}.simulated.faults]\n{lines}\n"
     plan = Plan(engines, drain_s=2.0, front_drain_s=20.0)  # without keys: to know that all is up takes the metrics
-    with cluster(folder, plan) as of, beside(folder, of.front.port, verdict, key=""):
+    with cluster(folder, plan) as of, beside(folder, of.front.port, verdict, key="", tokens=tokens):
         yield of
 
 
@@ -45,12 +49,12 @@ def twins(folder: Path, verdict: Verdict) -> None:
             twin.kill()
             twin.wait()
         said = (place / "output").read_text() + of.nodes["w0"].output() + of.front.output()
-        verdict.said = "a log says why" if "another process" in said else "no log says why"
+        verdict.said = "a log says why" if "two processes call themselves" in said else "no log says why"
 
 
 def five_drains(folder: Path, verdict: Verdict) -> None:
     """Drain six workers one after the other, and start each again."""
-    with attacked(folder, verdict, 6) as of:
+    with attacked(folder, verdict, 6, tokens=400) as of:
         for name in of.workers[:5]:
             of.nodes[name].signal(signal.SIGTERM)
             of.nodes[name].wait_exit(20.0)
@@ -71,6 +75,7 @@ def black_hole(folder: Path, verdict: Verdict) -> None:
 
 def stopped_node(folder: Path, verdict: Verdict) -> None:
     """Stop a worker's process for six seconds, and let it go on: its host answers, it does not."""
+    verdict.gap_s_max = STOPPED_GAP_S_MAX  # nobody can know at once that a process has stopped
     with attacked(folder, verdict, 3) as of:
         of.nodes["w0"].signal(signal.SIGSTOP)
         time.sleep(6.0)

@@ -16,10 +16,11 @@ from statistics import median
 from typing import Any
 
 from bench._node import ROOT
+from bench.attacks import GAP_S_MAX
 
 HONEST, ATTACKER = "honest-secret-of-the-bench-000001", "attacker-secret-of-the-bench-0001"
 PEACE_S = 4.0  # before each attack, to know the engine's own pace
-ENDS_WITHIN_S = 20.0  # of the honest client, whose answers last 3 s
+ENDS_WITHIN_S = 40.0  # of the honest client, whose answers last 3 s, or 20
 
 
 @dataclass
@@ -30,13 +31,15 @@ class Verdict:
     worst_gap_ms: float = 0.0
     worst_first_ms: float = 0.0
     whole: int = 0
+    gap_s_max: float = GAP_S_MAX  # by which a gap may be longer than the engine's own
     lost: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)  # what else was not as it should be
     said: str = ""  # what the attack itself came to
 
-    def held(self, gap_s_max: float) -> bool:
+    @property
+    def held(self) -> bool:
         """Whether the honest client lost nothing and waited no longer than it may."""
-        return not (self.lost or self.wrong) and self.worst_gap_ms - self.own_gap_ms <= 1000 * gap_s_max
+        return not (self.lost or self.wrong) and self.worst_gap_ms - self.own_gap_ms <= 1000 * self.gap_s_max
 
 
 def keys_file(folder: Path) -> Path:
@@ -52,10 +55,13 @@ def keys_file(folder: Path) -> Path:
 
 
 @contextmanager
-def beside(folder: Path, port: int, verdict: Verdict, key: str = HONEST) -> Iterator[None]:
-    """Have an honest client ask, in peace for a while and then while the body attacks, and judge what it found."""
+def beside(folder: Path, port: int, verdict: Verdict, key: str = HONEST, tokens: int = 60) -> Iterator[None]:
+    """Have an honest client ask, in peace for a while and then while the body attacks, and judge what it found.
+
+    Its streams have so many `tokens` each.
+    """
     out = folder / f"honest-{port}.json"
-    command = [sys.executable, "-m", "bench.attacks.honest", str(port), str(out), "--key", key]
+    command = [sys.executable, "-m", "bench.attacks.honest", str(port), str(out), "--key", key, "--tokens", str(tokens)]
     client = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     try:
         assert client.stdout is not None

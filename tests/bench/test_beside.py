@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.attacks import GAP_S_MAX, __main__
+from bench.attacks import __main__
 from bench.attacks.scene import Verdict, _judge
 
 
@@ -25,7 +25,7 @@ def noted(during, *, lost=(), before=(0.05, 0.06, 0.05)):
 def test_a_gap_or_a_loss_is_noticed(found, held):
     verdict = Verdict()
     _judge(found, 10.0, verdict)
-    assert verdict.held(GAP_S_MAX) is held
+    assert verdict.held is held
     assert (verdict.own_gap_ms, verdict.worst_first_ms, verdict.whole) == (50.0, 200.0, 3)
 
 
@@ -34,6 +34,6 @@ def test_an_attack_that_fails_by_itself_has_not_held():
         raise RuntimeError("no node")
 
     verdict = __main__.tried(fails)
-    assert not verdict.held(GAP_S_MAX)
+    assert not verdict.held
     assert "no node" in __main__.row("fails", verdict)
     assert " NO " in __main__.row("fails", verdict)
