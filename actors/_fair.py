@@ -3,8 +3,9 @@
 First come, first served is unfair between clients: whoever sends a thousand requests at once makes everybody else wait
 behind all of them. Here each owner (a client's key) has an *account*, what it has had so far or holds now, by whatever
 measure the user of the line charges. Of the highest priority that waits, the owner with the smallest account goes
-first; what one owner has waiting goes in the order in which it came. So an owner waits behind at most one item of each
-other owner whose account is no larger than its own, however many they have.
+first, and of equals the one whose turn was longest ago; what one owner has waiting goes in the order in which it came.
+So an owner waits behind at most one item of each other owner whose account is no larger than its own, however many they
+have, and however often that account is empty again.
 
 Nothing here waits or knows a clock; each step takes time logarithmic in the number of owners that wait (and a move of
 some bytes in an array).
@@ -37,15 +38,16 @@ class Entry(Generic[T]):
 class _Owner(Generic[T]):
     lanes: dict[int, OrderedDict[int, Entry[T]]] = field(factory=dict)  # what waits, by priority, in order of arrival
     waiting: int = 0
+    turn: int = 0  # when it began to wait, or was last charged, whichever is later; counted as arrivals are
 
 
 @define(eq=False)
 class FairLine(Generic[T]):
-    """Items in line, by priority, then by their owner's account, then by arrival."""
+    """Items in line, by priority, then by their owner's account, then by its last turn."""
 
     _owners: dict[str, _Owner[T]] = field(factory=dict)  # of which anything waits
     _accounts: dict[str, float] = field(factory=dict)  # without those that are 0
-    # The head of each lane, first to last: priority (negative), account, number, owner.
+    # The lanes, by whose head is first: priority (negative), account, turn, owner.
     _heads: list[tuple[int, float, int, str]] = field(factory=list)
     _least: list[tuple[float, str]] = field(factory=list)  # the accounts of those who wait, in order
     _numbers: Iterator[int] = field(factory=count)
@@ -65,11 +67,11 @@ class FairLine(Generic[T]):
         """Put an item in line; the entry that is returned takes it out again."""
         entry = Entry(item, owner, priority, next(self._numbers))
         if (of := self._owners.get(owner)) is None:
-            of = self._owners[owner] = _Owner()
+            of = self._owners[owner] = _Owner(turn=entry.number)
             insort(self._least, (self.account(owner), owner))
         if (lane := of.lanes.get(priority)) is None:
             lane = of.lanes[priority] = OrderedDict()
-            insort(self._heads, (-priority, self.account(owner), entry.number, owner))
+            insort(self._heads, (-priority, self.account(owner), of.turn, owner))
         lane[entry.number] = entry
         of.waiting += 1
         self._size += 1
@@ -79,17 +81,13 @@ class FairLine(Generic[T]):
         """Take an entry out, from wherever it stands; raises `KeyError` if it is not in line."""
         of = self._owners[entry.owner]
         lane = of.lanes[entry.priority]
-        first = next(iter(lane))
         del lane[entry.number]
         of.waiting -= 1
         self._size -= 1
         account = self.account(entry.owner)
-        if first == entry.number:
-            self._drop_head(entry.priority, account, first, entry.owner)
-            if lane:
-                insort(self._heads, (-entry.priority, account, next(iter(lane)), entry.owner))
-            else:
-                del of.lanes[entry.priority]
+        if not lane:
+            self._drop_head(entry.priority, account, of.turn, entry.owner)
+            del of.lanes[entry.priority]
         if not of.waiting:
             del self._least[bisect_left(self._least, (account, entry.owner))]
             del self._owners[entry.owner]
@@ -100,8 +98,8 @@ class FairLine(Generic[T]):
 
     def heads(self) -> Iterator[Entry[T]]:
         """Yield the first entry of each owner at each priority, in the order of their turns."""
-        for priority, _, number, owner in self._heads:
-            yield self._owners[owner].lanes[-priority][number]
+        for priority, _, _, owner in self._heads:
+            yield next(iter(self._owners[owner].lanes[-priority].values()))
 
     def last_of_largest(self) -> Entry[T] | None:
         """Return the last entry of the owner that has most in line, at the lowest priority in line."""
@@ -129,7 +127,10 @@ class FairLine(Generic[T]):
         return self._accounts.get(owner, 0)
 
     def charge(self, owner: str, amount: float) -> None:
-        """Add to an owner's account, or take from it if `amount` is negative; its place changes at once."""
+        """Add to an owner's account, or take from it if `amount` is negative; its place changes at once.
+
+        Whoever is given something has had its turn: of equals it is the last from then on.
+        """
         before, after = self.account(owner), self.account(owner) + amount
         if after:
             self._accounts[owner] = after
@@ -139,10 +140,11 @@ class FairLine(Generic[T]):
             return
         del self._least[bisect_left(self._least, (before, owner))]
         insort(self._least, (after, owner))
-        for priority, lane in of.lanes.items():
-            first = next(iter(lane))
-            self._drop_head(priority, before, first, owner)
-            insort(self._heads, (-priority, after, first, owner))
+        turn = next(self._numbers) if amount > 0 else of.turn
+        for priority in of.lanes:
+            self._drop_head(priority, before, of.turn, owner)
+            insort(self._heads, (-priority, after, turn, owner))
+        of.turn = turn
 
     def catch_up(self, owner: str) -> None:
         """Raise an owner's account to the least of those who wait: who was away has saved nothing by it."""
@@ -151,6 +153,6 @@ class FairLine(Generic[T]):
         elif owner not in self._owners and self._least[0][0] > self.account(owner):
             self.charge(owner, self._least[0][0] - self.account(owner))
 
-    def _drop_head(self, priority: int, account: float, number: int, owner: str) -> None:
-        at = bisect_left(self._heads, (-priority, account, number, owner))
+    def _drop_head(self, priority: int, account: float, turn: int, owner: str) -> None:
+        at = bisect_left(self._heads, (-priority, account, turn, owner))
         del self._heads[at]

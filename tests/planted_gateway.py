@@ -83,8 +83,8 @@ GATEWAY: Bugs = {
         ),
         Bug(
             "an account of one who waits changes and its place does not",
-            "            insort(self._heads, (-priority, after, first, owner))\n",
-            "            insort(self._heads, (-priority, before, first, owner))\n",
+            "            insort(self._heads, (-priority, after, turn, owner))\n",
+            "            insort(self._heads, (-priority, before, turn, owner))\n",
         ),
     ),
     "actors/_queue.py": (

@@ -21,12 +21,25 @@ class Model:
     """The same line as one list, looked through from the beginning each time."""
 
     def __init__(self):
-        self.waiting, self.accounts = [], Counter()
+        self.waiting, self.accounts, self.turns, self.now = [], Counter(), {}, 0
+
+    def add(self, entry):
+        self.now += 1
+        if all(each.owner != entry.owner for each in self.waiting):
+            self.turns[entry.owner] = self.now
+        self.waiting.append(entry)
+
+    def charge(self, owner, amount):
+        self.now += 1
+        self.accounts[owner] += amount
+        if amount > 0:
+            self.turns[owner] = self.now
 
     def first(self):
-        return min(
-            self.waiting, key=lambda each: (-each.priority, self.accounts[each.owner], each.number), default=None
-        )
+        def place(each):
+            return -each.priority, self.accounts[each.owner], self.turns[each.owner], each.number
+
+        return min(self.waiting, key=place, default=None)
 
 
 OWNERS = st.sampled_from("abc")
@@ -46,7 +59,7 @@ def test_a_line_is_what_the_model_says_after_every_step(steps):
     line, model = FairLine(), Model()
     for what, *of in steps:
         if what == "add":
-            model.waiting.append(line.add(object(), of[0], of[1]))
+            model.add(line.add(object(), of[0], of[1]))
         elif what == "remove" and model.waiting:
             line.remove(model.waiting.pop(of[0] % len(model.waiting)))
         elif what == "take" and model.waiting:
@@ -54,10 +67,10 @@ def test_a_line_is_what_the_model_says_after_every_step(steps):
             line.remove(entry)
             line.charge(entry.owner, of[0])
             model.waiting.remove(entry)
-            model.accounts[entry.owner] += of[0]
+            model.charge(entry.owner, of[0])
         elif what == "charge":
             line.charge(*of)
-            model.accounts[of[0]] += of[1]
+            model.charge(*of)
         assert line.first() is model.first()
         assert sorted(map(id, line)) == sorted(id(each.item) for each in model.waiting)
         heads = {(each.owner, each.priority): each for each in reversed(model.waiting)}

@@ -122,6 +122,13 @@ async def test_b13_a_crowd_of_one_owner_makes_nobody_else_wait_behind_it(autojum
     assert (1.0, "b") in log, "it goes before the 28 that came before it"
 
 
+async def test_b13_crowds_that_hold_nothing_now_and_then_make_nobody_wait_for_all_of_them(autojump_clock):
+    made, log = gate(8), []
+    crowds = [(f"{owner}{n}", 1, {"owner": owner, "weight": 4}) for n in range(15) for owner in "ab"]
+    await line_up(made, log, *crowds, ("c", 1, {"owner": "c"}))
+    assert (2.0, "c") in log, "each of the others has one turn before it, not all of theirs"
+
+
 async def test_an_owner_holds_no_more_than_it_may_and_the_rest_is_for_others(autojump_clock):
     made, log = gate(4), []
     mine = {"owner": "a", "at_most": 3}

@@ -35,9 +35,9 @@ class Gate:
     """Admits generations up to `requests_max` at a time; a request that must wait waits `admit_s`, and then hears no.
 
     Of those who wait the highest priority goes first; of equals the one whose owner holds least inside, and then the
-    one that came first. One that does not fit yet lets others pass, except that what its owner is entitled to (an equal
-    share of all places) is kept for the first such. When `waiting_max` wait, one more displaces the last of those with
-    a lower priority, or of the owner that has more in line; else it hears no.
+    one whose owner's turn was longest ago. One that does not fit yet lets others pass, except that what its owner is
+    entitled to (an equal share of all places) is kept for the first such. When `waiting_max` wait, one more displaces
+    the last of those with a lower priority, or of the owner that has more in line; else it hears no.
     """
 
     requests_max: int
