@@ -144,6 +144,9 @@ class Scheduler:
     waiting: deque[_Held] = Factory(deque)
     running: dict[str, _Held] = Factory(dict)
     crashed: trio.Event = field(factory=trio.Event)
+    fails: RequestError | None = None  # every request at its next token, while this is set
+    failed: int = 0  # requests that did
+    keeps_s: float = 0.0  # how much longer than it should the next slot is kept whose request is aborted
     _step_began_at: float = -inf
     _step_ends_at: float | None = None
     _wake: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -158,7 +161,8 @@ class Scheduler:
         held = self._find(request_id)
         if held is not None and held.free_at == inf and not self.crashed.is_set():
             self.log.append(f"abort {request_id}")
-            held.free_at = trio.current_time() + self.costs.release_s
+            held.free_at = trio.current_time() + self.costs.release_s + self.keeps_s
+            self.keeps_s = 0.0
             self._wake.unpark_all()
 
     def holds(self, request_id: str) -> bool:
@@ -225,6 +229,11 @@ class Scheduler:
                 continue
             if self.costs.refused(request_id):
                 turn.failed.append((request_id, EngineRefused("the engine does not like it")))
+                self._ended(request_id)
+                continue
+            if self.fails is not None:
+                self.failed += 1
+                turn.failed.append((request_id, self.fails))
                 self._ended(request_id)
                 continue
             if held.given == 0:

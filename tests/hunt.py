@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing import Pool
 
+from tests import certificate
 from tests.sim.cluster_seed import run_cluster_seed
 from tests.sim.seed import run_seed
 
@@ -43,6 +44,7 @@ def _first(error: BaseException) -> str:
 
 def hunt(seeds: range, processes: int | None, *, cluster: bool = False) -> int:
     """Run the seeds, tell of each that fails in one line, and return how many did."""
+    certificate.files()  # else each process would write its own to the folder that they share
     begun, failed = time.perf_counter(), 0
     again = "python -m tests.hunt --cluster" if cluster else "python -m tests.hunt"
     with Pool(processes) as pool:

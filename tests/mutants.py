@@ -27,6 +27,7 @@ from tests.planted_loop import LOOP
 from tests.planted_names import NAMES
 from tests.planted_pairs import PAIRS
 from tests.planted_router import ROUTER
+from tests.planted_sim import SIM
 from tests.planted_telling import TELLING
 from tests.planted_text import SIZES
 from tests.planted_tree import TREE
@@ -45,6 +46,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "loop": (LOOP, ("loop",)),
     "router": (ROUTER, ("router", "examples")),
     "engines": (ENGINES, ("engines",)),
+    "sim": (SIM, ("alone", "cluster")),
     "tree": (TREE, ("tree",)),
     "grammars": (GRAMMARS, ("grammars",)),
     "names": (NAMES, ("names",)),
@@ -79,6 +81,7 @@ SUITES = {  # the quickest first
         for name in ("gate", "outbox", "gateway", "http_doors", "websocket_door", "lanes", "lane_ends")
     ],
     "cluster": ["tests/test_simulation.py", "-k", "by_a_cluster"],
+    "alone": ["tests/test_alone.py"],
     "simulation": ["tests/test_simulation.py", "-k", "nothing_false and not by_a_cluster"],
     "sweep": ["tests/test_sweep.py", "tests/test_sweep_clients.py"],
 }

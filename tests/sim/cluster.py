@@ -130,6 +130,7 @@ class Cluster(System):
 
     async def check_serves(self) -> None:
         """Check that every slot for answers can be had, all at once."""
+        await self.let_in()
         slots = dict.fromkeys(Leg, 0)
         for world in self.worlds:
             assert isinstance(world.costs, LegCosts)

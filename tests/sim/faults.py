@@ -41,6 +41,8 @@ TRUTHS: dict[str, frozenset[str]] = {
     "node drain": AWAY_ERRORS | {"actor_lost"},  # its tree may stop before its links say goodbye
     "front crash": frozenset({"unanswered", "cut"}),  # the gateway's node
     "stays away": AWAY_ERRORS | LOST | LATE,  # a node that has gone, until all is healed
+    # Of what goes wrong alone.
+    "black hole": frozenset({"internal"}),
     # No faults of anybody, but what small limits come to.
     "impatient": LATE,
     "trickles": LOST | LATE,  # a Cancel that waits behind much else looks like an engine that keeps its slot
@@ -49,7 +51,17 @@ FAULTS = tuple(
     kind
     for kind in TRUTHS
     if kind
-    not in {*OF_NODES, "front crash", "a leg dies", "stays away", "drain", "impatient", "trickles", "too many bugs"}
+    not in {
+        *OF_NODES,
+        "front crash",
+        "a leg dies",
+        "stays away",
+        "drain",
+        "black hole",
+        "impatient",
+        "trickles",
+        "too many bugs",
+    }
 )
 GOES_ON = frozenset(
     {"engine_lost", "actor_lost", "link_lost", "link_replaced", "draining"}

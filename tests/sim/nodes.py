@@ -27,8 +27,8 @@ from supervisor.wires import At
 from tests.sim.freeing import Freeing
 from tests.sim.legs import LegCosts, LegHost, Rooms
 from tests.sim.net import Accepted, Net
+from tests.sim.offers import plug, work
 from tests.sim.simulated import SimulatedHost
-from tests.sim.system import plug, work
 from tests.world import World
 
 SECRET = b"only nodes know it"

@@ -14,6 +14,7 @@ from actors.decode import Deadlines
 from actors.routing.route import Limits
 from supervisor.node import BYE_S, FAREWELL_S
 from tests.fakes import Costs
+from tests.sim.alone import ALONE, Alone, ejection
 from tests.sim.clients import DeafClient, HttpClient
 from tests.sim.clock import simulate
 from tests.sim.faults import FALLS, FAULTS, Faults
@@ -27,6 +28,7 @@ from tests.world import LONG_S, living
 DEADLINES = Deadlines(first_token_s=8.0, gap_s=2.0, total_s=30.0, release_s=1.0, leak_s=2.0)
 KINDS = (*[HttpClient] * 5, *[LaneClient] * 6, TextClient, TextClient, PostClient, DeafClient, DeafLaneClient)
 STOP_S = 15.0  # for every child that does not end by itself, one after the other
+ALONE_SHARE = 0.2  # of the seeds, those in which one thing goes wrong with nothing else
 CHAOS_S = 10_000.0  # of virtual time at most; clocks jump, too
 
 
@@ -35,11 +37,13 @@ class Run:
     """One run of the whole system, from its seed to its end."""
 
     rng: random.Random
+    only: type[Alone] | None = None  # what goes wrong in it, whatever the seed draws
     system: System = field(init=False)
     faults: Faults = field(init=False)
     drains: bool = field(init=False)
     clients: int = field(init=False)
     times: dict[str, int] = field(init=False)  # how often, in three seconds, each thing goes wrong
+    alone: type[Alone] | None = field(init=False, default=None)  # or the one thing that does
     trace: list = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
@@ -48,6 +52,10 @@ class Run:
         self.drains = rng.random() < 0.15
         # Most seeds have few faults, so that each is seen alone.
         self.times = {kind: rng.choice((0, 0, 0, 0, 0, 1, 2)) for kind in FAULTS} if rng.random() < 0.8 else {}
+        self.alone = rng.choice(ALONE) if rng.random() < ALONE_SHARE else None
+        self.alone = self.only or self.alone
+        if self.alone is not None:
+            self.clients, self.drains, self.times = 0, False, {}
         self.system = self._system()
         self.faults = Faults(self.system, rng, self.note)
         self._small_limits()
@@ -67,39 +75,42 @@ class Run:
             release_s=rng.choice((0.0, 0.01, 0.3)),
             vocabulary_size=VOCABULARY,
         )
-        return System(
-            rng=rng,
-            workers=rng.choice((1, 2, 2)),
-            costs=costs,
-            inbox_size=rng.randint(0, 3),
-            streams=rng.choice((2, 6, 12)),
-            far=rng.random() < 0.3,
-            deadlines=DEADLINES,
-            network={
-                "delay_s": rng.choice((0.0, 0.002, 0.05)),
-                "piece_max": rng.choice((3, 40, 1000, 1000, 1000, 1000)),
-                "room": rng.choice((50, 4096, 4096, 65536, 65536, 65536)),
-            },
-            limits=evolve(
+        network = {
+            "delay_s": rng.choice((0.0, 0.002, 0.05)),
+            "piece_max": rng.choice((3, 40, 1000, 1000, 1000, 1000)),
+            "room": rng.choice((50, 4096, 4096, 65536, 65536, 65536) if self.alone is None else (65536,)),
+        }
+        drawn: dict = {
+            "rng": rng,
+            "workers": rng.choice((1, 2, 2)),
+            "costs": costs,
+            "inbox_size": rng.randint(0, 3),
+            "streams": rng.choice((2, 6, 12)),
+            "far": rng.random() < 0.3,
+            "deadlines": DEADLINES,
+            "network": network,
+            "limits": evolve(
                 LIMITS,
                 # More than one step of an engine says at once; over TLS nothing of it leaves before its task runs.
                 backlog_bytes_max=rng.choice((24_000 if tls else 6000, 100_000)),
                 in_flight_max=rng.choice((1, 2, 16)),
                 queued_max=rng.choice((1, 16)),
             ),
-            requests_max=rng.choice((3, 8, 16)),
-            waiting_max=rng.choice((1, 16)),
-            admit_s=rng.choice((0.5, 100.0)),
-            first_token_s=rng.choice((200.0, 200.0, 3.0)),
-            total_s=rng.choice((300.0, 300.0, 1.5)),
-            drain_s=rng.choice((1.0, 10.0, 60.0)),
-            route=Limits(
+            "requests_max": rng.choice((3, 8, 16)),
+            "waiting_max": rng.choice((1, 16)),
+            "admit_s": rng.choice((0.5, 100.0)),
+            "first_token_s": rng.choice((200.0, 200.0, 3.0)),
+            "total_s": rng.choice((300.0, 300.0, 1.5)),
+            "drain_s": rng.choice((1.0, 10.0, 60.0)),
+            "route": Limits(
                 resumes_max=rng.choice((0, 1, 3)),
                 crashes_max=rng.choice((0, 1, 1)),
                 resume_s=rng.choice((0.3, 10.0, 10.0)),
+                ejection=ejection(rng),
             ),
-            tls=tls,
-        )
+            "tls": tls,
+        }
+        return System(**drawn | ({} if self.alone is None else self.alone.shape(rng)))
 
     def _small_limits(self) -> None:
         happened = self.faults.happened
@@ -126,6 +137,8 @@ class Run:
                 kind = self.rng.choice(KINDS)
                 client = kind(self.system, self.rng, f"c{number}", self.faults, self.note)
                 nursery.start_soon(client.live)
+            if self.alone is not None:
+                nursery.start_soon(self.alone(self.system, self.rng, self.faults, self.note).live)
             for kind, times in self.times.items():
                 for _ in range(times):
                     nursery.start_soon(self.faults.one, kind)

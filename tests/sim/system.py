@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
@@ -14,12 +14,11 @@ from attrs import Factory, define, evolve, field
 
 from actors._kit import Address, Answer, mailbox
 from actors._queue import Queue, queue
-from actors.decode import decode
 from actors.processor import processor
 from actors.router import router
 from actors.routing.load import least_loaded
 from actors.routing.route import Limits, Routing
-from protocol.cluster import Leg, NodeState, Offer, check, check_loads
+from protocol.cluster import NodeState, check, check_loads
 from protocol.cost import work as work_of
 from protocol.errors import PeerLost
 from protocol.messages import Finished, Generate, Started, Tokens
@@ -29,12 +28,12 @@ from supervisor.directory import Directory
 from supervisor.doors.asking import Asking, Served
 from supervisor.doors.door import Door, DoorLimits
 from supervisor.doors.gate import Gate
-from supervisor.endpoints import ForOthers, Here
+from supervisor.doors.keys import KEYS, Keys, Sources
+from supervisor.endpoints import ForOthers
 from supervisor.gateway import _accepted
 from supervisor.link import Link
 from supervisor.metrics import Metrics
 from supervisor.node import _Node
-from supervisor.plug import Plug
 from supervisor.process import Hurry
 from supervisor.telling import Teller
 from supervisor.tree import Child, Tree
@@ -42,12 +41,14 @@ from tests.doors import TINY
 from tests.fakes import FakeHost, Scheduler, whole
 from tests.sim import secure
 from tests.sim.clock import tasks
+from tests.sim.offers import owner, plug, urgency, work
 from tests.world import World
 
 LIMITS = DoorLimits(head_s=5.0, body_s=5.0, idle_s=60.0, stall_s=3.0, close_s=1.0, send_buffer_bytes=4096)
 Asked = tuple[tuple[int, ...], int | None]  # a prompt and a seed
 EVENT_BYTES_MAX = 4096  # about what the longest of these answers ends with
 ROUTED_MAX = 64  # requests that wait for a worker
+LET_IN_WITHIN = 5  # rounds of requests
 NEVER_ENDS: frozenset[int] = frozenset()  # the fake engine says what ends an answer like any other token, and goes on
 NOON = 1_700_000_000.5
 
@@ -145,6 +146,7 @@ class System(World):
     first_token_s: float = 60.0
     total_s: float = 120.0
     drain_s: float = 5.0
+    secrets: Mapping[str, str] = Factory(dict)  # of the keys that clients need, by name; without any they need none
     door: Door = field(init=False)
     decode: _Decode = field(init=False)
     asked: Address = field(init=False)
@@ -166,7 +168,7 @@ class System(World):
         World.__attrs_post_init__(self)
         self._plug_workers()
         new_id = lambda: f"{next(self.numbers) << 16:032x}"  # noqa: E731  # the last digits tell choices apart
-        address, self.routed = queue(ROUTED_MAX, _urgency, _owner, work_of)
+        address, self.routed = queue(ROUTED_MAX, urgency, owner, work_of)
         self.routing = Routing(
             self.directory.pool("tiny"), least_loaded, self.route, partial(next, self.rooms), new_id, 0, NEVER_ENDS
         )
@@ -190,6 +192,7 @@ class System(World):
             new_id=new_id,
             now=lambda: NOON + trio.current_time(),
             tls=secure.server() if self.tls else None,
+            keys=_keys(self.secrets),
         )
         house = SimpleNamespace(directory=self.directory, door=self.door, links=None)
         world = SimpleNamespace(hurry=Hurry())
@@ -292,6 +295,7 @@ class System(World):
     def heal(self) -> None:
         """Be well again, and patient."""
         self.decode.bugs = 0
+        self.door.keys = Keys()
         self.door.asking.first_token_s = self.door.asking.total_s = 300.0
         self.door.gate.admit_s, self.door.gate.waiting_max = 300.0, 16
         self.door.limits = evolve(self.door.limits, in_flight_max=16, queued_max=16)
@@ -310,6 +314,19 @@ class System(World):
         from tests.sim import probes
 
         await (probes.in_lanes if count % 2 else probes.each_alone)(self, count)
+
+    async def let_in(self) -> None:
+        """Ask until every worker that was set aside has been tried again, and let in."""
+        for _ in range(LET_IN_WITHIN):
+            if not any("+" not in each.name for each in self.routing.outliers.aside(trio.current_time())):
+                return
+            await self.probe_all(self.at_once_max)
+        raise AssertionError("a worker that is well is not asked again")
+
+    async def check_serves(self) -> None:
+        """Check that every slot can be had, all at once."""
+        await self.let_in()
+        await World.check_serves(self)
 
     def _refuses(self, request_id: str) -> bool:
         """Whether the engines find the prompt of this request wrong, which they say only when it runs."""
@@ -372,36 +389,11 @@ class System(World):
         assert all(stream.socket.fileno() == -1 for stream in self.sockets), "a file descriptor is open"
 
 
-def _urgency(request: Generate) -> int:
-    return request.priority
-
-
-def _owner(request: Generate) -> str:
-    return request.owner
-
-
-def plug(world: World, directory: Directory, leg: Leg = Leg.BOTH) -> list[Queue]:
-    """Offer the workers of a node in its directory, as `supervisor.house` does, and return their inboxes."""
-    inboxes = []
-    world.engines = [Plug(directory.changed) for _ in range(world.workers)]
-    for number, each in enumerate(world.engines):
-        offer = Offer(f"{directory.name}-{number}", "tiny", leg, world.costs.slots, up=False)
-        address, inbox = queue(max(1, world.inbox_size), _urgency, _owner, work_of)
-        inboxes.append(inbox)
-        directory.here[offer.name] = Here(directory.name, offer, address, each, directory.changed, inbox, directory)
-    return inboxes
-
-
-async def work(
-    world: World, directory: Directory, inboxes: list[Queue], number: int, *, task_status: trio.TaskStatus[None]
-) -> None:
-    """Do what `supervisor.workers` does for one worker, until its engine is lost."""
-    engine = await world.engines[number].wait()
-    directory.turn_away()
-    try:
-        await decode(inboxes[number], engine, world.costs.slots, world.deadlines, task_status=task_status)
-    finally:
-        list(directory.here.values())[number].turn_away()
+def _keys(secrets: Mapping[str, str]) -> Keys:
+    listed = ",".join("=".join(each) for each in secrets.items())
+    keys = Keys(Sources(environment={KEYS: listed} if secrets else {}))
+    keys.load()
+    return keys
 
 
 async def _at_once(function):

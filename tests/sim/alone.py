@@ -1,0 +1,168 @@
+"""What goes wrong alone in a seed, and honest clients beside it who must hardly notice.
+
+Where several things go wrong at once, all that can be promised of an answer is that it is true. Here one thing does, so
+more is promised: how few answers it costs, and how long anybody waits.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from math import log2
+
+import trio
+from attrs import define
+
+from actors.routing.outliers import Ejection
+from protocol.errors import Internal
+from tests.fakes import Costs
+from tests.sim import judge
+from tests.sim.clients import HttpClient, Reader
+from tests.sim.faults import Faults
+from tests.sim.model import VOCABULARY, Wanted
+from tests.sim.system import System
+
+PATIENT = {"admit_s": 100.0, "first_token_s": 200.0, "total_s": 300.0, "requests_max": 8, "waiting_max": 16}
+HEAVY_TOKENS = 24
+SOON_S = 2.0  # for what takes no longer than it must
+
+
+def ejection(rng: random.Random) -> Ejection:
+    """Draw when a worker that keeps failing is set aside, and for how long."""
+    return Ejection(
+        failures_max=rng.choice((1, 3, 5)), window=rng.choice((4, 20)), aside_s=rng.choice((0.3, 1.0)), aside_max_s=4.0
+    )
+
+
+@define(eq=False)
+class Honest(HttpClient):
+    """Asks for one thing after the other, and stays until it is answered."""
+
+    asked: int = 0
+    crowds: bool = False  # and may hear that there are too many of it
+
+    def true(self, code: str) -> bool:
+        return (self.crowds and code == "overloaded") or HttpClient.true(self, code)
+
+    async def ask(self, tokens: int, n: int = 1, **headers: str) -> tuple[str, float]:
+        """Return what became of one request, and how long it took."""
+        self.asked += 1
+        said = f"{self.name}.{self.asked}"
+        wanted = Wanted(turns=(("user", said),), tokens_max=tokens, n=n, stream=self.rng.random() < 0.5)
+        reader, heard, asked_at = Reader(self.system.connect()), judge.Heard(), trio.current_time()
+        try:
+            await reader.send(self._post(wanted, **headers))
+            await reader.hear(heard)
+        finally:
+            reader.hang_up()
+        took_s = round(trio.current_time() - asked_at, 9)
+        outcome = self._judge(wanted, heard, stayed=True)
+        self.note(said, outcome, took_s)
+        return outcome, took_s
+
+
+@define(eq=False)
+class Alone(ABC):
+    """One thing that goes wrong, and what must be true beside it."""
+
+    system: System
+    rng: random.Random
+    faults: Faults
+    note: Callable[..., None]
+
+    @staticmethod
+    @abstractmethod
+    def shape(rng: random.Random) -> dict[str, object]:
+        """Draw what the system must be like for this to mean something."""
+
+    @abstractmethod
+    async def live(self) -> None:
+        """Go wrong, be well again, and see what became of others meanwhile."""
+
+    def honest(self, name: str) -> Honest:
+        """Return an honest client."""
+        return Honest(self.system, self.rng, name, self.faults, self.note)
+
+
+@define(eq=False)
+class BlackHole(Alone):
+    """An engine that fails every request at once, and so is always the least busy."""
+
+    @staticmethod
+    def shape(rng: random.Random) -> dict[str, object]:
+        return PATIENT | {"workers": rng.choice((2, 3))}
+
+    async def live(self) -> None:
+        system, rng = self.system, self.rng
+        limits, clients = system.route.ejection, [self.honest(f"h{number}") for number in range(system.workers)]
+        await trio.sleep(rng.random())
+        hole, lasts_s = system.hosts[rng.randrange(system.workers)].scheduler, 1 + rng.random() * 3
+        hole.fails = Internal("the engine fails everything")
+        self.faults.happened.add("black hole")
+        self.note("black hole", lasts_s)
+        ends_at = trio.current_time() + lasts_s
+        async with trio.open_nursery() as nursery:
+            for client in clients:
+                nursery.start_soon(self._ask_until, client, lambda: trio.current_time() >= ends_at)
+        hole.fails = None
+        capacity = system.costs.slots + max(1, system.inbox_size)  # that it may have when it is set aside
+        tries = 2 + log2(1 + lasts_s / limits.aside_s)
+        assert hole.failed <= limits.failures_max + 2 * capacity + tries, "an engine that fails everything is asked on"
+        with trio.fail_after(limits.aside_max_s + 10 * SOON_S):
+            async with trio.open_nursery() as nursery:
+                for client in clients:
+                    nursery.start_soon(self._ask_until, client, lambda: not system.routing.outliers)
+        self.note("black hole", hole.failed, "well again")
+
+    async def _ask_until(self, client: Honest, enough: Callable[[], bool]) -> None:
+        while not enough():
+            await client.ask(self.rng.randint(1, 4))
+            await trio.sleep(self.rng.choice((0.0, 0.05)))
+
+
+@define(eq=False)
+class UnfairKeys(Alone):
+    """Keys with crowds of heavy requests, and one that asks for little now and then."""
+
+    @staticmethod
+    def shape(rng: random.Random) -> dict[str, object]:
+        secrets = {f"greedy{number}": f"secret-of-greedy-{number}" for number in range(rng.choice((1, 2)))}
+        at_the_gate = rng.random() < 0.5  # is what they wait at; else it is the engines
+        places = {"requests_max": 8, "waiting_max": rng.choice((4, 16))} if at_the_gate else {"requests_max": 48}
+        costs = Costs(slots=2, step_s=0.1, vocabulary_size=VOCABULARY)
+        return PATIENT | places | {"secrets": secrets | {"modest": "secret-of-modest"}, "costs": costs, "far": False}
+
+    async def live(self) -> None:
+        system, greedy = self.system, [name for name in self.system.secrets if name != "modest"]
+        slots, full = system.workers * system.costs.slots, system.requests_max == PATIENT["requests_max"]
+        crowd, n = (24 // len(greedy), 4) if full else (8 // len(greedy), 5)
+        async with trio.open_nursery() as nursery:
+            for name in greedy:
+                for number in range(crowd):
+                    nursery.start_soon(self._crowd, name, number, n)
+            await trio.sleep(1 + self.rng.random())
+            one_s = HEAVY_TOKENS * system.costs.step_s  # for which a heavy answer keeps a slot
+            gate_s = system.requests_max / slots * one_s if full else 0.0  # until one of those inside has ended
+            fair_s = gate_s + (2 + len(greedy)) * one_s + SOON_S
+            modest = self.honest("modest")
+            for _ in range(3):
+                outcome, took_s = await modest.ask(4, **_key(system, "modest"))
+                assert outcome == "whole", f"whoever asks for little hears {outcome}"
+                assert took_s <= fair_s, f"whoever asks for little waits {took_s} s, not {fair_s} s"
+                await trio.sleep(self.rng.random())
+            nursery.cancel_scope.cancel()
+
+    async def _crowd(self, name: str, number: int, n: int) -> None:
+        client = self.honest(f"{name}.{number}")
+        client.crowds = True
+        while True:
+            await client.ask(HEAVY_TOKENS, n, **_key(self.system, name))
+            await trio.sleep(0.1)
+
+
+def _key(system: System, name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {system.secrets[name]}"}
+
+
+ALONE: tuple[type[Alone], ...] = (BlackHole, UnfairKeys)

@@ -1,0 +1,47 @@
+"""The workers of a node, offered as `supervisor.house` offers them."""
+
+from __future__ import annotations
+
+import trio
+
+from actors._queue import Queue, queue
+from actors.decode import decode
+from protocol.cluster import Leg, Offer
+from protocol.cost import work as work_of
+from protocol.messages import Generate
+from supervisor.directory import Directory
+from supervisor.endpoints import Here
+from supervisor.plug import Plug
+from tests.world import World
+
+
+def urgency(request: Generate) -> int:
+    return request.priority
+
+
+def owner(request: Generate) -> str:
+    return request.owner
+
+
+def plug(world: World, directory: Directory, leg: Leg = Leg.BOTH) -> list[Queue]:
+    """Offer the workers of a node in its directory, as `supervisor.house` does, and return their inboxes."""
+    inboxes = []
+    world.engines = [Plug(directory.changed) for _ in range(world.workers)]
+    for number, each in enumerate(world.engines):
+        offer = Offer(f"{directory.name}-{number}", "tiny", leg, world.costs.slots, up=False)
+        address, inbox = queue(max(1, world.inbox_size), urgency, owner, work_of)
+        inboxes.append(inbox)
+        directory.here[offer.name] = Here(directory.name, offer, address, each, directory.changed, inbox, directory)
+    return inboxes
+
+
+async def work(
+    world: World, directory: Directory, inboxes: list[Queue], number: int, *, task_status: trio.TaskStatus[None]
+) -> None:
+    """Do what `supervisor.workers` does for one worker, until its engine is lost."""
+    engine = await world.engines[number].wait()
+    directory.turn_away()
+    try:
+        await decode(inboxes[number], engine, world.costs.slots, world.deadlines, task_status=task_status)
+    finally:
+        list(directory.here.values())[number].turn_away()
