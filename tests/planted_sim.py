@@ -33,6 +33,18 @@ SIM: Bugs = {
             "pass",
         ),
     ),
+    "actors/decode.py": (
+        Bug(
+            "one slot that is kept costs the engine",
+            "if len(self.kept) >= most:",
+            "if self.kept:",
+        ),
+        Bug(
+            "a slot that was kept is never used again",
+            "        await slots.wait_given_back(call.request.id)\n",
+            "        await slots.wait_given_back(call.request.id)\n        return\n",
+        ),
+    ),
     "supervisor/doors/gate.py": (
         Bug(
             "what an owner holds inside is not put on its account",

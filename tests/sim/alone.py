@@ -161,8 +161,41 @@ class UnfairKeys(Alone):
             await trio.sleep(0.1)
 
 
+@define(eq=False)
+class StuckSlot(Alone):
+    """A slot that is kept for a while after its client has left, in an engine that computes on."""
+
+    @staticmethod
+    def shape(rng: random.Random) -> dict[str, object]:
+        costs = Costs(slots=rng.choice((2, 3)), step_s=rng.choice((0.02, 0.05)), vocabulary_size=VOCABULARY)
+        return PATIENT | {"workers": 1, "costs": costs, "far": False}
+
+    async def live(self) -> None:
+        system, rng = self.system, self.rng
+        limits, host = system.deadlines, system.hosts[0]
+        # Longer than it may before it is set aside, and shorter than an engine may before it is at fault.
+        host.scheduler.keeps_s = limits.release_s + 0.1 + rng.random() * (limits.leak_s - 0.3)
+        ends_at = trio.current_time() + limits.release_s + limits.leak_s + SOON_S
+        self.note("a slot is kept", host.scheduler.keeps_s)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._leave)
+            for number in range(system.costs.slots):
+                nursery.start_soon(self._stay, self.honest(f"h{number}"), ends_at)
+        assert host.scheduler.keeps_s == 0, "nobody left while it was answered"
+        assert system.hosts[0] is host, "one slot that was kept cost the engine"
+
+    async def _leave(self) -> None:
+        with trio.move_on_after(1.0 + self.rng.random()):
+            await self.honest("leaves").ask(400)
+
+    async def _stay(self, client: Honest, ends_at: float) -> None:
+        while trio.current_time() < ends_at:
+            outcome, _ = await client.ask(self.rng.choice((5, 40)))
+            assert outcome == "whole", f"a slot that another left costs an answer: {outcome}"
+
+
 def _key(system: System, name: str) -> dict[str, str]:
     return {"authorization": f"Bearer {system.secrets[name]}"}
 
 
-ALONE: tuple[type[Alone], ...] = (BlackHole, UnfairKeys)
+ALONE: tuple[type[Alone], ...] = (BlackHole, UnfairKeys, StuckSlot)
