@@ -53,7 +53,8 @@ class Directory:
     routes: bool = True  # it gives requests to workers of others, and must know how busy they are
     must_meet: frozenset[str] = frozenset()  # the nodes that this one needs a link to
     tell_s: float = 0.0  # that others shall wait between two words of their loads
-    twins: dict[str, str] = field(factory=dict)  # who refuses this process, since another has its name, and how
+    # Who refuses this process, since another has its name, how, and until when that counts if it is not said again.
+    twins: dict[str, tuple[str, float]] = field(factory=dict)
     models: OwnModels = field(factory=OwnModels)
     changed: Changes = field(factory=Changes)
     loads: int = 0  # how often the load of a worker here has changed for a node that is told of it
@@ -305,6 +306,12 @@ class Directory:
     def hearers(self) -> Collection[str]:
         """The nodes that are told the loads of this one's workers."""
         return self._hearers
+
+    @property
+    def twin(self) -> str | None:
+        """How a node has refused this process of late because another has its name, None if none has."""
+        now = trio.current_time()
+        return next((said for said, until in self.twins.values() if now < until), None)
 
     def drain(self) -> None:
         """Let nobody choose this node's workers any more."""

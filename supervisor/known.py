@@ -44,8 +44,8 @@ def never_ready(directory: Directory, models: Sequence[str]) -> str | None:
 
 def unready(directory: Directory, models: Sequence[str]) -> str | None:
     """Say which model cannot be served at the moment for want of which engine, or who takes this node for a twin."""
-    if directory.twins:
-        return next(iter(directory.twins.values()))
+    if (twin := directory.twin) is not None:
+        return twin
     leaving = directory.leaving
     here = {f"{directory.name}/{name}": each.plug.how for name, each in directory.here.items()}
     told = {name: offer.why for name, offer in directory.named().items() if offer.why}

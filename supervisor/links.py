@@ -262,7 +262,8 @@ class Links:
         except PeerLost as error:
             if link.farewell is None or link.farewell.code != TWIN:
                 raise
-            self.directory.twins[peer] = said = plain(link.farewell.detail)
+            said, again_s = plain(link.farewell.detail), 2 * section.retry_max_s + section.greet_s
+            self.directory.twins[peer] = said, trio.current_time() + again_s
             raise PeerRefused(f"node {peer} refuses this one: {said}") from error
         finally:
             if dialer == self.name:

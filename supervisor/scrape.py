@@ -55,8 +55,8 @@ def unready(cluster: Cluster, directory: Directory) -> str | None:
     """Say why a node without a gateway cannot do its work at the moment."""
     if directory.draining:
         return "the node drains"
-    if directory.twins:
-        return next(iter(directory.twins.values()))
+    if (twin := directory.twin) is not None:
+        return twin
     for name, each in directory.here.items():
         if each.plug.now is None:
             return f"engine {name} {each.plug.how}"

@@ -106,6 +106,18 @@ async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked
     assert known.unready(node.directory, ()) is None
 
 
+async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_from_being_ready(meet):
+    node = Node("a")
+    near, far = trio.testing.memory_stream_pair()
+    await far.send_all(encode(Bye(TWIN, "two processes call themselves a")))
+    with pytest.raises(PeerRefused):
+        await node.links._carry("b", near, "a")
+    await trio.sleep(2 * node.section.retry_max_s)  # as long as it may take to be refused again
+    assert known.unready(node.directory, ()) == "two processes call themselves a"
+    await trio.sleep(60)
+    assert known.unready(node.directory, ()) is None
+
+
 async def test_b9_an_answer_over_a_link_that_is_replaced_ends_in_link_replaced(meet, nursery, caplog):
     node = Node("a")
     caplog.set_level(logging.INFO)
