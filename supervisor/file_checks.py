@@ -17,7 +17,6 @@ from supervisor.doors.tls import expires_at
 DAY_S = 86_400
 EXPIRES_SOON_S = 14 * DAY_S
 PEM_BYTES_MAX = 1024 * 1024
-TEMPLATE_BYTES_MAX = 4 * 1024 * 1024
 
 
 def mistakes(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Mistake]:
@@ -85,14 +84,9 @@ def _days(seconds: float) -> str:
     return f"{days} day{'s' * (days != 1)}" if days else "less than a day"
 
 
-def template(file: Path) -> str:
-    """Return the text of a chat template; raises `OSError`, or `UnicodeDecodeError`, for one that cannot be read."""
-    return files.read(file, TEMPLATE_BYTES_MAX).decode()
-
-
 def _compiled(file: Path) -> None:
     try:
-        source = template(file)
+        source = files.template(file)
     except (OSError, UnicodeDecodeError) as error:
         raise StartFailed(f"{file} cannot be read: {error}") from error
     compiled(source, str)

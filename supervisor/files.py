@@ -7,6 +7,8 @@ import os
 import stat
 from pathlib import Path
 
+TEMPLATE_BYTES_MAX = 4 * 1024 * 1024
+
 
 def read(path: Path, bytes_max: int) -> bytes:
     """Return what a regular file holds; raises `OSError` for one that is longer, or that is none.
@@ -21,6 +23,11 @@ def read(path: Path, bytes_max: int) -> bytes:
     if len(data) > bytes_max:
         raise OSError(errno.EFBIG, f"it is longer than {bytes_max} bytes", str(path))
     return data
+
+
+def template(path: Path) -> str:
+    """Return the text of a chat template; raises `OSError`, or `UnicodeDecodeError`, for one that cannot be read."""
+    return read(path, TEMPLATE_BYTES_MAX).decode()
 
 
 def check(*paths: Path) -> None:

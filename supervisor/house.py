@@ -25,7 +25,7 @@ from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
 from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
 from protocol.model_folder import FILES
-from supervisor import file_checks, gauges, grammars, known, routes, scrape
+from supervisor import files, gauges, grammars, known, routes, scrape
 from supervisor.config import Cluster, EngineSection
 from supervisor.controls import Controls
 from supervisor.directory import Directory
@@ -393,7 +393,7 @@ def _text(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextMo
     section, folder = cluster.model[name], cluster.model_path(name)
     try:
         own = {file: (folder / file).read_bytes() for file in FILES if (folder / file).is_file()}
-        template = None if section.template is None else file_checks.template(cluster.folder / section.template)
+        template = None if section.template is None else files.template(cluster.folder / section.template)
         return evolve(load(own, template, strftime=strftime), digest=model_files.told(folder))
     except (StartFailed, OSError, UnicodeDecodeError) as error:
         raise StartFailed(f"model {name} in {folder}: {error}") from error

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -87,10 +88,10 @@ def tree(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text())
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Name every module that a file imports, and what it imports from packages of ours, wherever in the file."""
+def imports(path: Path, *, top: bool = False) -> Iterator[str]:
+    """Name every module that a file imports, and what it imports from packages of ours, wherever in it or at its top."""
     package = path.parent.parts
-    for node in ast.walk(tree(path)):
+    for node in tree(path).body if top else ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -182,6 +183,16 @@ def test_no_actor_starts_a_thread(path):
 @pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "bench"], ids=str)
 def test_the_bench_sees_what_a_client_sees(path):
     assert not roots(path) & {"actors", "supervisor", "tests", "sglang", "torch"}
+
+
+def test_no_module_needs_itself():
+    """Else it depends on who is imported first whether a program starts."""
+    modules = {module(path): path for path in FILES}
+    graph = {name: set(imports(path, top=True)) & modules.keys() - {name} for name, path in modules.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" needs ".join(reversed(error.args[1])))
 
 
 def test_importing_a_whole_node_imports_neither_torch_nor_sglang():
