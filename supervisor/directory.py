@@ -310,8 +310,7 @@ class Directory:
     @property
     def twin(self) -> str | None:
         """How a node has refused this process of late because another has its name, None if none has."""
-        now = trio.current_time()
-        return next((said for said, until in self.twins.values() if now < until), None)
+        return next((said for said, until in self.twins.values() if trio.current_time() < until), None)
 
     def drain(self) -> None:
         """Let nobody choose this node's workers any more."""
