@@ -222,7 +222,8 @@ def test_foreign_pages_and_names_are_kept_out(served):
     body = chat_body(OAK, 2, stream=False)
     assert post(served.port, body, Origin="https://evil.example")[0] == 403
     assert post(served.port, body, Host="evil.example")[0] == 403
-    assert post(served.port, body, Origin=f"http://localhost:{served.port}")[0] == 200
+    assert post(served.port, body, Origin=f"http://127.0.0.1:{served.port}")[0] == 200
+    assert post(served.port, body, Origin=f"http://127.0.0.1:{served.port + 1}")[0] == 403  # another server's page
     with pytest.raises(InvalidStatus) as caught:
         websockets.sync.client.connect(
             f"ws://127.0.0.1:{served.port}/v1/responses", origin="https://evil.example", proxy=None

@@ -16,7 +16,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # the kernel's own place, not a 
 LIST = "shared-memory"
 LIST_CHARACTERS_MAX = 1024 * 1024
 AS_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-MADE_BY_HOSTS = ("sglang", "psm_", "sem.", "torch_", "nccl-", "gloo", "mooncake", "nvshmem", "cuda.shm.")
+MADE_BY_HOSTS = ("sglang", "sgl_", "psm_", "sem.", "torch_", "nccl-", "gloo", "mooncake", "nvshmem", "cuda.shm.")
 
 
 def record(folder: Path, names: set[str]) -> None:
