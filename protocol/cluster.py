@@ -171,6 +171,7 @@ class LinkState:
     messages_sent: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+    stalled: bool = False  # the other node's process stands still
 
 
 @frozen

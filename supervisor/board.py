@@ -203,7 +203,7 @@ def _links(known: Sequence[Status]) -> _Columns:
         for link in status.links:
             row = [f"{link.silent_s:.1f} s", str(link.streams), f"{link.messages_sent:,}"]
             row += [_size(link.bytes_sent), _size(link.bytes_received)]
-            state = _state(UP) if link.up else Text("down", BAD)
+            state = _state("stands still" if link.stalled else UP) if link.up else Text("down", BAD)
             names = (Text(plain(status.node)), Text(plain(link.node)))
             table.rows.append((*names, state, *(row if link.up else [""] * len(row))))
     return table

@@ -32,8 +32,10 @@ from supervisor import local_control, wires
 from supervisor.board import Seen
 from supervisor.config import Cluster
 from supervisor.engine import SocketTransport
-from supervisor.link import Heart, Link, Transport
+from supervisor.heart import Heart
+from supervisor.link import Link
 from supervisor.links import Tls
+from supervisor.transport import Transport
 
 Route: TypeAlias = wires.At | Path
 """How a node is asked: at an address, or by the socket in its run folder."""

@@ -145,4 +145,5 @@ def _link(name: str, link: Link | None) -> LinkState:
     streams = len(link.peer.asked) + len(link.peer.served)
     silent_s = round(link.silent_s, 3)
     traffic = link.traffic
-    return LinkState(name, True, silent_s, streams, traffic.messages_sent, traffic.bytes_sent, traffic.bytes_received)
+    crossed = (traffic.messages_sent, traffic.bytes_sent, traffic.bytes_received)
+    return LinkState(name, True, silent_s, streams, *crossed, link.stalled)

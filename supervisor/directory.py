@@ -324,6 +324,12 @@ class Directory:
         theirs = (known.workers.values() for known in self._nodes.values() if known.state.draining)
         return {each.load.name for workers in (here, *theirs) for each in workers}
 
+    @property
+    def stalled(self) -> set[str]:
+        """The names, as in `named`, of workers on nodes that stand still: nobody is served by those."""
+        known = (each for each in self._nodes.values() if each.link is not None and each.link.stalled)
+        return {worker.load.name for each in known for worker in each.workers.values()}
+
     async def wait_idle(self) -> None:
         """Wait until no request runs on this node's workers, and no rank of another node's engine."""
         await trio.lowlevel.checkpoint()
@@ -357,7 +363,7 @@ class Directory:
 
     def _reachable(self) -> Iterator[_Node]:
         for known in self._nodes.values():
-            if known.link is not None and not known.link.lost and not known.state.draining:
+            if known.link is not None and not (known.link.lost or known.link.stalled or known.state.draining):
                 yield known
 
 

@@ -17,7 +17,7 @@ from protocol.dialects.mistakes import Mistake, describe, join, segment
 from supervisor import durations, listeners
 from supervisor.doors.door import ANY
 from supervisor.rendezvous import PORTS
-from supervisor.sections import EVERYWHERE, LOOPBACK, Cluster, EngineSection, SimulatedSection
+from supervisor.sections import EVERYWHERE, LOOPBACK, Cluster, ClusterSection, EngineSection, SimulatedSection
 
 RESERVED = ("gateway", "links", "metrics", "zygote")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")
@@ -161,8 +161,15 @@ def _links_disagree(cluster: Cluster) -> Iterator[Mistake]:
             yield Mistake(
                 "cluster.streams_max", f"is {section.streams_max}, and node {name} has {slots} slots to ask for"
             )
+    yield from _times_disagree(section)
+
+
+def _times_disagree(section: ClusterSection) -> Iterator[Mistake]:
+    """Yield which times of links contradict each other."""
     if section.silent_s < 2 * section.beat_s:
         yield Mistake("cluster.silent_s", f"must be at least two beats of {section.beat_s:g} s")
+    if section.stalled_s < section.silent_s:
+        yield Mistake("cluster.stalled_s", f"must be at least silent_s ({section.silent_s:g})")
     if section.retry_min_s > section.retry_max_s:
         yield Mistake("cluster.retry_min_s", f"must be at most retry_max_s ({section.retry_max_s:g})")
 

@@ -46,14 +46,16 @@ def unready(directory: Directory, models: Sequence[str]) -> str | None:
     """Say which model cannot be served at the moment for want of which engine, or who takes this node for a twin."""
     if (twin := directory.twin) is not None:
         return twin
-    leaving = directory.leaving
+    leaving, stalled = directory.leaving, directory.stalled
     here = {f"{directory.name}/{name}": each.plug.how for name, each in directory.here.items()}
     told = {name: offer.why for name, offer in directory.named().items() if offer.why}
 
     def there(name: str, offer: Offer) -> bool:
-        return offer.up and name not in leaving
+        return offer.up and name not in leaving and name not in stalled
 
     def how(name: str) -> str:
+        if name in stalled:
+            return "is on a node that stands still"
         return "is on a node that drains" if name in leaving else here.get(name) or told.get(name) or "is starting"
 
     return _missing(directory, models, there, how)
@@ -77,7 +79,8 @@ def _missing(
 
 def up(directory: Directory) -> dict[str, float]:
     """Return 1 for each engine that can be asked, 0 for the others, by its name in the cluster."""
-    return {name: float(offer.up) for name, offer in directory.named().items()}
+    stalled = directory.stalled
+    return {name: float(offer.up and name not in stalled) for name, offer in directory.named().items()}
 
 
 def info(offers: Sequence[Offer]) -> EngineInfo | None:

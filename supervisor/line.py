@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+import struct
 from collections.abc import Callable
 
 import trio
 from attrs import define
 
+# The start of Linux' tcp_info: unanswered probes of a closed window, segments not acknowledged, ms since the last ACK.
+TCP_INFO = struct.Struct("=3xB20xI28xI")
 STRANGER_BYTES_MAX = 32 * 1024  # of one that has not said yet who it is
 
 
@@ -51,6 +55,18 @@ class Line(trio.abc.Stream):
         self.end = self.end or how
         if self.on_end is not None:
             self.on_end()
+
+    def acknowledged_s(self) -> float | None:
+        """Return how long ago the other kernel last acknowledged anything, 0 if it owes nothing, None if unknown."""
+        below = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
+        if not isinstance(below, trio.SocketStream):
+            return None
+        try:
+            told = below.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
+            probes, unacknowledged, since_ms = TCP_INFO.unpack(told)
+        except (OSError, struct.error):  # no TCP, or a kernel that tells less
+            return None
+        return since_ms / 1000 if probes or unacknowledged else 0.0
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of `data`."""

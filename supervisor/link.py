@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from actors._kit import Answer, Asks
 from protocol import codec
@@ -33,30 +33,16 @@ from protocol.frames import Beat, Bye, Cancel, Credit, End, Fail, Frame, Hello, 
 from protocol.messages import Finished, Started, Tokens, Usage
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from supervisor.crossing import Rules, encoded, failed, failure, first, plain, rules_of, within_ms
+from supervisor.heart import Heart, Liveness
 from supervisor.traffic import Traffic
+from supervisor.transport import Transport
+
+STALLED = "the other end stands still"
 
 Replies = Answer[Message, Message]
 
 Serves: TypeAlias = Mapping[tuple[str, type[Message]], Asks[Message, Message, Message]]
 """Who answers what the other end asks, by the name that it asks for and the kind of the request."""
-
-
-class Transport(Protocol):
-    """Bytes, whole and in order; raises `trio.BrokenResourceError` or returns nothing once the other end is gone."""
-
-    async def send_all(self, data: bytes) -> None:
-        """Write all of `data`."""
-
-    async def receive_some(self) -> bytes | bytearray:
-        """Return some bytes, none at the end."""
-
-
-@frozen
-class Heart:
-    """How often an end says that it is alive, and after how long a silence the other end counts as lost."""
-
-    beat_s: float = 1.0
-    silent_s: float = 3.0
 
 
 @define(eq=False)
@@ -70,7 +56,8 @@ class _Serving:
 class Link:
     """One end of a link; `told` hears what the other end tells of itself.
 
-    Without a `heart` only the transport's end is the link's: the other end's process is this one's child.
+    Without a `heart` only the transport's end is the link's: the other end's process is this one's child. One that is
+    silent, but whose kernel acknowledges what it is sent, is asked nothing until it is heard again; it is still served.
     """
 
     transport: Transport
@@ -78,6 +65,8 @@ class Link:
     serves: Serves = field(factory=dict)
     lost_as: type[RequestError] = LinkLost
     heart: Heart | None = None
+    acknowledged_s: Callable[[], float | None] = lambda: None  # as `Liveness` asks for it
+    on_stalled: Callable[[], None] = lambda: None  # runs whenever `stalled` changes
     told: Callable[[Message], None] | None = None
     queued_bytes_max: int = 256 * 1024 * 1024
     release_s: float = 10.0
@@ -94,9 +83,12 @@ class Link:
     _bye: Bye | None = None
     _silent: str | None = None
     _lost: bool = False
-    _heard_at: float = field(factory=trio.current_time)
+    _life: Liveness = field(init=False)
     _said_at: float = field(factory=trio.current_time)
     traffic: Traffic = field(factory=Traffic)
+
+    def __attrs_post_init__(self) -> None:
+        self._life = Liveness(self.acknowledged_s, self._stalled)
 
     # The asking side -------------------------------------------------------------------
 
@@ -104,10 +96,12 @@ class Link:
         """Ask without waiting: the new stream's number and its answer; the other end hears how long the asker waits.
 
         Raises `Overloaded` if the other end serves as many streams as it may, `TooLarge` for a request that no frame
-        holds, and the link's `lost_as` if it is lost.
+        holds, and the link's `lost_as` if it is lost or the other end stands still.
         """
         if self._lost:
             raise self.lost_as("the link is down")
+        if self.stalled:
+            raise self.lost_as(STALLED)
         if len(self.peer.asked) >= self.peer.asked.open_max:
             raise Overloaded(f"{len(self.peer.asked)} streams are open on this link")
         stream = self.peer.asked.last + 1
@@ -131,7 +125,7 @@ class Link:
     async def ask(self, request: Message, credit: int, to: str = "") -> AsyncIterator[Replies]:
         """Ask, waiting for a free stream; leaving the context is leaving the answer."""
         await trio.lowlevel.checkpoint()
-        while not self._lost and len(self.peer.asked) >= self.peer.asked.open_max:
+        while not self._lost and not self.stalled and len(self.peer.asked) >= self.peer.asked.open_max:
             self.traffic.waits += 1
             await self._permits.park()
         try:
@@ -208,7 +202,7 @@ class Link:
 
     async def _read_frames(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         while data := await self._read():
-            self._heard_at = trio.current_time()
+            self._life.heard()
             self.traffic.received(len(data))
             for frame in self.peer.receive(data):
                 if self._lost:  # the other end does not read, or was silent for too long: what it says no longer counts
@@ -336,7 +330,19 @@ class Link:
     @property
     def silent_s(self) -> float:
         """For how long nothing has come from the other end."""
-        return trio.current_time() - self._heard_at
+        return self._life.silent_s
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the other end's process stands still: it is asked nothing, and what it has asked for goes on."""
+        return self._life.stalled
+
+    def _stalled(self) -> None:
+        if self.stalled:
+            for answer in self._asked.values():  # whoever asked leaves, and can go on elsewhere
+                answer.fail(self.lost_as(STALLED))
+            self._permits.unpark_all()
+        self.on_stalled()
 
     def _send(self, frame: Frame, attached: tuple[memoryview, ...] = ()) -> None:
         self.peer.send(frame, attached)
@@ -368,14 +374,7 @@ class Link:
 
     async def _listen(self, heart: Heart) -> None:
         """End the link when the other end has been silent for too long: it may be stopped, or its host gone."""
-        quiet_until = self._heard_at + heart.silent_s
-        while trio.current_time() < quiet_until:
-            await trio.sleep_until(quiet_until)
-            if trio.current_time() > quiet_until + heart.beat_s / 10:
-                # It was this end that stood still: what has come meanwhile lies unread, and counts.
-                self._heard_at = max(self._heard_at, trio.current_time() - heart.silent_s + heart.beat_s)
-            quiet_until = self._heard_at + heart.silent_s
-        self._silent = f"the other end has been silent for {heart.silent_s:g} s"
+        self._silent = await self._life.wait_lost(heart, lambda: self.ready)
         self._end()
         self._carrying.cancel(reason="the other end is silent")
 

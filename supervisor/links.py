@@ -27,7 +27,8 @@ from supervisor.config import EVERYWHERE, LOOPBACK, ClusterSection
 from supervisor.crossing import plain
 from supervisor.directory import FORGET_S, Directory
 from supervisor.endpoints import ForOthers
-from supervisor.link import Heart, Link, Serves
+from supervisor.heart import Heart
+from supervisor.link import Link, Serves
 from supervisor.refusals import Refusals
 from supervisor.reserve import GuardedListener, Reserve
 from supervisor.run import Chance, Up
@@ -242,8 +243,10 @@ class Links:
             wire,
             Peer(self.name, serves_max=section.streams_max),
             {key: _of(server, peer) for key, server in self.serves.items()},
-            heart=Heart(section.beat_s, section.silent_s),
+            heart=Heart(section.beat_s, section.silent_s, section.stalled_s),
+            acknowledged_s=wire.acknowledged_s,
         )
+        link.on_stalled = partial(self._stalled, peer, link)
         one = _Carried(link, dialer, incarnation)
         link.told = partial(self._told, peer, one)
 
@@ -335,6 +338,12 @@ class Links:
         one.gone.set()
         self.teller.end(peer, one.link)
         self.directory.unlinked(peer, one.link)
+
+    def _stalled(self, peer: str, link: Link) -> None:
+        """Let nobody choose the workers of a node that stands still, until it is heard again."""
+        said = "a node stands still" if link.stalled else "a node that stood still is heard again"
+        log.log(logging.WARNING if link.stalled else logging.INFO, said, extra={"peer": peer})
+        self.directory.changed.unpark_all()
 
     def _set_pace(self) -> None:
         """Let all others together tell this node of their loads no more often than it can hear, however many they are.

@@ -24,7 +24,8 @@ from protocol.errors import PeerLost, PeerViolation
 from protocol.peer import Peer
 from supervisor.engine import SocketTransport
 from supervisor.folders import LOCK, PREFIX
-from supervisor.link import Heart, Link, Serves
+from supervisor.heart import Heart
+from supervisor.link import Link, Serves
 
 log = logging.getLogger(__name__)
 

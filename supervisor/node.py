@@ -24,8 +24,8 @@ from supervisor.config import LOOPBACK, Cluster
 from supervisor.doors.door import Door
 from supervisor.doors.keys import SECRETS, Keys
 from supervisor.happenings import Happening, Kind
+from supervisor.heart import Heart
 from supervisor.house import House, build
-from supervisor.link import Heart
 from supervisor.metrics import Metrics
 from supervisor.process import Hurry
 from supervisor.reload import Reloader

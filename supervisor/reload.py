@@ -21,7 +21,8 @@ from supervisor.routes import ROUTED, limits
 
 log = logging.getLogger(__name__)
 
-LINKED = ("streams_max", "beat_s", "silent_s", "greet_s", "tell_s", "tells_max", "retry_min_s", "retry_max_s")
+SILENCES = ("beat_s", "silent_s", "stalled_s")
+LINKED = ("streams_max", *SILENCES, "greet_s", "tell_s", "tells_max", "retry_min_s", "retry_max_s")
 AT_THE_GATE = ("requests_max", "admit_s", "waiting_max")
 ASKING = ("first_token_s", "total_s")
 RESTART = "until this node is started again"

@@ -66,7 +66,8 @@ class ClusterSection:
     join: tuple[ListenAt, ...] = ()  # where nodes listen that know of a cluster which this file does not describe
     streams_max: Count = 1024  # that one node may have open on another
     beat_s: Seconds = 1.0
-    silent_s: Seconds = 3.0  # after which a node that says nothing counts as lost
+    silent_s: Seconds = 3.0  # after which a silent node is asked nothing, and is lost if its kernel is silent too
+    stalled_s: Seconds = 15.0  # after which it is lost though its kernel acknowledges what it is sent
     greet_s: Seconds = 5.0
     tell_s: Seconds = 0.1  # between two words of how busy a node is
     tells_max: Count = 500  # such words a second from all nodes together, to one that routes

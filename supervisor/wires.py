@@ -71,6 +71,10 @@ class Wire:
             raise PeerViolation("a message of text, where frames are expected")
         return message
 
+    def acknowledged_s(self) -> float | None:
+        """Return how long ago the other end's kernel last acknowledged anything, as `Line` does."""
+        return self.line.acknowledged_s()
+
 
 # Both ends ------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from tests.planted_names import NAMES
 from tests.planted_pairs import PAIRS
 from tests.planted_router import ROUTER
 from tests.planted_sim import SIM
+from tests.planted_stall import STALL
 from tests.planted_telling import TELLING
 from tests.planted_text import SIZES
 from tests.planted_tree import TREE
@@ -48,6 +49,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "engines": (ENGINES, ("engines",)),
     "sim": (SIM, ("alone", "cluster")),
     "tree": (TREE, ("tree",)),
+    "stall": (STALL, ("stall", "examples")),
     "grammars": (GRAMMARS, ("grammars",)),
     "names": (NAMES, ("names",)),
 }
@@ -60,6 +62,7 @@ SUITES = {  # the quickest first
     "router": [f"tests/test_{name}.py" for name in ("router", "resumes", "route_drains", "outliers", "moving")],
     "examples": [f"tests/test_{name}.py" for name in ("kit", "queue", "link", "decode", "stuck_slots")],
     "links": ["tests/test_links.py"],
+    "stall": ["tests/test_stalls.py", "tests/test_acknowledged.py"],
     "telling": [f"tests/{name}.py" for name in ("test_telling", "test_one_link", "protocol/test_greeting")],
     "engines": [f"tests/{name}.py" for name in ("test_settings", "test_adapter", "protocol/test_model_folder")],
     "grammars": ["tests/test_grammars.py", "tests/protocol/test_grammars.py"],

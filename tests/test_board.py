@@ -34,6 +34,12 @@ def shown(what, width=110):
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
+def test_d8_a_link_to_a_node_whose_process_stands_still_says_so():
+    one = evolve(ONE, links=(LinkState("two", True, 4.0, stalled=True),))
+    lines = [" ".join(line.split()) for line in shown(board.board("pd", {"one": one}))]
+    assert "one two stands still 4.0 s 0 0 0 B 0 B" in lines
+
+
 def test_every_node_engine_and_link_stands_in_its_row():
     lines = shown(board.board("pd", SEEN))
     assert lines[:4] == [

@@ -32,7 +32,8 @@ from supervisor.controls import Controls
 from supervisor.directory import Directory
 from supervisor.endpoints import Here
 from supervisor.happenings import Happening, Kind
-from supervisor.link import Heart, Link
+from supervisor.heart import Heart
+from supervisor.link import Link
 from supervisor.links import OPERATORS_MAX, Links
 from supervisor.plug import Plug
 from supervisor.standing import Standing

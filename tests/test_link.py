@@ -33,7 +33,8 @@ from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from protocol.tensors import Tensor
 from supervisor import crossing
 from supervisor.crossing import BODY_BYTES_MAX, FREE_REPLIES_MAX
-from supervisor.link import Heart, Link
+from supervisor.heart import Heart
+from supervisor.link import Link
 from tests.fakes import Costs, far_engine, generate, whole
 from tests.sim import SimTransport, counting, sim_pair, simulate
 

@@ -18,12 +18,19 @@ from supervisor.links import TWIN
 from tests.nodes import Node
 
 
+def pair():
+    """Two ends of a wire; what happens below it cannot be known."""
+    near, far = trio.testing.memory_stream_pair()
+    near.acknowledged_s = lambda: None
+    return near, far
+
+
 @pytest.fixture
 def meet(nursery, autojump_clock):  # time is virtual
     """Let a node have one more link to a peer, which either of them has dialed."""
 
     async def meet(node, peer, dialer, run=""):
-        near, far = trio.testing.memory_stream_pair()
+        near, far = pair()
 
         async def carry():
             with suppress(PeerLost, PeerRefused):
@@ -90,14 +97,14 @@ async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(meet):
     node = Node("a")
     await meet(node, "b", "b", "one")
     first = node.directory.nodes["b"][1]
-    first._heard_at -= node.section.silent_s  # and it has not been noticed yet
+    first._life.heard_at -= node.section.silent_s  # and it has not been noticed yet
     await meet(node, "b", "b", "two")
     assert node.directory.nodes["b"][1] not in {None, first}
 
 
 async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked(meet):
     node = Node("a")
-    near, far = trio.testing.memory_stream_pair()
+    near, far = pair()
     await far.send_all(encode(Bye(TWIN, "two processes call themselves a")))
     with pytest.raises(PeerRefused, match="two processes call themselves a"):
         await node.links._carry("b", near, "a")
@@ -109,6 +116,7 @@ async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked
 async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_from_being_ready(meet):
     node = Node("a")
     near, far = trio.testing.memory_stream_pair()
+    near.acknowledged_s = lambda: None  # what no kernel carries, no kernel acknowledges
     await far.send_all(encode(Bye(TWIN, "two processes call themselves a")))
     with pytest.raises(PeerRefused):
         await node.links._carry("b", near, "a")

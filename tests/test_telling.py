@@ -247,7 +247,7 @@ async def test_a_worker_that_is_down_hears_whether_another_can_do_its_work(autoj
         assert not back.others(here)
         front.linked("third", here)
         front.told("third", NodeState((Offer("w9", "oak", Leg.BOTH, 1, up=True),)))
-        front._nodes["third"].link = type("Up", (), {"lost": False})()
+        front._nodes["third"].link = type("Up", (), {"lost": False, "stalled": False})()
         front.changed.unpark_all()
         await trio.sleep(0.5)
         assert back.others(here)

@@ -29,7 +29,8 @@ from protocol.peer import Peer
 from protocol.tensors import Dtype, Tensor
 from supervisor import wires
 from supervisor.crossing import TOKEN_IDS
-from supervisor.link import Heart, Link
+from supervisor.heart import Heart
+from supervisor.link import Link
 
 ROOT = Path(__file__).parent.parent.parent
 STREAMS = 64

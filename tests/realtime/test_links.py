@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from attrs import evolve
 
 from tests.nodes import QUICK, Node, grove, until
 
@@ -42,8 +43,8 @@ def other():
         process.wait()
 
 
-async def test_a_stopped_process_is_lost_within_its_silence_and_comes_back(other):
-    a = Node("a")
+async def test_a_stopped_process_is_lost_within_stalled_s_and_comes_back(other):
+    a = Node("a", section=evolve(QUICK, stalled_s=QUICK.silent_s))
     async with grove(a):
         process = other(a.at)
         await until(lambda: "b" in a.linked and len(a.directory.workers("oak")) == 2, within_s=20.0)

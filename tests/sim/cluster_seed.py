@@ -134,7 +134,7 @@ class ClusterFaults(Faults):
                     transport.swallow()
             case "stopped node":
                 lasts_s = rng.random() * 6
-                self.freeing.wrong(kind, min(lasts_s, SECTION.silent_s))
+                self.freeing.wrong(kind, lasts_s)  # its kernel answers: it keeps what it has been asked for
                 for transport in net.of(spot.name):
                     transport.stall(trio.current_time() + lasts_s)
             case "node crash":

@@ -46,6 +46,9 @@ class SimWire:
         del self._heard[:end]
         return message
 
+    def acknowledged_s(self) -> float:
+        return self.transport.acknowledged_s()
+
     def close(self) -> None:
         if not self.transport.swallows:  # else the news of it does not come either
             self.transport.close()

@@ -21,6 +21,7 @@ class _Pipe:
     cut: bool = False  # both ends are broken, and what was on its way is lost
     closed: bool = False  # the writing end said that nothing follows
     swallows: bool = False  # what is written is taken and never comes
+    swallows_since: float = inf
     stalled_until: float = -inf  # nothing comes before
     held: int = 0
     _pieces: deque[tuple[float, bytes]] = Factory(deque)
@@ -97,7 +98,7 @@ class _Pipe:
 
 @define(eq=False)
 class SimTransport:
-    """One end of a simulated connection; a `supervisor.link.Transport`."""
+    """One end of a simulated connection; a `supervisor.transport.Transport`."""
 
     _into: _Pipe
     _out: _Pipe
@@ -120,12 +121,17 @@ class SimTransport:
 
     def swallow(self) -> None:
         """Be half-open from now on: take what is written at either end, and deliver nothing more."""
-        self._out.swallows = self._into.swallows = True
+        for pipe in (self._out, self._into):
+            pipe.swallows, pipe.swallows_since = True, min(pipe.swallows_since, trio.current_time())
 
     def stall(self, until: float) -> None:
         """Deliver nothing at either end before some time: what is written meanwhile comes then."""
         self._out.stall(until)
         self._into.stall(until)
+
+    def acknowledged_s(self) -> float:
+        """Return for how long the far kernel has not acknowledged what is sent: it does while its process stands still."""
+        return max(0.0, trio.current_time() - self._out.swallows_since)
 
     @property
     def swallows(self) -> bool:

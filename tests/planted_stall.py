@@ -1,0 +1,43 @@
+"""Planted bugs of what a link makes of a peer that stands still."""
+
+from __future__ import annotations
+
+from tests.planted import Bug, Bugs
+
+STALL: Bugs = {
+    "supervisor/heart.py": (
+        Bug(
+            "a process that stands still is lost as if its host were gone",
+            "acknowledged_s is None or acknowledged_s > heart.beat_s",
+            "acknowledged_s is None or acknowledged_s >= 0",
+        ),
+        Bug("a host that is gone counts as one that stands still", "acknowledged_s > heart.beat_s", "False"),
+        Bug(
+            "who stands still is kept for ever",
+            """            if allowed_s >= heart.stalled_s:
+                return f"the other end has stood still for {allowed_s:g} s"
+            allowed_s = min(allowed_s + heart.beat_s, heart.stalled_s)
+""",
+            "            allowed_s += heart.beat_s\n",
+        ),
+        Bug("who stood still is never used again", "            self.stalled = False\n", ""),
+        Bug("an end that stood still judges others by that", " - allowed_s + heart.beat_s", " - allowed_s"),
+    ),
+    "supervisor/link.py": (
+        Bug(
+            "what was asked of a process that stands still waits for it",
+            "                answer.fail(self.lost_as(STALLED))\n",
+            "                pass\n",
+        ),
+    ),
+    "supervisor/directory.py": (
+        Bug("a node that stands still is chosen", "known.link.lost or known.link.stalled or", "known.link.lost or"),
+    ),
+    "supervisor/line.py": (
+        Bug(
+            "what is on its way for a moment counts as a host that is gone",
+            "return since_ms / 1000 if probes or unacknowledged else 0.0",
+            "return since_ms / 1000",
+        ),
+    ),
+}
