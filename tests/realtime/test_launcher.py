@@ -309,7 +309,12 @@ def test_kill_9_of_a_node_remakes_it_and_requests_go_on(name, running):
     assert wait_until(again, WITHIN_S, every_s=0.05) is not None, running.output()
     after = nodes(running)
     assert {each for each in NAMES if before[each].pid != after[each].pid} == {name}
-    assert wait_until(lambda: told(running, f"{name}/process will be started again"), WITHIN_S) is not None
+
+    def restarting():
+        return [each["child"] for each in lines(running) if each.get("happening") == "restarting"]
+
+    assert wait_until(restarting, WITHIN_S) is not None
+    assert restarting() == [f"{name}/process"]
     running.signal(signal.SIGTERM)
     assert running.wait_exit(WITHIN_S) is not None, running.output()
     assert running.process.returncode == 0

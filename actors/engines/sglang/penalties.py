@@ -2,7 +2,9 @@
 
 SGLang counts the tokens that it says, and of a resumed answer it says only the rest: what was said before stands at the
 end of the prompt, and is counted here. A scheduler that runs one step ahead of its results counts each token one step
-late, and at first the prompt's last one instead; what such a one would have counted by then is counted for it.
+late, and at first the prompt's last one instead; what such a one would have counted by then is counted for it. Where
+another prompt is computed between two of its steps it counts one token twice and another never, so that with penalties
+an answer depends on what is beside it, resumed or not: `disable_overlap_schedule` makes it exact.
 Written for SGLang 0.5.23; called in the scheduler's process.
 """
 
