@@ -107,19 +107,8 @@ def kinds(grammar: Grammar) -> list[GrammarKind]:
     """
     if grammar.kind is not GrammarKind.STRUCTURAL_TAG or not _FORMATS.search(grammar.text):
         return [grammar.kind]
-    try:
-        waiting: list[object] = [json.loads(grammar.text)]
-    except (ValueError, RecursionError):
-        return [grammar.kind]
-    found: dict[GrammarKind, None] = {}
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, list):
-            waiting += value
-        elif isinstance(value, dict):
-            waiting += value.values()
-            if isinstance(name := value.get("type"), str) and name in FORMATS:
-                found[FORMATS[name]] = None
+    named = (value.get("type") for value in _objects(grammar.text))
+    found = dict.fromkeys(FORMATS[name] for name in named if isinstance(name, str) and name in FORMATS)
     return [*found, grammar.kind]
 
 
@@ -138,22 +127,28 @@ def _texts(grammar: Grammar) -> Iterator[tuple[GrammarKind, str]]:
     if grammar.kind in {GrammarKind.REGEX, GrammarKind.EBNF}:
         yield grammar.kind, grammar.text
         return
+    for value in _objects(grammar.text):
+        if isinstance(pattern := value.get("pattern"), str):
+            yield GrammarKind.REGEX, pattern
+        if isinstance(rules := value.get("grammar"), str) and value.get("type") == "grammar":
+            yield GrammarKind.EBNF, rules
+        if isinstance(patterns := value.get("patternProperties"), dict):
+            yield from ((GrammarKind.REGEX, str(each)) for each in patterns)
+
+
+def _objects(text: str) -> Iterator[dict[str, object]]:
+    """Yield every object in a JSON text; none of a text that is no JSON, which whoever compiles it says better."""
     try:
-        waiting: list[object] = [json.loads(grammar.text)]
+        waiting: list[object] = [json.loads(text)]
     except (ValueError, RecursionError):
-        return  # whoever compiles it says so better
+        return
     while waiting:
         value = waiting.pop()
         if isinstance(value, list):
             waiting += value
         elif isinstance(value, dict):
             waiting += value.values()
-            if isinstance(pattern := value.get("pattern"), str):
-                yield GrammarKind.REGEX, pattern
-            if isinstance(rules := value.get("grammar"), str) and value.get("type") == "grammar":
-                yield GrammarKind.EBNF, rules
-            if isinstance(patterns := value.get("patternProperties"), dict):
-                yield from ((GrammarKind.REGEX, str(each)) for each in patterns)
+            yield value
 
 
 def _of_regex(text: str) -> str | None:
