@@ -17,6 +17,10 @@ TOKEN_BYTES = 8
 LOGPROB_BYTES = 80
 """What a log probability of a gathered answer takes, as the part of a JSON document that it becomes."""
 
+ESCAPES = 2
+"""How much longer a text can be as the inside of a JSON string, in UTF-8, than it is in memory; control characters are
+longer still, and rare."""
+
 
 @frozen
 class Cost:
@@ -24,23 +28,30 @@ class Cost:
 
     generations: int  # that an engine computes for it: prompts x best_of (or n)
     tokens: int  # of all of them together
-    gathered_bytes: int  # that its answers take where they are kept until they are whole; 0 for a stream
+    gathered_bytes: int  # that its answers take where they are kept, and the prompts that they repeat
 
 
 def cost(request: Respond, tokens_max: int, *, gathered: bool) -> Cost:
     """Return what a request may cost; `tokens_max` is what a generation of its model can have at most.
 
     `gathered` says that its answer is kept until it is whole. That is so of every request of which more is computed
-    than answered: which choices are the likeliest is known when all have ended.
+    than answered (which choices are the likeliest is known when all have ended), and of every stream that repeats its
+    prompt: that comes at once, however long it is, and leaves as fast as the client reads.
     """
     generations = generations_of(request)
     each = tokens_max if request.tokens_max is None else min(request.tokens_max, tokens_max)
     tokens = generations * (1 if request.warm_up else each)
     ranked = generations > request.choices
-    if not gathered and not ranked:
+    if not gathered and not ranked and not request.echo:
         return Cost(generations, tokens, 0)
     logprobs = int(ranked) if request.logprobs is None else 1 + request.logprobs
-    return Cost(generations, tokens, tokens * (TOKEN_BYTES + LOGPROB_BYTES * logprobs))
+    kept_bytes = tokens * (TOKEN_BYTES + LOGPROB_BYTES * logprobs)
+    return Cost(generations, tokens, kept_bytes + (_echoed_bytes(request) if request.echo else 0))
+
+
+def _echoed_bytes(request: Respond) -> int:
+    texts = sum(text.__sizeof__() for text in request.texts) * ESCAPES
+    return request.n * (texts + sum(map(len, request.token_lists)) * TOKEN_BYTES)
 
 
 def generations_of(request: Respond) -> int:

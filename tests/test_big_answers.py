@@ -24,7 +24,7 @@ from actors._text.stops import StopScanner, StopStrings
 from protocol.dialects import chat, completions
 from protocol.dialects.gathered import PIECE_BYTES, Body
 from protocol.messages import Answered, ChoiceEnded, FinishReason, Respond, Text, Tokens, Usage
-from tests.doors import INFO, TINY, Client, Worker, create, ids, post, rig
+from tests.doors import INFO, TINY, Client, Worker, at_rest, create, ids, post, rig
 from tests.fakes import logprob_at
 from tests.test_processor import running
 
@@ -149,6 +149,34 @@ async def test_b1_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow
         reply = await client.reply()
         assert (reply.whole, len(reply.body) > 1_000_000) == (True, True)
     assert 0 < most <= 300_000
+
+
+@pytest.mark.parametrize("prompt", ["n=4 " + "x" * 1500, ["n=4 " + "x" * 1500, "n=4 " + "y" * 1500]])
+async def test_c2_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its_client_reads(prompt, rather_slow):
+    body = {"model": "tiny", "n": 64, "max_tokens": 4, "prompt": prompt, "echo": True, "stream": True}
+    async with rig(requests_max=256, backlog_bytes_max=30_000, send_buffer_bytes=4096) as made:
+        client = Client(await made.connect(receive_buffer=4096))
+        reply = await client.ask(post(body, "/v1/completions"))
+        assert reply.whole
+        assert reply.body.endswith(b"[DONE]\n\n")
+        assert (reply.body.count(b'xxx"'), reply.body.count(b'finish_reason":"length')) == (64, 64 * choices_of(prompt))
+        await client.stream.aclose()
+        await at_rest(made)
+        assert made.door.answers.held_bytes == 0
+
+
+def choices_of(prompt):
+    return 1 if isinstance(prompt, str) else len(prompt)
+
+
+async def test_c2_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_slow):
+    body = {"model": "tiny", "n": 64, "max_tokens": 4, "prompt": "n=4 " + "x" * 1500, "echo": True}
+    async with rig(requests_max=256, answers_bytes_max=100_000) as made:
+        for stream in (False, True):
+            reply = await (await made.client()).ask(post(body | {"stream": stream}, "/v1/completions"))
+            assert (reply.status, "answers_bytes_max" in reply.error["message"]) == (400, True)
+            reply = await (await made.client()).ask(post(body | {"stream": stream, "n": 8}, "/v1/completions"))
+            assert reply.status == 200
 
 
 async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock):

@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from protocol.dialects import chat as chat_dialect
+from protocol.dialects import completions as completions_dialect
 from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.gathered import Gathered
 from protocol.dialects.responses import Events
@@ -84,6 +85,8 @@ async def test_what_was_cached_of_several_prompts_is_counted_as_the_client_is_to
 @pytest.mark.parametrize(
     ("cls", "name", "ask"),
     [
+        (ChoiceChunks, "finish", text(stream=True, echo=True)),
+        (completions_dialect.Chunks, "text", text(stream=True, echo=True)),
         (Gathered, "add", post(chat())),
         (Gathered, "whole", post(chat())),
         (Gathered, "whole", text()),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
+import trio
+
 from actors.processor import TextReply
 from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.gathered import Gathered
-from protocol.errors import RequestError
+from protocol.errors import RequestError, SlowClient
 from protocol.messages import Accepted, ChoiceEnded, Respond, Started, Text
 from supervisor.doors.asking import Counted, Served
 from supervisor.doors.exchange import JSON, Exchange
@@ -21,24 +25,72 @@ async def in_one_piece(exchange: Exchange, counted: Counted, respond: Respond, g
 
 async def in_chunks(exchange: Exchange, counted: Counted, respond: Respond, chunks: ChoiceChunks) -> None:
     """Answer as the text comes; raises the `RequestError` that ended the answer before it began."""
-
-    def pass_on(reply: TextReply) -> None:
-        match reply:
-            case Text():
-                exchange.stream(chunks.text(reply))
-            case ChoiceEnded():
-                exchange.stream(chunks.choice_ended(reply))
-            case Accepted() | Started():
-                pass
-
     try:
-        last = await exchange.door.answer(respond, _served(exchange, counted), counted, pass_on, chunks.finish)
+        if respond.echo:
+            await _at_the_clients_pace(exchange, counted, respond, chunks)
+        else:
+            await _at_once(exchange, counted, respond, chunks)
     except RequestError as error:
         if not exchange.begun:
             raise
         exchange.cut(chunks.failed(error), error)
-    else:
-        exchange.finish(last)
+
+
+async def _at_once(exchange: Exchange, counted: Counted, respond: Respond, chunks: ChoiceChunks) -> None:
+    """Write every event in the turn in which it comes: a client that reads slower than an engine speaks is dropped."""
+
+    def pass_on(reply: TextReply) -> None:
+        if events := _events(reply, chunks):
+            exchange.stream(events)
+
+    last = await exchange.door.answer(respond, _served(exchange, counted), counted, pass_on, chunks.finish)
+    exchange.finish(last)
+
+
+async def _at_the_clients_pace(exchange: Exchange, counted: Counted, respond: Respond, chunks: ChoiceChunks) -> None:
+    """Write each event once the client has read most of those before it.
+
+    An answer that repeats its prompt is long at once, for each of its choices, and nobody reads megabytes in a turn.
+    What waits is accounted as an answer in one piece.
+    """
+    counted.held = exchange.answer_held
+    served, failed = _served(exchange, counted), list[Exception]()
+    send, receive = trio.open_memory_channel[bytes](inf)  # at most what `counted.held` accounts
+
+    def pass_on(reply: TextReply) -> None:
+        if events := _events(reply, chunks):
+            send.send_nowait(events)
+
+    async def write() -> None:
+        try:
+            async for events in receive:
+                await exchange.outbox.wait_room(len(events))
+                exchange.stream(events)
+        except (SlowClient, trio.BrokenResourceError) as error:
+            failed.append(error)
+            nursery.cancel_scope.cancel(reason="the client is gone")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write)
+        try:
+            last = await exchange.door.answer(respond, served, counted, pass_on, chunks.finish)
+        except RequestError as error:
+            failed.append(error)
+            nursery.cancel_scope.cancel(reason="the answer has failed")
+        send.close()
+    if failed:
+        raise failed[0]
+    exchange.finish(last)
+
+
+def _events(reply: TextReply, chunks: ChoiceChunks) -> bytes:
+    match reply:
+        case Text():
+            return chunks.text(reply)
+        case ChoiceEnded():
+            return chunks.choice_ended(reply)
+        case Accepted() | Started():
+            return b""
 
 
 def _served(exchange: Exchange, counted: Counted) -> Served:
