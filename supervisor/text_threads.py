@@ -45,9 +45,9 @@ class _Waiter:
 class _Line:
     """Who waits of one owner and weight; it is there while somebody waits or runs."""
 
+    served: float  # the number of the turn that it had last, or of its place among them when it came
     waiting: deque[_Waiter] = field(factory=deque)
     running: int = 0
-    served: int = 0  # the number of the turn that it had last
 
 
 @define(eq=False)
@@ -79,7 +79,11 @@ class TextThreads:
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_room(owner)
         key, waiter = (owner, heavy), _Waiter()
-        self._lines.setdefault(key, _Line()).waiting.append(waiter)
+        if key not in self._lines:
+            # Ahead of the line whose turn was last, and behind all others: else a line of somebody who asks again as
+            # soon as there is an answer would be a new one each time, and go ahead of whoever waits, for ever.
+            self._lines[key] = _Line(self._turns - 0.5)
+        self._lines[key].waiting.append(waiter)
         self.waiting += 1
         self._wake()
         taken = False

@@ -58,6 +58,7 @@ SIZES: Bugs = {
             "min(lines, key=lambda each: each[1].served)",
             "lines[0]",
         ),
+        Bug("whoever asks anew goes ahead of all who wait", "_Line(self._turns - 0.5)", "_Line(0)"),
         Bug("heavy work takes every thread", "self._heavy < max(1, self.limits.threads - 1)", "True"),
         Bug(
             "a thread that is given to one who has left is lost",

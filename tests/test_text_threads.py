@@ -57,6 +57,25 @@ async def test_owners_take_turns(autojump_clock):
     assert order == ["a", "b", "c", "a", "b", "c", "a", "b", "a"]
 
 
+@pytest.mark.parametrize("others", [1, 2, 5])
+async def test_owners_who_ask_again_and_again_keep_nobody_from_its_turn(others, autojump_clock):
+    pool, order = TextThreads(TextLimits(threads=1)), []
+
+    async def again(owner):
+        while True:
+            await hold(pool, owner, LIGHT, order)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):  # the first has its turn at once, so its line has had one
+            nursery.start_soon(hold, pool, "waits", LIGHT, order)
+            await trio.testing.wait_all_tasks_blocked()
+        for number in range(others):
+            nursery.start_soon(again, f"asks again {number}")
+        await trio.sleep(4 * (1 + others) + 0.5)
+        assert order.count("waits") == 5  # one turn in each round
+        nursery.cancel_scope.cancel()
+
+
 async def test_heavy_work_leaves_a_thread_to_what_is_not(autojump_clock):
     pool, order = TextThreads(TextLimits(threads=2)), []
     async with trio.open_nursery() as nursery:
