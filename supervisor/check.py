@@ -102,8 +102,14 @@ def text(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
 
 def keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
     """Return the keys of clients; raises `StartFailed` if they cannot be read, or if there must be some and are not."""
+    known = known_keys(cluster, environment)
+    check_clients(cluster, known)
+    return known
+
+
+def check_clients(cluster: Cluster, known: Keys) -> None:
+    """Raise `StartFailed` if everybody could come in from other hosts or pages, or nobody at all."""
     section = cluster.gateway
-    known = _known(cluster, environment)
     where = f"name a file of them as gateway.keys, or set {KEYS}"
     if not known.wanted:
         if section.host not in LOOPBACK:
@@ -116,22 +122,28 @@ def keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
                 raise Misconfigured(f"gateway.{key}", said)
     elif not known.names(admin=False) and not known.names(admin=True):
         raise Misconfigured("gateway.keys", f"there is no key, so nobody could come in: {where}")
-    return known
 
 
 def watchers(cluster: Cluster, name: str, environment: Mapping[str, str]) -> Keys:
     """Return the keys of who may read a node's numbers; raises `StartFailed` if other hosts could without one."""
-    known, at = _known(cluster, environment), cluster.node[name].metrics
+    known = known_keys(cluster, environment)
+    check_watchers(cluster, name, known)
+    return known
+
+
+def check_watchers(cluster: Cluster, name: str, known: Keys) -> None:
+    """Raise `StartFailed` if other hosts could read a node's numbers without a key."""
+    at = cluster.node[name].metrics
     if at is not None and At.read(at).host not in LOOPBACK and not known.names(admin=True):
         raise Misconfigured(
             f"node.{name}.metrics",
             f"node.{name}.metrics {at} is not loopback, so whoever reads /metrics needs an admin's key: set {ADMIN},"
             " or say admin = true of a key in the file gateway.keys",
         )
-    return known
 
 
-def _known(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
+def known_keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
+    """Return the keys of a file and of the environment; raises `StartFailed` if they cannot be read."""
     known = Keys(Sources(cluster.keys, {name: environment[name] for name in (KEYS, ADMIN) if name in environment}))
     try:
         known.load()

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import trio
 from attrs import define, field
 
-from protocol.cluster import OPERATOR, GetStatus, Status
+from protocol.cluster import OPERATOR, GetStatus, Reload, Status
 from protocol.cluster import check as check_state
 from protocol.codec import Message
 from protocol.errors import (
@@ -41,6 +41,7 @@ Route: TypeAlias = wires.At | Path
 """How a node is asked: at an address, or by the socket in its run folder."""
 
 ANSWERS_S = 5.0
+RELOADS_S = 25.0  # files are read, a few after each other, and for each there is a deadline
 PASSED_ON_S = 15.0  # for all nodes that are asked through others
 NAME_BYTES = 4
 
@@ -144,6 +145,7 @@ async def _answer(link: Link, request: Message) -> Message | None:
     """Return the answer to one question over a link that is carried for it alone."""
     result: Message | None = None
     failure: EspalierError | None = None
+    within_s = RELOADS_S if isinstance(request, Reload) else ANSWERS_S
 
     async def carry() -> None:
         nonlocal failure
@@ -157,12 +159,12 @@ async def _answer(link: Link, request: Message) -> Message | None:
         asking = trio.CancelScope()
         nursery.start_soon(carry)
         try:
-            with asking, trio.fail_after(ANSWERS_S):
+            with asking, trio.fail_after(within_s):
                 await link.wait_ready()
                 async with link.ask(request, 0) as answer:
                     result = await answer.result()
         except trio.TooSlowError:
-            failure = DeadlineExceeded(f"it did not answer within {ANSWERS_S:g} s")
+            failure = DeadlineExceeded(f"it did not answer within {within_s:g} s")
         except RequestError as error:
             if not isinstance(error, _Lost):
                 failure = error

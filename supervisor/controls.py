@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
+import trio
 from attrs import define, evolve, field, frozen
 
 from actors._kit import Answer
@@ -23,12 +24,13 @@ log = logging.getLogger(__name__)
 Loads = Callable[[], Awaitable[Mapping[str, EngineLoad]]]
 
 
-def _not_yet() -> Reloaded:
+def _nothing() -> None:
     raise NotReady("the node does not run yet")
 
 
-def _nothing() -> None:
-    _not_yet()
+async def _not_yet() -> Reloaded:
+    await trio.lowlevel.checkpoint()
+    raise NotReady("the node does not run yet")
 
 
 @frozen
@@ -63,7 +65,7 @@ class Controls:
     gate: Gate | None = None
     aside: Callable[[], tuple[SetAside, ...]] = tuple
     drain: Callable[[], None] = field(default=_nothing)
-    reload: Callable[[], Reloaded] = field(default=_not_yet)
+    reload: Callable[[], Awaitable[Reloaded]] = field(default=_not_yet)
 
     @property
     def serves(self) -> Serves:
@@ -86,7 +88,7 @@ class Controls:
                 self.drain()
                 return Done()
             case Reload():
-                return self.reload()
+                return await self.reload()
 
     async def _pass_on(self, request: GetStatus | Drain | Reload) -> Message:
         if (link := self._towards(request.node)) is None:

@@ -21,14 +21,20 @@ PEM_BYTES_MAX = 1024 * 1024
 
 def mistakes(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Mistake]:
     """Yield every mistake, so that none is found only after the ones before it have been mended."""
-    gateway = cluster.gateway
     examined: list[tuple[str, Callable[[], object]]] = [
         ("cluster.secret", partial(check.secret, cluster, environment)),
         ("cluster.tls_certificate", partial(check.link_tls, cluster)),
-        *((f"node.{name}.metrics", partial(check.watchers, cluster, name, environment)) for name in cluster.node),
     ]
-    if gateway.node in cluster.node:
-        examined.append(("gateway.keys", partial(check.keys, cluster, environment)))
+    try:
+        known = check.known_keys(cluster, environment)  # once for all nodes: there may be thousands of both
+    except Misconfigured as error:
+        yield Mistake(error.path, str(error))
+    else:
+        examined += (
+            (f"node.{name}.metrics", partial(check.check_watchers, cluster, name, known)) for name in cluster.node
+        )
+        if cluster.gateway.node in cluster.node:
+            examined.append(("gateway.keys", partial(check.check_clients, cluster, known)))
     if cluster.certificate is not None:
         examined.append(("gateway.tls_certificate", cluster.certificate.context))
     for name, model in cluster.model.items():

@@ -5,9 +5,49 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Protocol, TypeVar
+
+import trio
+
+T = TypeVar("T")
 
 TEMPLATE_BYTES_MAX = 4 * 1024 * 1024
+
+_noted: ContextVar[list[Path] | None] = ContextVar("files that are being read", default=None)
+
+
+class Reads(Protocol):
+    """Runs what reads files while a node runs."""
+
+    async def __call__(self, function: Callable[[], T], /) -> T:
+        """Return what the function returns, or raise what it raises; raises `StartFailed` if files do not answer."""
+
+
+async def read_here(function: Callable[[], T], /) -> T:
+    """Read files in this thread, whatever that takes: where there are no others, as in tests."""
+    await trio.lowlevel.checkpoint()
+    return function()
+
+
+@contextmanager
+def noting() -> Iterator[list[Path]]:
+    """Yield the list to which each file is added before it is read in the body: the last one may never answer."""
+    noted: list[Path] = []
+    token = _noted.set(noted)
+    try:
+        yield noted
+    finally:
+        _noted.reset(token)
+
+
+def note(path: Path) -> None:
+    """Note, for whoever waits, that a file is about to be looked at."""
+    if (noted := _noted.get()) is not None:
+        noted.append(path)
 
 
 def read(path: Path, bytes_max: int) -> bytes:
@@ -16,6 +56,7 @@ def read(path: Path, bytes_max: int) -> bytes:
     To open a pipe waits for a writer, for ever if there is none, and a device may never end: a node that reads its
     files anew would stand still.
     """
+    note(path)
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(opened, "rb") as file:
         _check(os.fstat(opened), path)
@@ -33,6 +74,7 @@ def template(path: Path) -> str:
 def check(*paths: Path) -> None:
     """Raise `OSError` for what is no regular file, before a library opens it by its name."""
     for path in paths:
+        note(path)
         _check(path.stat(), path)
 
 

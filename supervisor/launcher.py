@@ -25,6 +25,8 @@ from attrs import define, field
 from protocol.errors import ActorError, StartFailed
 from supervisor import check, config, folders, node_process, reaper
 from supervisor.config import Cluster
+from supervisor.file_threads import FileThreads
+from supervisor.files import Reads
 from supervisor.process import Hurry, Ladder, Process
 from supervisor.run import Chance, Up, supervise
 from supervisor.say import Terminal
@@ -90,6 +92,7 @@ class Launcher:
     terminal: Terminal
     chance: Chance
     hurry: Hurry = field(factory=partial(Hurry, soon_s=HURRIED_S))
+    reads: Reads = field(factory=FileThreads)
     processes: dict[str, Process] = field(factory=dict)  # of the nodes that live
     serving: set[str] = field(factory=set)  # those of them that are up
     gone: set[str] = field(factory=set)  # those that the file has no more
@@ -198,21 +201,31 @@ class Launcher:
             await trio.sleep(SETTLE_S)
             self._asked = trio.Event()
             try:
-                new, placed = await trio.to_thread.run_sync(self._read, abandon_on_cancel=True)
+                new, placed, failed = await self.reads(partial(self._read, self._placed | self._alive))
                 if not self._stopping and self._alive:  # else the nodes' nursery is closed, or will be
-                    self._apply(new, placed, nursery)
+                    self._apply(new, placed, failed, nursery)
             except StartFailed as error:
                 log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
             except Exception:  # nodes must not fall because of what stands in a file
                 log.exception("a bug ended a reload")
 
-    def _read(self) -> tuple[Cluster, set[str]]:
-        """Return the file as it is now, and the nodes that it places on this host; raises `StartFailed`."""
+    def _read(self, known: set[str]) -> tuple[Cluster, set[str], dict[str, StartFailed]]:
+        """Return the file as it is now, the nodes that it places on this host, and why new ones could not be started.
+
+        Raises `StartFailed` if the file is wrong.
+        """
         new = config.read(self.cluster.file, self.cluster.joined)
         here = {host: check.is_here(host) for host in {node.host for node in new.node.values()}}
-        return new, {name for name, node in new.node.items() if here[node.host]}
+        placed = {name for name, node in new.node.items() if here[node.host]}
+        failed = {}
+        for name in placed - known:
+            try:
+                check.ahead(new, name)
+            except StartFailed as error:
+                failed[name] = error
+        return new, placed, failed
 
-    def _apply(self, new: Cluster, placed: set[str], nursery: trio.Nursery) -> None:
+    def _apply(self, new: Cluster, placed: set[str], failed: Mapping[str, StartFailed], nursery: trio.Nursery) -> None:
         alive = self._alive
         for name in sorted(alive & new.node.keys()):  # it may have been given longer to drain
             self._ladders[name] = max(self._ladders[name], _patience(new, name)[1], key=lambda ladder: ladder.term_s)
@@ -223,10 +236,8 @@ class Launcher:
             self._kept[name].cancel(reason="the file has it no more")
         fresh, self._placed = placed - self._placed - alive, placed
         for name in (each for each in new.node if each in fresh):
-            try:
-                check.ahead(new, name)
-            except StartFailed as error:
-                self._not_started(name, error)
+            if name in failed:
+                self._not_started(name, failed[name])
             else:
                 log.info("node %s is new in the file, and is started", name)
                 self._start(name, new, nursery)

@@ -131,6 +131,7 @@ class _Node:
     _tree: trio.CancelScope = field(factory=trio.CancelScope)
     _nursery: trio.Nursery | None = None  # while it runs
     _signalled: bool = False
+    _hung_up: trio.Event = field(factory=trio.Event)
     _failure: ActorError | None = None
 
     def obey(self, reloader: Reloader) -> None:
@@ -163,6 +164,7 @@ class _Node:
             if self.pulse is not None:
                 nursery.start_soon(_pulses, self.pulse, self.cluster.node[self.house.directory.name].hung_s)
             nursery.start_soon(self._answer_operators)
+            nursery.start_soon(self._keep_up_with_file)
             await nursery.start(self._listen, nursery)
 
             def ready() -> None:
@@ -224,7 +226,7 @@ class _Node:
             async for number in signals:
                 name = signal.Signals(number).name
                 if number == signal.SIGHUP and not self.terminal.gone:
-                    self._reload()
+                    self._hung_up.set()
                 elif not self._signalled:
                     self._signalled = True
                     self.drain(name)
@@ -234,11 +236,15 @@ class _Node:
                     self.world.hurry.now()
                     nursery.start_soon(self._exit_hard)
 
-    def _reload(self) -> None:
-        try:
-            self.house.controls.reload()
-        except Exception:  # a node must not fall because of what stands in a file
-            log.exception("a bug ended a reload")
+    async def _keep_up_with_file(self) -> None:
+        """Read the file anew after each hang-up; those that come before it is opened are one."""
+        while True:
+            await self._hung_up.wait()
+            self._hung_up = trio.Event()
+            try:
+                await self.house.controls.reload()
+            except Exception:  # a node must not fall because of what stands in a file
+                log.exception("a bug ended a reload")
 
     async def _shut_down(self) -> None:
         """Stop admitting, let streams finish, end the rest truthfully, stop the tree."""

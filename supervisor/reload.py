@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import cast
 
 import attrs
+import trio
 from attrs import define, evolve, field, frozen
 
 from protocol.cluster import Reloaded
@@ -15,6 +17,9 @@ from protocol.errors import StartFailed
 from supervisor import check, config, file_checks
 from supervisor.config import Cluster, NodeSection
 from supervisor.doors.door import Door
+from supervisor.doors.keys import Keys
+from supervisor.file_threads import FileThreads
+from supervisor.files import Reads
 from supervisor.house import House, offer
 from supervisor.links import Tls
 from supervisor.routes import ROUTED, limits
@@ -59,11 +64,14 @@ class _NotInFile(StartFailed):
 
 @frozen
 class _Read:
-    """A file as it is now, with what it names."""
+    """A file as it is now, with what it names, so that nothing is left to be read when it is applied."""
 
     cluster: Cluster
+    differs: tuple[Change, ...]  # from how it was at the start
     secret: bytes = field(repr=False)
     tls: Tls | None
+    keys: Keys | None = None  # of clients, where this node has the gateway
+    context: ssl.SSLContext | None = None  # of its certificate
 
 
 @define(eq=False)
@@ -86,16 +94,23 @@ class Reloader:
     environment: Mapping[str, str] = field(repr=False)
     set_drain_s: Callable[[float], None]
     ask_launcher: Callable[[], None] | None = None  # to start what is new in the file
+    reads: Reads = field(factory=FileThreads)
     _applied: dict[tuple[str, ...], object] = field(factory=dict)  # and what has been changed since
+    _one: trio.Lock = field(factory=trio.Lock)
 
-    def reload(self) -> Reloaded:
+    async def reload(self) -> Reloaded:
         """Read file, keys and certificate anew, apply what can be, and return a sentence for each difference.
 
-        A file that cannot be read, or in which something is wrong, changes nothing but the keys.
+        A file that cannot be read or does not answer, or in which something is wrong, changes nothing but the keys.
+        Reloads come one after the other.
         """
+        async with self._one:
+            return await self._reload()
+
+    async def _reload(self) -> Reloaded:
         told = _Told()
         try:
-            read = self._read()
+            read = await self.reads(self._read)
             self._apply_all(read, told)
             told.starts += self._to_start(read.cluster)
         except _NotInFile as error:
@@ -104,7 +119,7 @@ class Reloader:
             log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
             told.refused.append(f"the file changes nothing: {error}")
         if (door := self.house.door or self.house.scraped) is not None:
-            refused = door.reload()
+            refused = await door.reload(self.reads)
             told.refused += refused
             if door.keys.wanted and not any(each.startswith("the keys") for each in refused):
                 told.changed.append(f"keys: {door.keys.count} are known now")
@@ -120,14 +135,15 @@ class Reloader:
         new = config.read(self.cluster.file, self.cluster.joined, examine)
         if self.name not in new.node:
             raise _NotInFile(f"there is no node {self.name} in {new.file} any more; drain it if it is to go")
+        keys, context = None, None
         if self.house.door is not None and new.gateway.node == self.name:
-            check.keys(new, self.environment)
-            if new.certificate is not None:
-                new.certificate.context()
-        return _Read(new, check.secret(new, self.environment), check.link_tls(new))
+            keys = check.keys(new, self.environment)
+            context = None if new.certificate is None else new.certificate.context()
+        secret, tls = check.secret(new, self.environment), check.link_tls(new)
+        return _Read(new, tuple(changes(self.cluster, new)), secret, tls, keys, context)
 
     def _apply_all(self, read: _Read, told: _Told) -> None:
-        found = {change.path: change for change in changes(self.cluster, read.cluster)}
+        found = {change.path: change for change in read.differs}
         for path in self._applied:  # what stands in the file as at the start again is a change too
             found.setdefault(path, Change(path, None, _at(self.cluster, path)))
         left: dict[str, list[str]] = {}  # of an engine or a model, what takes a restart; its values may be secrets
@@ -176,7 +192,7 @@ class Reloader:
         new = read.cluster
         match change.path:
             case ("gateway", *keys):
-                return self._gateway(tuple(keys), new)
+                return self._gateway(tuple(keys), read)
             case ("cluster", key):
                 return self._cluster(key, read)
             case ("node", name, *keys):
@@ -188,8 +204,8 @@ class Reloader:
                 return False if any(each is not None and self.name in each.nodes for each in both) else None
         return False
 
-    def _gateway(self, keys: tuple[str, ...], new: Cluster) -> bool | None:
-        door, section = self.house.door, new.gateway
+    def _gateway(self, keys: tuple[str, ...], read: _Read) -> bool | None:
+        door, section = self.house.door, read.cluster.gateway
         if door is None:
             return False if keys == ("node",) and section.node == self.name else None
         match keys:
@@ -206,10 +222,10 @@ class Reloader:
                 self.house.live.prompt_tokens_max = section.prompt_tokens_max
             case ("names" | "origins" | "grammars" as key,):
                 setattr(door, key, frozenset(getattr(section, key)))
-            case ("keys",):
-                door.keys.sources = check.keys(new, self.environment).sources
+            case ("keys",) if read.keys is not None:  # else the gateway is another node's now, by the file
+                door.keys.sources = read.keys.sources
             case ("tls_certificate" | "tls_key",):
-                return _certificate(door, new)
+                return _certificate(door, read)
             case ("limits", key) if key != "send_buffer_bytes":  # that one is the listening socket's
                 door.limits = evolve(door.limits, **{key: getattr(section.limits, key)})
             case _:
@@ -259,12 +275,11 @@ class Reloader:
         return True
 
 
-def _certificate(door: Door, new: Cluster) -> bool:
+def _certificate(door: Door, read: _Read) -> bool:
     """Show other files to clients that come from now on; to begin or to end to speak TLS takes a restart."""
-    if door.certificate is None or new.certificate is None:
+    if door.certificate is None or read.context is None:
         return False
-    context = new.certificate.context()
-    door.certificate, door.tls = new.certificate, context
+    door.certificate, door.tls = read.cluster.certificate, read.context
     return True
 
 

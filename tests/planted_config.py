@@ -34,7 +34,15 @@ CONFIG: Bugs = {
             "return self.text.count('\\n', 0, min(at, 40)) + 1",
         ),
     ),
+    "supervisor/doors/door.py": (
+        Bug(
+            "a certificate is read in a turn of the event loop",
+            "await read(self.certificate.context)",
+            "self.certificate.context()",
+        ),
+    ),
     "supervisor/reload.py": (
+        Bug("reloads overtake each other", "async with self._one:", "async with trio.Lock():"),
         Bug(
             "keys are not read anew where the file is wrong",
             "if (door := self.house.door or self.house.scraped) is not None:\n            refused",

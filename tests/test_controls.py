@@ -67,7 +67,8 @@ class Node:
         await trio.lowlevel.checkpoint()
         return self.loads
 
-    def _reload(self):
+    async def _reload(self):
+        await trio.lowlevel.checkpoint()
         self.done.append("reload")
         return Reloaded((f"{self.name} did",), ("not all",))
 

@@ -16,6 +16,7 @@ from supervisor import node
 from supervisor.directory import Directory
 from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.doors.tls import Certificate
+from supervisor.files import read_here
 from supervisor.process import Hurry
 from supervisor.say import Terminal
 from tests import certificate
@@ -186,7 +187,7 @@ async def test_a_key_that_is_taken_away_is_refused_at_its_next_request(tmp_path)
         assert (await socket.upgrade(**as_("alice"))).status == 101
         path = tmp_path / "keys.toml"
         path.write_text("[key." + path.read_text().split("[key.", 2)[2])  # without the first, who is Alice
-        made.door.reload()
+        await made.door.reload(read_here)
         assert (await client.ask(post(chat(), **as_("alice")))).status == 401
         await socket.say(create("n=2"))
         assert (await socket.events())[-1]["error"]["code"] == "invalid_api_key"
@@ -307,10 +308,10 @@ async def test_a_new_certificate_serves_whoever_comes_from_now_on(tmp_path):
     async with secured() as made:
         made.door.certificate = Certificate(tmp_path / "c.pem", tmp_path / "k.pem")
         before, client = made.door.tls, await secure_client(made)
-        made.door.reload()
+        await made.door.reload(read_here)
         assert made.door.tls is before  # there are no files
         certificate.make(tmp_path / "c.pem", tmp_path / "k.pem")
-        made.door.reload()
+        await made.door.reload(read_here)
         assert made.door.tls is not before
         assert (await client.ask(head("GET", "/health"))).status == 200
         with pytest.raises(trio.BrokenResourceError):  # trusts the old one
@@ -347,6 +348,21 @@ async def test_one_connection_too_many_is_refused_and_there_is_room_again_later(
 # A hang-up ------------------------------------------------------------------------------------------
 
 
+async def test_c1_a_signal_is_heard_while_a_file_that_is_read_anew_does_not_answer(monkeypatch, autojump_clock):
+    drained: list[str] = []
+    house = SimpleNamespace(controls=SimpleNamespace(reload=trio.sleep_forever))
+    made = node._Node(None, house, None, Terminal(SimpleNamespace(isatty=lambda: True), live=False), 30.0)
+    monkeypatch.setattr(node._Node, "drain", lambda _, why: drained.append(why))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(made._listen, nursery)
+        nursery.start_soon(made._keep_up_with_file)
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+            signal.raise_signal(number)
+            await trio.testing.wait_all_tasks_blocked()
+        assert drained == ["SIGTERM"]
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize(("live", "gone"), [(False, False), (True, False), (True, True)])
 async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live, gone, autojump_clock):
     done: list[str] = []
@@ -356,16 +372,22 @@ async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live
         gate.draining = True
         done.append("drain")
 
-    door = SimpleNamespace(gate=gate, drain=drain, reload=lambda: done.append("reload"), cut=lambda: 0)
+    door = SimpleNamespace(gate=gate, drain=drain, cut=lambda: 0)
     door.wait_left = door.wait_answered = trio.lowlevel.checkpoint
     world = SimpleNamespace(hurry=Hurry())
     terminal = Terminal(SimpleNamespace(isatty=lambda: not gone), live)
-    controls = SimpleNamespace(reload=door.reload)
+
+    async def reload():
+        await trio.lowlevel.checkpoint()
+        done.append("reload")
+
+    controls = SimpleNamespace(reload=reload)
     house = SimpleNamespace(directory=Directory("main"), door=door, links=None, controls=controls)
     made = node._Node(None, house, world, terminal, 30.0)
     async with trio.open_nursery() as nursery:
         made._nursery = nursery
         await nursery.start(made._listen, nursery)
+        nursery.start_soon(made._keep_up_with_file)
         for _ in range(2):
             signal.raise_signal(signal.SIGHUP)
             await trio.testing.wait_all_tasks_blocked()

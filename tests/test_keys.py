@@ -27,6 +27,7 @@ from supervisor.doors.asking import Asking, Counted, Served
 from supervisor.doors.door import Door, DoorLimits
 from supervisor.doors.gate import Gate
 from supervisor.doors.keys import ADMIN, KEYS, Key, Keys, Sources, presented
+from supervisor.files import read_here
 from supervisor.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
@@ -353,7 +354,7 @@ def test_file_and_environment_add_up_and_may_not_disagree(file):
 
 
 @pytest.mark.parametrize("text", [b"[key", b"\xff", b"[key.a]\nsha256 = 'no'", b"x = 1", b" " * 2_000_000, None])
-def test_a_broken_file_keeps_the_old_keys_and_says_one_line(text, file, caplog):
+async def test_a_broken_file_keeps_the_old_keys_and_says_one_line(text, file, caplog):
     path = file(("alice", f'sha256 = "{sha("a")}"'))
     made = door(loaded(path))
     key = made.authenticate(bearer("a"))
@@ -362,7 +363,7 @@ def test_a_broken_file_keeps_the_old_keys_and_says_one_line(text, file, caplog):
     else:
         path.write_bytes(text)
     with caplog.at_level(logging.INFO):
-        made.reload()
+        await made.reload(read_here)
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("ERROR", "the keys stay as they were")
     ]

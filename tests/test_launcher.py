@@ -72,7 +72,7 @@ def following(one, monkeypatch):
     def follow(text):
         one.cluster.file.write_text(text)
         started.clear()
-        one._apply(*one._read(), None)
+        one._apply(*one._read(one._placed | one._alive), None)
         return list(started)
 
     return follow

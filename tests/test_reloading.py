@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from protocol.cluster import Leg, NodeState, Offer, Reloaded
-from protocol.errors import Overloaded
-from supervisor import check, config, known
+from protocol.errors import Overloaded, StartFailed
+from supervisor import check, config, files, known
 from supervisor.directory import Directory
 from supervisor.doors.gate import Gate
 from supervisor.doors.keys import line
+from supervisor.file_threads import THREADS_MAX, FileThreads
+from supervisor.files import read_here
 from supervisor.reload import Reloader
 from tests import certificate
 from tests.houses import built
@@ -48,7 +51,7 @@ kv_tokens_max = 4096
 class Node:
     """A node of the file, as it is after the start; what it reads anew is `text`."""
 
-    def __init__(self, tmp_path, name="front", text=FILE, environment=None, ask_launcher=None):
+    def __init__(self, tmp_path, name="front", text=FILE, environment=None, ask_launcher=None, reads=read_here):
         self.file = tmp_path / "cluster.toml"
         self.file.write_text(text)
         self.text = text
@@ -60,19 +63,19 @@ class Node:
             self.house.door.keys = check.keys(self.cluster, environment)
             self.house.door.certificate = self.cluster.certificate
         self.house.links.secret = check.secret(self.cluster, environment)
-        self.reloader = Reloader(name, self.cluster, self.house, environment, self.set_drain_s, ask_launcher)
+        self.reloader = Reloader(name, self.cluster, self.house, environment, self.set_drain_s, ask_launcher, reads)
 
     def set_drain_s(self, drain_s):
         self.drain_s = drain_s
 
-    def reload(self, *replacements, text=None):
+    async def reload(self, *replacements, text=None):
         """Change the file from what it was at the start, and read it anew."""
         text = text or self.text
         for old, new in replacements:
             assert old in text
             text = text.replace(old, new)
         self.file.write_text(text)
-        return self.reloader.reload()
+        return await self.reloader.reload()
 
 
 @pytest.fixture
@@ -84,13 +87,13 @@ def front(tmp_path, autojump_clock):
 
 
 async def test_a_file_that_says_the_same_changes_nothing(front):
-    told = front().reload()
+    told = await front().reload()
     assert (told.changed, told.not_changed) == ((), ())
 
 
 async def test_the_limits_of_gate_door_and_asking_change_at_once(front):
     node = front()
-    told = node.reload(
+    told = await node.reload(
         (
             "requests_max = 8\n",
             (
@@ -111,23 +114,23 @@ async def test_the_limits_of_gate_door_and_asking_change_at_once(front):
     assert "gateway.limits.head_s is 2.5 now, and was 10" in told.changed
     assert "node.front.drain_s is 12.5 now, and was 30" in told.changed
     assert len(told.changed) == 11
-    assert node.reloader.reload() == Reloaded()  # now it is as the file says
+    assert await node.reloader.reload() == Reloaded()  # now it is as the file says
 
 
 async def test_what_was_changed_goes_back_with_the_file(front):
     node = front()
-    node.reload(("requests_max = 8", "requests_max = 8\nadmit_s = 2"))
-    assert node.reload(("requests_max = 8", "requests_max = 8\nadmit_s = 3")) == Reloaded(
+    await node.reload(("requests_max = 8", "requests_max = 8\nadmit_s = 2"))
+    assert await node.reload(("requests_max = 8", "requests_max = 8\nadmit_s = 3")) == Reloaded(
         ("gateway.admit_s is 3 now, and was 2",)
     )
-    assert node.reload() == Reloaded(("gateway.admit_s is 5 now, and was 3",))
+    assert await node.reload() == Reloaded(("gateway.admit_s is 5 now, and was 3",))
     assert node.house.door.gate.admit_s == 5
-    assert node.reload() == Reloaded()
+    assert await node.reload() == Reloaded()
 
 
 async def test_more_places_than_at_the_start_take_a_restart(front):
     node = front()
-    told = node.reload(("requests_max = 8", "requests_max = 9"))
+    told = await node.reload(("requests_max = 8", "requests_max = 9"))
     assert told.changed == ()
     assert told.not_changed == (
         (
@@ -140,17 +143,17 @@ async def test_more_places_than_at_the_start_take_a_restart(front):
 
 async def test_places_that_were_lowered_raised_too_far_and_lowered_again_are_as_the_file_says(front):
     node, gate = front(), lambda: node.house.door.gate.requests_max
-    node.reload(("requests_max = 8", "requests_max = 2"))
-    node.reload(("requests_max = 8", "requests_max = 99"))
+    await node.reload(("requests_max = 8", "requests_max = 2"))
+    await node.reload(("requests_max = 8", "requests_max = 99"))
     assert gate() == 8
-    told = node.reload(("requests_max = 8", "requests_max = 2"))
+    told = await node.reload(("requests_max = 8", "requests_max = 2"))
     assert (gate(), told) == (2, Reloaded(("gateway.requests_max is 2 now, and was 8",)))
 
 
 async def test_the_limits_of_a_router_change_at_once(front):
     node = front()
     more = f'path = "{TINY}"\nprefill_tokens_min = 100\nresumes_max = 1\nresume_s = 2.5\nejection.failures_max = 9'
-    told = node.reload((f'path = "{TINY}"', more))
+    told = await node.reload((f'path = "{TINY}"', more))
     routing = node.house.live.routings["tiny"]
     assert (routing.prefill_tokens_min, routing.limits.resumes_max, routing.limits.resume_s) == (100, 1, 2.5)
     assert routing.limits.ejection.failures_max == 9
@@ -161,7 +164,7 @@ async def test_the_limits_of_a_router_change_at_once(front):
 
 async def test_the_times_of_links_change_for_those_that_are_made_from_then_on(front):
     node = front()
-    told = node.reload(("beat_s = 1.0", "beat_s = 0.5\nretry_max_s = 1"))
+    told = await node.reload(("beat_s = 1.0", "beat_s = 0.5\nretry_max_s = 1"))
     assert (node.house.links.section.beat_s, node.house.links.section.retry_max_s) == (0.5, 1)
     assert told.changed == ("cluster.beat_s is 0.5 now, and was 1", "cluster.retry_max_s is 1 now, and was 5")
 
@@ -188,22 +191,22 @@ async def test_a_new_node_is_known_with_its_engines_and_whoever_dials_is_woken(f
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)
         await wait_all_tasks_blocked()
-        told = node.reload(text=FILE + NEW)
+        told = await node.reload(text=FILE + NEW)
         assert told == Reloaded(("node two is known now",))
         await wait_all_tasks_blocked()
     assert woken == [["one", "two"]]
     assert node.house.directory.nodes["two"][2] == "127.0.0.1:7403"
     assert [offer.name for offer in node.house.directory.offers("tiny")] == ["tiny-1", "tiny-2"]
-    assert node.reload(text=FILE + NEW) == Reloaded()
+    assert await node.reload(text=FILE + NEW) == Reloaded()
     gone = "node two stays known as it was until this node is started again; drain it if it is to go"
-    assert node.reload() == Reloaded((), (gone,))
+    assert await node.reload() == Reloaded((), (gone,))
 
 
 async def test_a_node_that_moves_is_dialed_where_the_file_says_from_then_on(front):
     node = front()
-    node.reload(text=FILE + NEW)
+    await node.reload(text=FILE + NEW)
     moved = (FILE + NEW).replace("7402", "7412").replace("7403", "7413")
-    assert node.reload(text=moved) == Reloaded(
+    assert await node.reload(text=moved) == Reloaded(
         (
             "node.one.listen is 127.0.0.1:7412 now, and was 127.0.0.1:7402",
             "node.two.listen is 127.0.0.1:7413 now, and was 127.0.0.1:7403",
@@ -211,9 +214,9 @@ async def test_a_node_that_moves_is_dialed_where_the_file_says_from_then_on(fron
     )
     nodes = node.house.directory.nodes
     assert (nodes["one"][2], nodes["two"][2]) == ("127.0.0.1:7412", "127.0.0.1:7413")
-    assert node.reload(text=moved) == Reloaded()
+    assert await node.reload(text=moved) == Reloaded()
     deaf = moved.replace('listen = "127.0.0.1:7413"\n', "")
-    assert node.reload(text=deaf).not_changed == (
+    assert (await node.reload(text=deaf)).not_changed == (
         "node.two.listen stays 127.0.0.1:7413 until this node is started again, though the file says nothing",
     )
 
@@ -223,11 +226,11 @@ async def test_a_launcher_is_asked_each_time_and_starts_nodes_of_its_own_host_th
     node = front(ask_launcher=partial(asked.append, "reload"))
     far = NEW.replace("two", "far").replace("tiny-2", "tiny-3").replace("7403", "7404")
     far = far.replace('listen = "127.0.0.1:7404"', 'listen = "127.0.0.1:7404"\nhost = "10.0.0.9"')
-    assert node.reload(text=FILE + NEW + far) == Reloaded(
+    assert await node.reload(text=FILE + NEW + far) == Reloaded(
         ("node two is known now, and the launcher here starts it", "node far is known now"), (), ("one", "two")
     )
-    assert node.reload(text=FILE + NEW + far) == Reloaded(starts=("one", "two"))  # nobody reaches them yet
-    assert node.reload(text="nonsense").refused[0].startswith("the file changes nothing: ")
+    assert await node.reload(text=FILE + NEW + far) == Reloaded(starts=("one", "two"))  # nobody reaches them yet
+    assert (await node.reload(text="nonsense")).refused[0].startswith("the file changes nothing: ")
     assert asked == ["reload"] * 3
 
 
@@ -235,7 +238,7 @@ async def test_keys_from_another_file_let_others_in(front, tmp_path):
     (tmp_path / "a.toml").write_text(line("alice", "alices-secret-of-32-characters-01"))
     (tmp_path / "b.toml").write_text(line("bob", "bobs-secret-of-32-characters-0002"))
     node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'))
-    told = node.reload(("a.toml", "b.toml"))
+    told = await node.reload(("a.toml", "b.toml"))
     assert node.house.door.keys.names(admin=False) == ["bob"]
     assert "gateway.keys is b.toml now, and was a.toml" in told.changed
     assert told.changed[-1] == "keys: 1 are known now"
@@ -252,13 +255,107 @@ async def test_a_file_that_could_not_be_started_with_changes_nothing_but_the_key
         (('keys = "a.toml"', 'host = "0.0.0.0"\nnames = ["x"]'), "is not loopback, so clients need keys"),
         (("127.0.0.1:7401", "0.0.0.0:7401"), "links need a secret"),
     ]:
-        told = node.reload(broken, ("requests_max = 8", "admit_s = 1"))
+        told = await node.reload(broken, ("requests_max = 8", "admit_s = 1"))
         assert (told.not_changed, len(told.refused)) == ((), 1)
         assert told.refused[0].startswith("the file changes nothing: ")
         assert why in told.refused[0]
         assert told.changed == ("keys: 1 are known now",)
         assert node.house.door.gate.admit_s == 5
     assert node.house.door.keys.names(admin=False) == ["carol"]
+
+
+# What is slow -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dead_disk_after(autojump_clock, monkeypatch):
+    """Return what lets the disk of the node's file die; it answers again when the test is over."""
+    reader, writer = os.pipe()
+
+    def hang(path):
+        files.note(path)
+        os.read(reader, 1)
+        raise StartFailed("the disk answers again")
+
+    yield partial(monkeypatch.setattr, config, "_text", hang)
+    os.close(writer)
+
+
+async def test_c1_a_file_that_does_not_answer_stalls_no_turn_and_keeps_no_key_from_being_taken_away(
+    front, tmp_path, dead_disk_after
+):
+    (tmp_path / "a.toml").write_text(line("alice", "alices-secret-of-32-characters-01"))
+    threads, turns = FileThreads(), []
+
+    async def reads(function):
+        return await (threads if function == node.reloader._read else read_here)(function)
+
+    node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'), reads=reads)
+    alice = node.house.door.keys.find([(b"authorization", b"Bearer alices-secret-of-32-characters-01")])
+    (tmp_path / "a.toml").write_text(line("bob", "bobs-secret-of-32-characters-0002"))
+    dead_disk_after()
+
+    async def serve():
+        while True:
+            await trio.sleep(0.1)
+            turns.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        told = await node.reloader.reload()
+        nursery.cancel_scope.cancel()
+    assert len(turns) >= 49
+    assert told.refused == (f"the file changes nothing: {node.file} does not answer: nothing was read within 5 s",)
+    assert alice.revoked
+
+
+async def test_c1_threads_that_wait_for_a_dead_disk_are_few_and_whoever_finds_none_is_told(dead_disk_after, tmp_path):
+    dead_disk_after()
+    threads = FileThreads()
+    for _ in range(THREADS_MAX):
+        with pytest.raises(StartFailed, match=r"/file does not answer: nothing was read within 5 s"):
+            await threads(partial(config.read, tmp_path / "file"))
+    with pytest.raises(StartFailed, match="files that were asked for earlier do not answer"):
+        await threads(partial(config.read, tmp_path / "file"))
+
+
+async def test_c1_what_is_applied_has_been_read_before(front, tmp_path):
+    for name in ("a", "b"):
+        certificate.make(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
+        (tmp_path / f"{name}.toml").write_text(line(name, f"{name}s-secret-of-32-characters-0001"))
+    lines = 'requests_max = 8\nkeys = "{0}.toml"\ntls_certificate = "{0}.pem"\ntls_key = "{0}.key"'
+
+    async def reads(function):
+        with files.noting() as noted:
+            result = await read_here(function)
+        counts.append(len(noted))
+        return result
+
+    counts = []
+    node = front(text=FILE.replace("requests_max = 8", lines.format("a")), reads=reads)
+    with files.noting() as on_the_loop:
+        told = await node.reload((lines.format("a"), lines.format("b")))
+    assert (on_the_loop, len(told.changed), len(counts)) == ([], 4, 3)
+    assert all(counts)
+    assert node.house.door.keys.names(admin=False) == ["b"]
+
+
+async def test_c1_reloads_come_one_after_the_other(front):
+    at_once, most = 0, 0
+
+    async def reads(function):
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await trio.sleep(1)
+        at_once -= 1
+        return function()
+
+    node, began = front(reads=reads), trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(node.reloader.reload)
+    assert (most, trio.current_time() - began) == (1, pytest.approx(6, abs=0.5))  # each reads the file and the keys
 
 
 # What cannot ----------------------------------------------------------------------------------
@@ -273,7 +370,7 @@ async def test_each_thing_that_takes_a_restart_is_named_once_and_again_the_next_
         ("127.0.0.1:7401", "127.0.0.1:7411"),
     )
     for _ in range(2):
-        told = node.reload(*changed)
+        told = await node.reload(*changed)
         assert told.changed == ()
         assert set(told.not_changed) == {
             "model tiny stays as it is until this node is started again, though the file has another queue_max",
@@ -292,16 +389,16 @@ async def test_each_thing_that_takes_a_restart_is_named_once_and_again_the_next_
 
 async def test_an_engine_is_its_own_nodes_affair_and_its_settings_are_not_told(front, tmp_path):
     change = ("kv_tokens_max = 4096", "kv_tokens_max = 8192\nslots = 2")
-    assert front().reload(change).not_changed == ()
+    assert (await front().reload(change)).not_changed == ()
     one = Node(tmp_path, "one")
-    assert one.reload(change, ("requests_max = 8", "requests_max = 2")).not_changed == (
+    assert (await one.reload(change, ("requests_max = 8", "requests_max = 2"))).not_changed == (
         "engine tiny-1 stays as it is until this node is started again, though the file has another slots, kv_tokens_max",
     )
 
 
 async def test_a_node_that_has_gone_from_the_file_says_so_itself(front, tmp_path):
     one = Node(tmp_path, "one")
-    told = one.reload(("[node.one]", "[node.uno]"), ('node = "one"', 'node = "uno"'))
+    told = await one.reload(("[node.one]", "[node.uno]"), ('node = "one"', 'node = "uno"'))
     assert told.not_changed[0].startswith("the file changes nothing: there is no node one in ")
 
 
@@ -309,7 +406,9 @@ async def test_another_secret_takes_a_restart(front):
     environment = {check.SECRET: "one-secret-of-the-cluster"}
     node = front(environment=environment)
     environment[check.SECRET] = "another-one-of-the-cluster"
-    assert node.reload().not_changed == ("the cluster's secret stays as it was until this node is started again",)
+    assert (await node.reload()).not_changed == (
+        "the cluster's secret stays as it was until this node is started again",
+    )
 
 
 async def test_to_begin_to_speak_tls_takes_a_restart_and_another_certificate_does_not(front, tmp_path):
@@ -317,14 +416,14 @@ async def test_to_begin_to_speak_tls_takes_a_restart_and_another_certificate_doe
         certificate.make(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
     lines = 'requests_max = 8\ntls_certificate = "{0}.pem"\ntls_key = "{0}.key"'
     plain, tls = front(), front(text=FILE.replace("requests_max = 8", lines.format("a")))
-    told = plain.reload(("requests_max = 8", lines.format("a")))
+    told = await plain.reload(("requests_max = 8", lines.format("a")))
     assert (told.changed, len(told.not_changed), plain.house.door.tls) == ((), 2, None)
     before = tls.house.door.tls
-    told = tls.reload(("a.pem", "b.pem"), ("a.key", "b.key"))
+    told = await tls.reload(("a.pem", "b.pem"), ("a.key", "b.key"))
     assert (len(told.changed), told.not_changed) == (2, ())
     assert tls.house.door.tls is not before
     assert tls.house.door.certificate.certificate.name == "b.pem"
-    told = tls.reload(("a.pem", "b.pem"))  # its key does not belong to it
+    told = await tls.reload(("a.pem", "b.pem"))  # its key does not belong to it
     assert told.refused[0].startswith("the file changes nothing: ")
     assert "gateway.tls_certificate: the certificate " in told.refused[0]
     assert tls.house.door.certificate.key.name == "b.key"

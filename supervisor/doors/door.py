@@ -30,6 +30,7 @@ from supervisor.doors.memory import Memories
 from supervisor.doors.outbox import Backlogs, Outbox
 from supervisor.doors.strangers import Strangers
 from supervisor.doors.tls import Certificate
+from supervisor.files import Reads
 from supervisor.reserve import Reserve
 
 log = logging.getLogger(__name__)
@@ -251,21 +252,21 @@ class Door:
             self.asking.metrics.client_dropped("stranger")
         return len(self.connections) < limits.connections_max
 
-    def reload(self) -> list[str]:
+    async def reload(self, read: Reads) -> list[str]:
         """Read keys and certificate anew, for whoever comes from now on; what cannot be read stays as it was.
 
         Returns why, a sentence for each of them.
         """
         stay: list[str] = []
         try:
-            self.keys.load()
+            self.keys.replace(await read(self.keys.sources.read))
             log.info("read the keys", extra={"keys": self.keys.count})
         except StartFailed as error:
             log.error("the keys stay as they were", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
             stay.append(f"the keys stay as they were: {error}")
         try:
             if self.certificate is not None:
-                self.tls = self.certificate.context()
+                self.tls = await read(self.certificate.context)
         except StartFailed as error:
             log.error("the certificate stays as it was", extra={"reason": str(error)})  # noqa: TRY400
             stay.append(f"the certificate stays as it was: {error}")

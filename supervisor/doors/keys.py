@@ -148,12 +148,15 @@ class Keys:
     _admin_wanted: bool = False
 
     def load(self) -> None:
-        """Read the keys anew; raises `StartFailed`, and then everything is as it was.
+        """Read the keys anew; raises `StartFailed`, and then everything is as it was."""
+        self.replace(self.sources.read())
+
+    def replace(self, sections: Mapping[str, KeySection]) -> None:
+        """Know these keys from now on.
 
         A key that is the same secret under the same name keeps what it has used up. Once keys are wanted they stay
         wanted: to take the last one away lets nobody in, instead of everybody.
         """
-        sections = self.sources.read()
         old, self._keys = self._keys, {}
         for name, section in sections.items():
             key = old.get(name)

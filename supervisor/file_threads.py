@@ -1,0 +1,40 @@
+"""Threads for files that are read while a node runs: a disk that does not answer stops no event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+from attrs import define, field
+
+from protocol.errors import StartFailed
+from supervisor import files
+from supervisor.text_threads import NO_THREAD
+
+T = TypeVar("T")
+
+READ_S = 5.0  # for a file and what it names; a constant, because whoever asks for a reload waits for longer than that
+THREADS_MAX = 4  # nobody can end a thread that waits for a dead disk, and another disk may be read meanwhile
+
+
+@define(eq=False)
+class FileThreads:
+    """Read files beside the event loop, each time within a deadline; a `files.Reads`."""
+
+    within_s: float = READ_S
+    _threads: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(THREADS_MAX))
+
+    async def __call__(self, function: Callable[[], T], /) -> T:
+        """Return what the function returns, or raise what it raises; raises `StartFailed` when it takes too long."""
+        with files.noting() as noted:
+            try:
+                with trio.fail_after(self.within_s):
+                    return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._threads)
+            except trio.TooSlowError as error:
+                where = f"{noted[-1]} does" if noted else "files that were asked for earlier do"
+                raise StartFailed(f"{where} not answer: nothing was read within {self.within_s:g} s") from error
+            except RuntimeError as error:
+                if str(error) == NO_THREAD:
+                    raise StartFailed("the system has no thread left to read files in") from error
+                raise
