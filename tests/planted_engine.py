@@ -7,6 +7,11 @@ from tests.planted import Bug, Bugs
 ENGINES: Bugs = {
     "actors/engines/sglang/setting_rules.py": (
         Bug("a setting that a key of ours decides is taken", "        return REFUSED[name]\n", "        return None\n"),
+        Bug(
+            "a grammar backend that nobody bounds is taken",
+            'if name == "grammar_backend" and value not in _GRAMMAR_BACKENDS:',
+            "if not name:",
+        ),
         Bug("true is an integer", 'isinstance(value, bool) is (kind == "boolean")', "True"),
         Bug(
             "a word that SGLang does not know is taken",

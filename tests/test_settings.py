@@ -57,12 +57,20 @@ def read(tmp_path):
         ("dtype = 16", "settings.dtype: must be a string, got 16"),
         ('schedule_conservativeness = "high"', "settings.schedule_conservativeness: must be a number, got 'high'"),
         ("cuda_graph_bs_decode = 8", "settings.cuda_graph_bs_decode: must be a list, got 8"),
+        ('grammar_backend = "outlines"', "settings.grammar_backend: must be xgrammar or none: no limit of"),
+        ('grammar_backend = "llguidance"', "settings.grammar_backend: must be xgrammar or none: no limit of"),
+        ("grammar_backend = 1", "settings.grammar_backend: must be xgrammar or none: no limit of"),
         ('deepep_mode = "fast"', "settings.deepep_mode: must be one of auto, normal, low_latency"),
     ],
 )
 def test_a_setting_that_would_lie_is_a_mistake_with_its_line(line, said, read):
     with pytest.raises(StartFailed, match=re.escape(f"line 8: engine.tiny-0.{said}")):
         read(line)
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "none"])
+def test_a_grammar_backend_whose_grammars_are_bounded_is_taken(backend, read):
+    assert read(f'grammar_backend = "{backend}"').engine["tiny-0"].settings == {"grammar_backend": backend}
 
 
 def test_settings_that_change_how_sglang_computes_are_taken(read):

@@ -77,6 +77,7 @@ REFUSED: dict[str, str] = {
 }
 """What cannot be set, by its name, with the reason."""
 
+_GRAMMAR_BACKENDS = ("xgrammar", "none")  # those whose grammars can be checked ahead; `none` has no grammars
 _KINDS: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "integer": (int,),
@@ -94,6 +95,11 @@ def wrong(name: str, value: object) -> str | None:
         return f"is no argument of SGLang 0.5.23{f'; the nearest is {near[0]}' if near else ''}"
     if name in REFUSED:
         return REFUSED[name]
+    if name == "grammar_backend" and value not in _GRAMMAR_BACKENDS:
+        return (
+            f"must be {' or '.join(_GRAMMAR_BACKENDS)}: no limit of [engine.NAME.grammars] would hold for what"
+            f" {value!r:.60} compiles"
+        )
     if kind == "choice":
         return None if value in CHOICES[name] else f"must be one of {', '.join(CHOICES[name])}"
     kinds = _KINDS.get(kind)
