@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from math import inf
 from typing import TypeVar, cast
 
 import trio
@@ -311,6 +312,12 @@ class Directory:
     def twin(self) -> str | None:
         """How a node has refused this process of late because another has its name, None if none has."""
         return next((said for said, until in self.twins.values() if trio.current_time() < until), None)
+
+    async def wait_changed(self) -> None:
+        """Wait until a worker, a node or a link comes or goes, or the claim that another has its name expires."""
+        now = trio.current_time()
+        with trio.move_on_at(min((until for _, until in self.twins.values() if now < until), default=inf)):
+            await self.changed.park()
 
     def drain(self) -> None:
         """Let nobody choose this node's workers any more."""

@@ -215,7 +215,7 @@ class _Node:
             if why != said:
                 log.info("waiting", extra={"reason": why})
                 said = why
-            await self.house.directory.changed.park()
+            await self.house.directory.wait_changed()
         if not self.house.directory.draining:
             announce()
 

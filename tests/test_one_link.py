@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -15,6 +17,7 @@ from protocol.frames import VERSION, Bye, FrameReader, Hello, encode
 from protocol.greeting import Incarnation
 from supervisor import known
 from supervisor.links import TWIN
+from supervisor.node import _Node
 from tests.nodes import Node
 
 
@@ -124,6 +127,23 @@ async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_f
     assert known.unready(node.directory, ()) == "two processes call themselves a"
     await trio.sleep(60)
     assert known.unready(node.directory, ()) is None
+
+
+async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_ready(nursery, autojump_clock):
+    """Nothing comes or goes when a claim expires: who waits for that is woken by the time itself."""
+    node, said = Node("a"), []
+    near, far = pair()
+    await far.send_all(encode(Bye(TWIN, "two processes call themselves a")))
+    with pytest.raises(PeerRefused):
+        await node.links._carry("b", near, "a")
+    door = SimpleNamespace(unready=partial(known.unready, node.directory, ()))
+    waits = _Node(None, SimpleNamespace(door=door, directory=node.directory), None, None, 0.0)
+    nursery.start_soon(waits._announce, partial(said.append, "ready"))
+    section = node.section
+    await trio.sleep(2 * section.retry_max_s)
+    assert said == []
+    await trio.sleep(section.greet_s + 1)
+    assert said == ["ready"]
 
 
 async def test_b9_an_answer_over_a_link_that_is_replaced_ends_in_link_replaced(meet, nursery, caplog):
