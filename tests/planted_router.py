@@ -6,11 +6,23 @@ from tests.planted import Bug, Bugs
 
 ROUTER: Bugs = {
     "actors/routing/outliers.py": (
-        Bug("nobody is ever set aside", "if not breaker.fails(limits):", "if True:"),
-        Bug("all may be set aside", "if others_aside + 1 > limits.share_max * peers:", "if False:"),
+        Bug("nobody is ever set aside", "bool(breaker.blamed(limits)) and self._set", "False and self._set"),
+        Bug("all may be set aside", "if others_aside + 1 > limits.share_max * suspect.peers:", "if False:"),
+        Bug(
+            "one that fails with many others is found pair by pair",
+            "if others > 1 and self._set",
+            "if False and self._set",
+        ),
+        Bug("one cut way sets a worker aside", "if others > 1 and self._set", "if others and self._set"),
+        Bug("a worker answers for what another has failed with it", "self._acquit(each.name)", "pass"),
         Bug("any number of requests tries a worker", "breaker.until or breaker.trying", "breaker.until"),
     ),
     "actors/routing/journey.py": (
+        Bug(
+            "a prefill that has sent is well, whatever its decode got",
+            "            if worker is route.decode:\n                self._handed_over(route)\n                self.routing.answered(name)\n",
+            "            self.routing.answered(name)\n            if worker is route.decode:\n                self._handed_over(route)\n",
+        ),
         Bug("a drain uses up a resume", "self._losses += not (unready or planned)", "self._losses += not unready"),
         Bug("what an engine refuses counts against it at once", "if self._refused is not None:", "if False:"),
         Bug("a request that moves is at both", "self._asking.cancel(", "str("),

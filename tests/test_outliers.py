@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.routing.load import least_loaded
-from actors.routing.outliers import Ejection, Outliers
+from actors.routing.outliers import Ejection, Outliers, Suspect
 from actors.routing.ports import Watch
 from actors.routing.route import Limits, Need, Routing
 from protocol.cluster import Leg
@@ -24,7 +24,7 @@ LIMITS = Ejection(failures_max=3, window=10, rate_max=0.5, aside_s=10, aside_max
 
 
 def fail(outliers, name="a", times=1, at=0.0, peers=4, limits=LIMITS) -> list[bool]:
-    return [outliers.failed(name, "internal", "both", peers, limits, at) for _ in range(times)]
+    return [outliers.failed(Suspect(name, "both", peers), "internal", limits, at) for _ in range(times)]
 
 
 # The policy -------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_whatever_happens_a_share_stays_and_each_of_the_others_can_come_back(hap
         now += after_s
         match what:
             case "fails":
-                outliers.failed(name, "internal", "both", 4, limits, now)
+                outliers.failed(Suspect(name, "both", 4), "internal", limits, now)
             case "answers":
                 outliers.answered(name, limits, now)
             case "try":
@@ -130,6 +130,32 @@ def test_whatever_happens_a_share_stays_and_each_of_the_others_can_come_back(hap
         assert all(0 <= each.for_s <= 60 for each in aside)
     for each in list(outliers.aside(now)):
         outliers.tried(each.name)
+        assert not outliers.avoided(each.name, now + 60)
+        assert outliers.answered(each.name, limits, now + 60)
+    assert not outliers
+
+
+hand_offs = st.tuples(st.sampled_from("pqr"), st.sampled_from("def"), st.sampled_from(["fails", "answers"]))
+
+
+@given(st.lists(st.tuples(hand_offs, st.floats(0, 30)), max_size=80), st.floats(0, 1))
+def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_each_of_the_others_can_come_back(happened, share):
+    outliers, now, limits = Outliers(), 0.0, Ejection(3, 10, 0.5, 10, 60, share)
+    for (prefill, decode, what), after_s in happened:
+        now += after_s
+        pair = f"{prefill}+{decode}"
+        if what == "fails":
+            both = Suspect(prefill, "prefill", 3), Suspect(decode, "decode", 3)
+            told = outliers.failed_together(Suspect(pair, "pair", 9), both, "cut", limits, now)
+            assert told in {None, prefill, decode, pair}
+        else:
+            for each in (prefill, decode, pair):
+                outliers.answered(each, limits, now)
+        aside = [each.name for each in outliers.aside(now)]
+        for kind in ("pqr", "def"):
+            assert sum(each in kind for each in aside) <= share * 3
+        assert sum("+" in each for each in aside) <= share * 9
+    for each in list(outliers.aside(now)):
         assert not outliers.avoided(each.name, now + 60)
         assert outliers.answered(each.name, limits, now + 60)
     assert not outliers
@@ -215,6 +241,92 @@ async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_n
         assert met.count("p0") <= 5 + 10, "and those of the half second before the fifth had failed"
         assert met.count("p1") > 50
         assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["p0+d0"]
+
+
+class Bad(Fake):
+    """A decode that some prefills hand nothing over to."""
+
+    cut = ("p0",)
+    late_s = 0
+
+    async def _play(self, request, play, answer, scope):
+        failing = request.rendezvous.host in self.cut
+        if failing:
+            await trio.sleep(self.late_s)
+        await super()._play(request, Play(HandOffFailed("cut"), 0) if failing else play, answer, scope)
+
+
+def pairs(many_prefills, many_decodes) -> list[Fake]:
+    prefills = [Fake(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(many_prefills)]
+    return [*prefills, *(Bad(f"d{n}", leg=Leg.DECODE, slots=64) for n in range(many_decodes))]
+
+
+FOR_LONG = Limits(ejection=Ejection(aside_s=3600, aside_max_s=3600))  # where answers one after the other take minutes
+
+
+async def one_by_one(world, number) -> list[str]:
+    """Ask for one answer after the other; return who is set aside then."""
+    for each in range(number):
+        wanted = generate(str(each))
+        check_whole(await ask(world, wanted), wanted)
+    return [each.name for each in world.routing.outliers.aside(trio.current_time())]
+
+
+def met(world, prefill) -> int:
+    return sum(each.rendezvous.host == prefill for at in range(8) for each in world.worker(f"d{at}").asked)
+
+
+@pytest.mark.parametrize("late_s", [0, 2])
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_b11_a_prefill_that_fails_with_many_decodes_is_set_aside_and_not_pair_by_pair(
+    at_once, late_s, autojump_clock
+):
+    """Its own leg may have ended well before: it knows no more than what it has sent."""
+    workers = pairs(4, 8)
+    for each in workers[4:]:
+        each.late_s = late_s
+    async with routed(*workers, limits=FOR_LONG) as world:
+        if at_once:
+            assert await many(world, 50) == []
+            aside = [each.name for each in world.routing.outliers.aside(trio.current_time())]
+        else:
+            aside = await one_by_one(world, 20)
+        assert aside == ["p0"]
+        assert met(world, "p0") <= 5 + (10 * (1 + late_s) if at_once else 1), "at once also those that were on the way"
+
+
+async def test_b11_a_decode_that_fails_with_many_prefills_is_set_aside_and_not_pair_by_pair(autojump_clock):
+    workers = pairs(4, 3)
+    for each in workers[4:]:
+        each.cut = ("p0", "p1", "p2", "p3") if each.name == "d0" else ()
+    async with routed(*workers) as world:
+        assert await many(world, 50) == []
+        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["d0"]
+        assert len(world.worker("d0").asked) <= 5 + 10
+
+
+async def test_b11_of_two_prefills_that_fail_both_are_set_aside_and_no_decode(autojump_clock):
+    workers = pairs(4, 8)
+    for each in workers[4:]:
+        each.cut = ("p0", "p1")
+    async with routed(*workers, limits=FOR_LONG) as world:
+        assert await one_by_one(world, 20) == ["p0", "p1"]
+        assert met(world, "p0") + met(world, "p1") <= 2 * (5 + 1)
+
+
+async def test_b11_a_prefill_that_hands_over_again_is_tried_by_one_request_and_comes_back(autojump_clock):
+    limits = Limits(ejection=Ejection(failures_max=3, aside_s=600, aside_max_s=600))
+    async with routed(*pairs(4, 8), limits=limits) as world:
+        assert await one_by_one(world, 10) == ["p0"]
+        tries = met(world, "p0")
+        await trio.sleep(600)
+        assert await many(world, 30) == []
+        assert met(world, "p0") == tries + 1, "one tries, and what it finds is known before another asks"
+        for each in world.pool.all[4:]:
+            each.cut = ()
+        await trio.sleep(600)
+        assert await one_by_one(world, 2) == []
+        assert met(world, "p0") > tries + 1
 
 
 # What a choice costs -----------------------------------------------------------------------

@@ -51,6 +51,7 @@ class Journey:
     _sent: list[int] = field(factory=list)
     _before: int = 0  # tokens that were sent before the worker that is being asked
     _first: Route | None = None  # the one that began the answer
+    _handed: Route | None = None  # the last one whose prefill has done its part
     _cached: int | None = None  # tokens of the prompt, as that one said; where there are two, the prefill knows
     _lost: set[str] = field(factory=set)
     _dead: set[str] = field(factory=set)  # whose engine died under this request: it is not given to them again
@@ -156,6 +157,7 @@ class Journey:
                 self.answer.put(reply, len(reply.ids))
                 return
             self.unstarted.discard(self)
+            self._handed_over(route)
             if self._first is None:
                 self._first = route
                 self._acquit()
@@ -205,15 +207,22 @@ class Journey:
         try:
             yield
             outcome = "ended"
-            self.routing.answered(name)
-            if worker is route.decode and route.prefill is not None:
-                self.routing.answered(route.name)
+            if worker is route.decode:
+                self._handed_over(route)
+                self.routing.answered(name)
         except RequestError as error:
             outcome = error.code
             self._blame(route, worker, error)
             raise
         finally:
             self.routing.watch.called(name, outcome)
+
+    def _handed_over(self, route: Route) -> None:
+        """Note that a prefill has done its part: its decode says so, while itself it only knows what it has sent."""
+        if route.prefill is not None and self._handed is not route:
+            self._handed = route
+            self.routing.answered(route.prefill.load.name)
+            self.routing.answered(route.name)
 
     def _blame(self, route: Route, worker: Worker, error: RequestError) -> None:
         if isinstance(error, HandOffFailed):

@@ -11,7 +11,7 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from actors.routing.load import Policy
-from actors.routing.outliers import Ejection, Outliers
+from actors.routing.outliers import Ejection, Outliers, Suspect
 from actors.routing.ports import Pool, Replies, Watch, Worker
 from protocol.cluster import Leg
 from protocol.errors import RequestError
@@ -211,14 +211,19 @@ class Routing:
         """Note that a worker, or a pair, is to blame for an error: who keeps failing is set aside for a while."""
         expected = self.pool.expected()
         self.outliers.keep(lambda each: all(part in expected for part in each.split("+")))
-        if all(part in expected for part in name.split("+")):
-            legs = Counter(expected.values())
-            of_pair = "+" in name
-            kind = "pair" if of_pair else expected[name].value
-            peers = legs[Leg.PREFILL] * legs[Leg.DECODE] if of_pair else legs[expected[name]]
-            if self.outliers.failed(name, error.code, kind, peers, self.limits.ejection, trio.current_time()):
-                log.warning("a worker that keeps failing is set aside", extra={"worker": name, "code": error.code})
-                self.watch.set_aside(name, error.code)
+        names = name.split("+")
+        if any(each not in expected for each in names):
+            return
+        legs, now, ejection = Counter(expected.values()), trio.current_time(), self.limits.ejection
+        suspects = [Suspect(each, expected[each].value, legs[expected[each]]) for each in names]
+        if len(suspects) == 1:
+            aside = name if self.outliers.failed(suspects[0], error.code, ejection, now) else None
+        else:
+            both = Suspect(name, "pair", legs[Leg.PREFILL] * legs[Leg.DECODE])
+            aside = self.outliers.failed_together(both, suspects, error.code, ejection, now)
+        if aside is not None:
+            log.warning("a worker that keeps failing is set aside", extra={"worker": aside, "code": error.code})
+            self.watch.set_aside(aside, error.code)
 
     def answered(self, name: str) -> None:
         """Note that a worker, or a pair, has done its part."""
