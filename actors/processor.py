@@ -62,17 +62,20 @@ async def processor(
 ) -> None:
     """Answer conversations and texts, at most `requests_max` requests at a time.
 
-    `limits` says what a request may have at the moment, None while no engine has ever been ready; what is only to be
+    `limits` says what a request may have at the moment, None while no engine has ever been ready; one that was admitted
+    with fewer tokens has no more than those, since its asker has promised space for no more. What is only to be
     tokenised, or only to be read, may have `tokenize_tokens_max` tokens. Long work runs `aside`.
     """
     free = trio.Semaphore(requests_max)
     bugs = Bugs()
 
     async def answered(request: TextRequest, answer: Answer[TextReply, TextResult]) -> TextResult:
-        if (known := limits()) is None:
+        known = limits()
+        if known is None or (isinstance(request, Respond) and request.total_max == 0):
             raise NotReady("no engine has been ready for this model yet")
         work = Work(aside, request.owner)
         if isinstance(request, Respond):
+            known = known.within(request.total_max)
             if request.grammar is not None:
                 await _check_grammar(request, request.grammar, known, check_grammar)
             return await _respond(request, model, known, decode, work, partial(_speak, answer.put))

@@ -31,15 +31,16 @@ class Cost:
     gathered_bytes: int  # that its answers take where they are kept, and the prompts that they repeat
 
 
-def cost(request: Respond, tokens_max: int, *, gathered: bool) -> Cost:
-    """Return what a request may cost; `tokens_max` is what a generation of its model can have at most.
+def cost(request: Respond, *, gathered: bool) -> Cost:
+    """Return what a request may cost, no generation of which has more than its `total_max` tokens.
 
     `gathered` says that its answer is kept until it is whole. That is so of every request of which more is computed
     than answered (which choices are the likeliest is known when all have ended), and of every stream that repeats its
     prompt: that comes at once, however long it is, and leaves as fast as the client reads.
     """
     generations = generations_of(request)
-    each = tokens_max if request.tokens_max is None else min(request.tokens_max, tokens_max)
+    most = request.total_max or 0
+    each = most if request.tokens_max is None else min(request.tokens_max, most)
     tokens = generations * (1 if request.warm_up else each)
     ranked = generations > request.choices
     if not gathered and not ranked and not request.echo:

@@ -308,6 +308,7 @@ class Respond:
     params: dict[str, str] = Factory(dict)
     trace: Trace | None = None
     owner: str = ""  # the name of the client's key
+    total_max: int | None = None  # tokens of a prompt and an answer as it was admitted with; 0: nothing was ready yet
 
     @property
     def choices(self) -> int:

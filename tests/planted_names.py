@@ -13,6 +13,20 @@ NAMES: Bugs = {
         ),
         Bug("every key may use every grammar", "            self._check_grammar(request, key)\n", ""),
     ),
+    "supervisor/doors/asking.py": (
+        Bug(
+            "what is promised for an answer is looked up anew",
+            "(request.total_max or 0) * request.choices",
+            "served.total_max() * request.choices",
+        ),
+    ),
+    "actors/processor.py": (
+        Bug(
+            "a processor goes by what engines allow now, whatever was promised",
+            "            known = known.within(request.total_max)\n",
+            "",
+        ),
+    ),
     "protocol/grammars.py": (
         Bug(
             "a structural tag may hold every grammar",

@@ -43,20 +43,20 @@ def test_a_request_is_as_many_generations_as_engines_compute_for_it(request_, ge
 
 
 def test_tokens_are_those_asked_for_or_else_all_that_the_model_can_give():
-    assert cost(evolve(ASKED, n=3, tokens_max=10), 100, gathered=False).tokens == 30
-    assert cost(evolve(ASKED, n=3), 100, gathered=False).tokens == 300
-    assert cost(evolve(ASKED, tokens_max=10**9), 100, gathered=False).tokens == 100
-    assert cost(evolve(ASKED, warm_up=True), 100, gathered=False).tokens == 1
+    assert cost(evolve(ASKED, total_max=100, n=3, tokens_max=10), gathered=False).tokens == 30
+    assert cost(evolve(ASKED, total_max=100, n=3), gathered=False).tokens == 300
+    assert cost(evolve(ASKED, total_max=100, tokens_max=10**9), gathered=False).tokens == 100
+    assert cost(evolve(ASKED, total_max=100, warm_up=True), gathered=False).tokens == 1
 
 
 def test_only_what_is_kept_until_it_is_whole_takes_memory():
-    asked = evolve(ASKED, n=2, tokens_max=10)
-    assert cost(asked, 100, gathered=False).gathered_bytes == 0
-    assert cost(asked, 100, gathered=True).gathered_bytes == 20 * TOKEN_BYTES
+    asked = evolve(ASKED, n=2, tokens_max=10, total_max=100)
+    assert cost(asked, gathered=False).gathered_bytes == 0
+    assert cost(asked, gathered=True).gathered_bytes == 20 * TOKEN_BYTES
     scored = evolve(asked, logprobs=20)
-    assert cost(scored, 100, gathered=True).gathered_bytes == 20 * (TOKEN_BYTES + 21 * LOGPROB_BYTES)
+    assert cost(scored, gathered=True).gathered_bytes == 20 * (TOKEN_BYTES + 21 * LOGPROB_BYTES)
     ranked = evolve(asked, best_of=4)
-    assert cost(ranked, 100, gathered=False).gathered_bytes == 40 * (TOKEN_BYTES + LOGPROB_BYTES)
+    assert cost(ranked, gathered=False).gathered_bytes == 40 * (TOKEN_BYTES + LOGPROB_BYTES)
 
 
 def test_the_work_of_a_generation_is_its_prompt_and_its_answer():

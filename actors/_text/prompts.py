@@ -27,6 +27,12 @@ class Limits:
         """The most tokens of a prompt: with all that there may be, at least one is the answer's."""
         return min(self.prompt_max, self.total_max - 1)
 
+    def within(self, total_max: int | None) -> Limits:
+        """Return what a request may have that was admitted with `total_max` tokens in all, None for any number."""
+        if total_max is None or total_max >= self.total_max:
+            return self
+        return evolve(self, total_max=total_max, prompt_max=min(self.prompt_max, total_max))
+
 
 async def encoded(request: Respond, model: TextModel, limits: Limits, work: Work) -> list[list[int]]:
     """Return the token ids of each prompt; raises `BadRequest` for one that does not fit or holds unknown ids."""

@@ -32,7 +32,7 @@ class Served:
 
     model: Callable[[], Model]  # what is known of it by now
     ask: Asks[TextRequest, TextReply, TextResult]
-    credit_max: Callable[[], int]  # tokens that one answer can have at most
+    total_max: Callable[[], int]  # tokens that a prompt and its answer can have, 0 while no engine has been ready
 
 
 @frozen
@@ -145,7 +145,8 @@ class Asking:
     ) -> Answered:
         """Relay one answer into `into`, which runs in the turn of whoever puts a reply.
 
-        Raises the `RequestError` that ended the answer, or what `into` raised.
+        No answer has more tokens than the `total_max` of its request, whatever engines come and go meanwhile. Raises
+        the `RequestError` that ended the answer, or what `into` raised.
         """
 
         def pass_on(reply: TextReply) -> None:
@@ -156,7 +157,7 @@ class Asking:
             return counted.asked_at + self.first_token_s if counted.first_at is None else inf
 
         with trio.move_on_at(counted.asked_at + self.total_s) as total:
-            async with served.ask.ask(request, served.credit_max() * request.choices) as answer:
+            async with served.ask.ask(request, (request.total_max or 0) * request.choices) as answer:
                 answered = await answer.relay(pass_on, patience)
         if total.cancelled_caught:
             raise DeadlineExceeded(f"the answer took longer than {self.total_s} s")

@@ -303,7 +303,9 @@ class Door:
         weight, param = generations_of(request), multiplied_by(request)
         with self.asking.counting(counted), key.asking(weight, param):
             self._check_grammar(request, key)
-            gathered_bytes = self._gathered_bytes(request, served, counted)
+            # Engines come and go while a request waits: what it may have is looked up once, for all who bound it.
+            request = evolve(request, total_max=served.total_max())
+            gathered_bytes = self._gathered_bytes(request, counted)
             at_most = self.places_of(key)
             async with self.gate.admitted(priority, owner=key.name, weight=weight, at_most=at_most, param=param):
                 counted.admitted_at = trio.current_time()
@@ -328,9 +330,9 @@ class Door:
             param=request.params.get("grammar", "grammar"),
         )
 
-    def _gathered_bytes(self, request: Respond, served: Served, counted: Counted) -> int:
+    def _gathered_bytes(self, request: Respond, counted: Counted) -> int:
         """Return what an answer that is kept until it is whole may take; raises `BadRequest` if that is never there."""
-        asks = cost(request, served.credit_max(), gathered=counted.held is not None)
+        asks = cost(request, gathered=counted.held is not None)
         if asks.gathered_bytes > (most := self.limits.answers_bytes_max):
             raise BadRequest(
                 f"an answer of {asks.tokens} tokens in one piece may take {asks.gathered_bytes} bytes of memory,"
