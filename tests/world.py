@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -24,6 +25,7 @@ from tests.fakes import Costs, FakeHost, generate, whole
 from tests.sim import SimTransport, sim_pair, tasks
 
 DEADLINES = Deadlines(first_token_s=4.0, gap_s=2.0, total_s=12.0, release_s=1.0, leak_s=2.0)
+HANGS = "hangs"
 LONG_S = 30.0  # longer than every deadline of the system together
 
 
@@ -41,6 +43,7 @@ class World:
     deadlines: Deadlines = DEADLINES
     host_of: Callable[[SimTransport, Costs], FakeHost] = FakeHost
     starts_fail: bool = False
+    never_up: dict[int, str] = Factory(dict)  # by number, how the starts of an engine end: they fail, or hang
     address: Address = field(init=False)
     inbox: trio.MemoryReceiveChannel = field(init=False)
     front: Plug[Link] = field(factory=Plug)
@@ -60,20 +63,24 @@ class World:
 
     @property
     def tree(self) -> Tree:
-        many = {"restarts_max": 100, "restarts_window_s": 60.0, "backoff": Backoff(min_s=0.1, max_s=1.0)}
         workers = tuple(
-            Tree(
+            Tree(  # as `supervisor.workers` makes it, but for a shorter wait
                 name=f"worker {number}",
                 strategy=Strategy.ONE_FOR_ALL,
                 children=(
                     Child(name="engine", run=self._engine, args=(number,)),
                     Child(name="decode", run=self._decode, args=(number,)),
                 ),
-                **many,
+                restarts_max=None,
+                backoff=Backoff(min_s=0.1, max_s=1.0, reset_after_s=5.0, crashes=True),
+                needs=(),
             )
             for number in range(self.workers)
         )
-        return Tree(name="node", children=self.children(*workers), **many)
+        backoff = Backoff(min_s=0.1, max_s=1.0)
+        return Tree(
+            name="node", children=self.children(*workers), restarts_max=100, restarts_window_s=60.0, backoff=backoff
+        )
 
     def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
         """Return what the node is made of."""
@@ -102,7 +109,9 @@ class World:
             raise PeerLost("the front was cut") from None
 
     async def _engine(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
-        if self.starts_fail:
+        if self.never_up.get(number) == HANGS:
+            await trio.sleep_forever()
+        if self.starts_fail or number in self.never_up:
             raise StartFailed("it does not start")
         near, far = self.pair(f"line {number}")
         host = self.hosts[number] = self.host_of(far, self.costs)
@@ -174,7 +183,8 @@ class World:
         self.check_engines()
         inbox = self.address.inbox.statistics()
         assert (inbox.current_buffer_used, inbox.tasks_waiting_send) == (0, 0)
-        assert tasks() == self.tasks, "a task was left behind, or is missing"
+        left = Counter(tasks()), Counter(self.tasks)
+        assert left[0] == left[1], f"tasks were left behind {left[0] - left[1]}, or are missing {left[1] - left[0]}"
 
     def check_engines(self) -> None:
         """Check that every engine is up and holds nothing."""

@@ -15,7 +15,7 @@ from protocol.errors import StartFailed
 from supervisor import known
 from supervisor.config import ClusterSection
 from supervisor.directory import Directory
-from supervisor.tree import Child, Tree
+from supervisor.tree import Child
 from tests.fakes import FakeHost
 from tests.sim.clock import tasks
 from tests.sim.legs import LegCosts, LegHost
@@ -49,9 +49,8 @@ class Cluster(System):
         System._plug_workers(self)
         self.links = self.plan.links("main", self.directory, listens=True, joins=False)
 
-    def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
-        gateway, *rest = System.children(self, *workers)
-        return (gateway, Child(name="links", run=self.links.run, stop_within_s=2.0), *rest)
+    def linking(self) -> tuple[Child, ...]:
+        return (Child(name="links", run=self.links.run, stop_within_s=2.0),)
 
     # All nodes ---------------------------------------------------------------------------
 

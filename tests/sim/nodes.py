@@ -18,6 +18,7 @@ from protocol.messages import Generate
 from supervisor.config import ClusterSection
 from supervisor.directory import Directory
 from supervisor.endpoints import ForOthers
+from supervisor.house import _in_order
 from supervisor.links import Links
 from supervisor.node import BYE_S, _Node
 from supervisor.process import Hurry
@@ -131,7 +132,7 @@ class Back(World):
         self.links = spot.plan.links(spot.name, self.directory, listens=spot.listens, joins=spot.joins)
 
     def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
-        return (Child(name="links", run=self.links.run, stop_within_s=2.0), *workers)
+        return _in_order([Child(name="links", run=self.links.run, stop_within_s=2.0)], workers)
 
     async def _engine(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         if not self.spot.simulated:

@@ -31,6 +31,7 @@ from supervisor.doors.gate import Gate
 from supervisor.doors.keys import KEYS, Keys, Sources
 from supervisor.endpoints import ForOthers
 from supervisor.gateway import _accepted
+from supervisor.house import _in_order
 from supervisor.link import Link
 from supervisor.metrics import Metrics
 from supervisor.node import _Node
@@ -208,13 +209,18 @@ class System(World):
 
     def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
         front = (Child(name="front", run=self._front),) if self.far else ()
-        return (
-            Child(name="gateway", run=self._gateway, stop_within_s=self.limits.close_s + 1),
+        others = (
             *workers,
             *front,
-            Child(name="router", run=router, args=(self.routed, self.routing)),
-            Child(name="processor", run=self._processor),
+            Child(name="router", run=router, args=(self.routed, self.routing), needs=()),
+            Child(name="processor", run=self._processor, needs=()),
         )
+        gateway = Child(name="gateway", run=self._gateway, stop_within_s=self.limits.close_s + 1)
+        return _in_order([gateway, *self.linking()], others)
+
+    def linking(self) -> tuple[Child, ...]:
+        """Return what keeps the links to other nodes."""
+        return ()
 
     # The children ----------------------------------------------------------------------
 
