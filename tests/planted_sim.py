@@ -1,4 +1,4 @@
-"""Bugs to plant that the simulator must notice by what it does alone (`tests/sim/alone.py`), whoever else does."""
+"""Bugs to plant that the simulator must notice by what goes wrong alone in a seed, whoever else does."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ SIM: Bugs = {
             "an engine that fails everything is not blamed for it",
             "elif isinstance(error, DeadlineExceeded | Internal) and not isinstance(error, Preempted):",
             "elif isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted):",
+        ),
+        Bug(
+            "an engine that died under a request is asked for it again",
+            "            self._dead.add(worker.load.name)\n        self._lost.add(worker.load.name)\n",
+            "            pass\n",
         ),
     ),
     "actors/routing/outliers.py": (
@@ -43,6 +48,27 @@ SIM: Bugs = {
             "a slot that was kept is never used again",
             "        await slots.wait_given_back(call.request.id)\n",
             "        await slots.wait_given_back(call.request.id)\n        return\n",
+        ),
+    ),
+    "supervisor/run.py": (
+        Bug(
+            "whoever waits for a tree waits for one that is not up and tries again",
+            "            self._above.tries_again()\n",
+            "            pass\n",
+        ),
+    ),
+    "supervisor/doors/exchange.py": (
+        Bug(
+            "an answer that its client got in part is counted as whole",
+            "None if whole and not lost else door.why_cut(outbox)",
+            "None",
+        ),
+    ),
+    "supervisor/doors/asking.py": (
+        Bug(
+            "an answer that its client got in part is not counted as cut",
+            "            self.metrics.answer_cut(counted.door, cut)\n",
+            "",
         ),
     ),
     "supervisor/doors/gate.py": (

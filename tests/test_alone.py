@@ -6,10 +6,9 @@ import random
 
 import pytest
 
-from tests.sim.alone import ALONE
-from tests.sim.seed import Run, traced
+from tests.sim.seed import ALONE, Run, traced
 
-SEEDS = 4  # of each; the seeds of the simulator draw more
+SEEDS = 3  # of each; the seeds of the simulator draw more
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -10,6 +10,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import log2
+from typing import ClassVar
 
 import trio
 from attrs import define
@@ -70,6 +71,8 @@ class Alone(ABC):
     rng: random.Random
     faults: Faults
     note: Callable[..., None]
+    drains: ClassVar[bool] = False  # the node is told to shut down meanwhile
+    falls: ClassVar[tuple[type[Exception], ...]] = ()  # by what actors may fall
 
     @staticmethod
     @abstractmethod
@@ -185,8 +188,12 @@ class StuckSlot(Alone):
         assert system.hosts[0] is host, "one slot that was kept cost the engine"
 
     async def _leave(self) -> None:
-        with trio.move_on_after(1.0 + self.rng.random()):
-            await self.honest("leaves").ask(400)
+        """Leave while it is answered; who has waited for a slot until then comes again."""
+        client, scheduler = self.honest("leaves"), self.system.hosts[0].scheduler
+        while scheduler.keeps_s:
+            with trio.move_on_after(1.0 + self.rng.random()):
+                await client.ask(400)
+            await trio.sleep(SOON_S / 4)
 
     async def _stay(self, client: Honest, ends_at: float) -> None:
         while trio.current_time() < ends_at:
@@ -196,6 +203,3 @@ class StuckSlot(Alone):
 
 def _key(system: System, name: str) -> dict[str, str]:
     return {"authorization": f"Bearer {system.secrets[name]}"}
-
-
-ALONE: tuple[type[Alone], ...] = (BlackHole, UnfairKeys, StuckSlot)

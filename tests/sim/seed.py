@@ -14,12 +14,14 @@ from actors.decode import Deadlines
 from actors.routing.route import Limits
 from supervisor.node import BYE_S, FAREWELL_S
 from tests.fakes import Costs
-from tests.sim.alone import ALONE, Alone, ejection
+from tests.sim.alone import Alone, BlackHole, StuckSlot, UnfairKeys, ejection
 from tests.sim.clients import DeafClient, HttpClient
 from tests.sim.clock import simulate
+from tests.sim.drained import SlowReaders
 from tests.sim.faults import FALLS, FAULTS, Faults
 from tests.sim.lanes import DeafLaneClient, LaneClient
 from tests.sim.model import VOCABULARY
+from tests.sim.neighbours import CrashingNeighbour, NeverUp
 from tests.sim.posts import PostClient, TextClient
 from tests.sim.probes import health
 from tests.sim.system import LIMITS, System
@@ -27,6 +29,7 @@ from tests.world import LONG_S, living
 
 DEADLINES = Deadlines(first_token_s=8.0, gap_s=2.0, total_s=30.0, release_s=1.0, leak_s=2.0)
 KINDS = (*[HttpClient] * 5, *[LaneClient] * 6, TextClient, TextClient, PostClient, DeafClient, DeafLaneClient)
+ALONE: tuple[type[Alone], ...] = (BlackHole, UnfairKeys, StuckSlot, NeverUp, CrashingNeighbour, SlowReaders)
 STOP_S = 15.0  # for every child that does not end by itself, one after the other
 ALONE_SHARE = 0.2  # of the seeds, those in which one thing goes wrong with nothing else
 CHAOS_S = 10_000.0  # of virtual time at most; clocks jump, too
@@ -55,7 +58,7 @@ class Run:
         self.alone = rng.choice(ALONE) if rng.random() < ALONE_SHARE else None
         self.alone = self.only or self.alone
         if self.alone is not None:
-            self.clients, self.drains, self.times = 0, False, {}
+            self.clients, self.drains, self.times = 0, self.alone.drains, {}
         self.system = self._system()
         self.faults = Faults(self.system, rng, self.note)
         self._small_limits()
@@ -64,6 +67,8 @@ class Run:
     def _expect_falls(self) -> None:
         for kind in (*self.faults.happened, *(kind for kind, times in self.times.items() if times)):
             self.system.faults += FALLS.get(kind, ())
+        if self.alone is not None:
+            self.system.faults += self.alone.falls
 
     def _system(self) -> System:
         rng = self.rng
