@@ -13,6 +13,7 @@ from attrs import define
 # The start of Linux' tcp_info: unanswered probes of a closed window, segments not acknowledged, ms since the last ACK.
 TCP_INFO = struct.Struct("=3xB20xI28xI")
 STRANGER_BYTES_MAX = 32 * 1024  # of one that has not said yet who it is
+STRANGER_READ_BYTES = 4 * 1024  # of those at a time: thousands of tiny frames would be looked at in one turn
 
 
 @define(eq=False)
@@ -31,6 +32,8 @@ class Line(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """Return some bytes, none at the end; raises `trio.BrokenResourceError` for too many."""
+        if self._left is not None:
+            max_bytes = min(max_bytes or STRANGER_READ_BYTES, STRANGER_READ_BYTES)
         try:
             data = await self.stream.receive_some(max_bytes)
         except trio.BrokenResourceError as error:

@@ -171,6 +171,11 @@ DOORS: Bugs = {
             'self._scope.cancel(reason="the client left")',
             "pass",
         ),
+        Bug(
+            "all that came behind a handshake is looked at in one turn",
+            "size = max_bytes or READ_BYTES",
+            "size = READ_BYTES",
+        ),
     ),
     "supervisor/doors/door.py": (
         Bug("a connection is never forgotten", "        del self.connections[outbox]\n", "        pass\n"),

@@ -9,6 +9,7 @@ import ssl
 import pytest
 import trio
 import trio.lowlevel
+import trio.testing
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,7 +39,7 @@ from protocol.frames import (
 from protocol.greeting import Incarnation
 from protocol.messages import EngineInfo, Text, Tokens
 from supervisor import wires
-from supervisor.line import STRANGER_BYTES_MAX
+from supervisor.line import STRANGER_BYTES_MAX, STRANGER_READ_BYTES, Line
 from supervisor.links import STRANGERS_MAX, Tls
 from tests import certificate
 from tests.fakes import generate
@@ -450,6 +451,15 @@ async def test_a_stranger_is_let_go_logged_once_and_disturbs_nobody(what, lines)
     said = [each for each in lines() if each[1] == LOOPBACK]
     assert 1 <= len(said) <= 2, said
     assert not [each for each in lines() if "bug" in each[0]]
+
+
+async def test_a_stranger_is_read_a_little_at_a_time():
+    near, far = trio.testing.memory_stream_pair()
+    line = Line(far)
+    await near.send_all(bytes(20_000))
+    assert len(await line.receive_some(256 * 1024)) == len(await line.receive_some()) == STRANGER_READ_BYTES
+    line.trust()
+    assert len(await line.receive_some(256 * 1024)) == 20_000 - 2 * STRANGER_READ_BYTES
 
 
 @pytest.mark.parametrize("origin", [b"Origin: https://elsewhere.example", b"origin: null", b"ORIGIN: http://127.0.0.1"])

@@ -69,6 +69,28 @@ async def test_an_upgrade_may_follow_requests_and_be_followed_at_once(rather_slo
         assert said(events) == "The oak", events
 
 
+async def test_what_comes_behind_a_handshake_is_read_in_pieces(rather_slow, monkeypatch):
+    plain, given = websocket._Replayed.receive_some, []
+
+    async def noted(self, max_bytes=None):
+        data = await plain(self, max_bytes)
+        given.append((self.accepted.is_set(), len(data), max_bytes))
+        return data
+
+    monkeypatch.setattr(websocket._Replayed, "receive_some", noted)
+    async with rig() as made:
+        client = await made.client()
+        lines = {"upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": 13}
+        request = head("GET", "/v1/responses", sec_websocket_key="dGhlIHNhbXBsZSBub25jZQ==", **lines)
+        await client.send(request + frame(b"", 0x8A) * 9_000)  # pongs, of which each is looked at
+        assert (await client.reply()).status == 101
+        await client.say(create("n=3"))
+        assert said(await client.events()) == "The oak is"
+    pongs = [(size, most) for accepted, size, most in given if accepted]
+    assert sum(size for size, _ in pongs) > 50_000
+    assert all(size <= most for size, most in pongs)
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
