@@ -12,7 +12,7 @@ import trio
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.routing.outliers import Ejection
+from actors.routing.outliers import Ejection, Suspect
 from protocol.messages import EngineLoad, Usage
 from protocol.peer import Peer
 from supervisor import config
@@ -76,7 +76,8 @@ async def told(tmp_path) -> dict[str, set[str]]:
         house, metrics = built(cluster, node)
         happened(metrics)
         for routing in house.live.routings.values():
-            routing.outliers.failed("back/tiny-0", "internal", "both", 2, Ejection(failures_max=1), trio.current_time())
+            suspect = Suspect("back/tiny-0", "both", 2)
+            routing.outliers.failed(suspect, "internal", Ejection(failures_max=1), trio.current_time())
         for other in cluster.node.keys() - {node}:
             house.links.traffic[other].sent(1)
             house.directory.linked(other, Link(None, Peer(node, serves_max=1)))
