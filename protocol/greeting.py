@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 from attrs import define, field, frozen
 
+from .cluster import OPERATOR
 from .codec import UNREADABLE
 from .errors import PeerRefused, PeerViolation
 from .frames import VERSION
@@ -24,6 +25,7 @@ from .frames import VERSION
 MESSAGE_BYTES_MAX = 4096
 NAME_LENGTH_MAX = 128
 DETAIL_LENGTH_MAX = 1000
+SHOWN_LENGTH_MAX = 300
 NONCE_BYTES = 32
 MAC_BYTES = 32
 STARTED_AT_MAX = 253_402_300_799  # the last second of the year 9999
@@ -141,6 +143,18 @@ def decode(data: bytes) -> Message | OtherVersion:
     return message
 
 
+def names_node(names: frozenset[str], node: str, cluster: str) -> bool:
+    """Whether one of a certificate's names is a node's; a name with a `*` is nobody's."""
+    wanted = {f"DNS:{node}", f"DNS:{node}.{cluster}", f"URI:espalier:{node}"}
+    return any((f"DNS:{name[4:].lower()}" if name.startswith("DNS:") else name) in wanted for name in names)
+
+
+def shown(names: frozenset[str]) -> str:
+    """Return the first names of a certificate as a sentence may tell them."""
+    listed = ", ".join(name for name in sorted(names) if name.isascii() and name.isprintable()) or "nobody"
+    return listed if len(listed) <= SHOWN_LENGTH_MAX else f"{listed[:SHOWN_LENGTH_MAX]}..."
+
+
 @define(eq=False)
 class Greeter:
     """One end of a greeting: what it says, and what it makes of what the other end says.
@@ -153,10 +167,11 @@ class Greeter:
         nonce: 32 bytes that no other greeting has or had, and that nobody could have guessed.
         expects: The only node that may be at the other end; None: any but this one.
         incarnation: Which process this one is, of all that ever had its name.
+        certified: The names in the certificate that the other end has shown; None: nobody asks for its name there.
 
     `peer` is the other end's name once it has proved that it has the secret, and None until then; `peer_incarnation` is
-    which process it is. It shows that the
-    other end is of the cluster; any node of the cluster could take any other's name.
+    which process it is. It shows that the other end is of the cluster; any node of the cluster could take any other's
+    name, unless it must be `certified`. An operator, who is no node, takes nobody's name.
     """
 
     role: Role
@@ -166,6 +181,7 @@ class Greeter:
     nonce: bytes
     expects: str | None = None
     incarnation: Incarnation = Incarnation()
+    certified: frozenset[str] | None = None
     peer: str | None = field(default=None, init=False)
     peer_incarnation: Incarnation = field(default=Incarnation(), init=False)
     last_words: bytes = field(default=b"", init=False)
@@ -222,6 +238,10 @@ class Greeter:
             raise self._refused("node", "the node that it talks to has the same name")
         if self.expects not in {None, other.node}:
             raise self._refused("node", f"node {self.expects} was expected in its place")
+        visits = self.role == "listens" and other.node.startswith(OPERATOR)
+        if self.certified is not None and not visits and not names_node(self.certified, other.node, self.cluster):
+            said = f"its certificate must name it, as DNS:{other.node}, and names {shown(self.certified)} (tls_names)"
+            raise self._refused("node", said)
         return [self._proof(other)] if self.role == "dials" else []
 
     def _proved(self, proof: Proof, other: Greeting) -> list[bytes]:

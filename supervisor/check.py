@@ -10,6 +10,7 @@ from pathlib import Path
 
 from actors._text.aside import inline
 from protocol.errors import StartFailed
+from protocol.greeting import names_node, shown
 from supervisor import descriptors, files, private_files
 from supervisor.config import EVERYWHERE, LOOPBACK, Cluster, Misconfigured
 from supervisor.doors.door import ANY
@@ -17,7 +18,7 @@ from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.folders import Folder
 from supervisor.house import build
 from supervisor.libraries import check_libraries
-from supervisor.links import Tls
+from supervisor.link_tls import Tls, contexts
 from supervisor.metrics import Metrics
 from supervisor.process import Hurry
 from supervisor.tree import render
@@ -96,7 +97,11 @@ def text(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
     tree = f"{render(build(cluster, name, world).tree)}\n{_of_process(cluster, name)}"
     watchers(cluster, name, environment)
     secret(cluster, environment)
-    link_tls(cluster)
+    tls = link_tls(cluster)
+    if is_here(cluster.node[name].host):
+        link_names(cluster, name, tls)
+    if cluster.node[name].listen is not None or cluster.cluster.tls_certificate is not None:
+        tree = f"{tree}\n{_links(cluster)}"
     return f"{tree}\n{_admission(cluster, keys(cluster, environment))}" if cluster.gateway.node == name else tree
 
 
@@ -190,16 +195,27 @@ def link_tls(cluster: Cluster) -> Tls | None:
     certificate, key, authority = (cluster.folder / name for name in names)
     try:
         files.check(certificate, key, authority)
-        contexts = []
-        for purpose in (ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH):
-            context = ssl.create_default_context(purpose, cafile=str(authority))
-            context.load_cert_chain(certificate, key)
-            context.verify_mode = ssl.CERT_REQUIRED
-            contexts.append(context)
+        return contexts(certificate, key, authority)
     except (OSError, ssl.SSLError) as error:
         said = f"the certificates of [cluster] cannot be used: {error}"
         raise Misconfigured("cluster.tls_certificate", said) from error
-    return Tls(*contexts)
+
+
+def link_names(cluster: Cluster, name: str, tls: Tls | None) -> None:
+    """Raise `Misconfigured` if this node's certificate must name it, and does not: no other node would take it."""
+    own = None if tls is None or not cluster.cluster.binds_names else tls.names
+    if own is not None and not names_node(own, name, cluster.cluster.name):
+        said = f'names {shown(own)}, and must name node {name} with tls_names = "nodes": DNS:{name}, say'
+        raise Misconfigured("cluster.tls_certificate", f"{cluster.cluster.tls_certificate} {said}")
+
+
+def _links(cluster: Cluster) -> str:
+    """Return in a line how nodes know each other."""
+    section = cluster.cluster
+    if section.tls_certificate is None:
+        return "links: plain"
+    names = "the nodes that show them" if section.binds_names else "the hosts that are dialed"
+    return f"links: TLS with {section.tls_certificate}; certificates must name {names} (tls_names)"
 
 
 def _of_process(cluster: Cluster, name: str) -> str:

@@ -34,7 +34,7 @@ from supervisor.config import Cluster
 from supervisor.engine import SocketTransport
 from supervisor.heart import Heart
 from supervisor.link import Link
-from supervisor.links import Tls
+from supervisor.link_tls import Tls
 from supervisor.transport import Transport
 
 Route: TypeAlias = wires.At | Path
@@ -106,7 +106,8 @@ class Operator:
             answers.append(await _answer(Link(transport, peer, lost_as=_Lost, heart=heart), request))
 
         async def talk(wire: wires.Wire) -> None:
-            greeter = Greeter("dials", section.name, name, self.secret, self.new_nonce())
+            certified = wire.certified() if section.binds_names else None
+            greeter = Greeter("dials", section.name, name, self.secret, self.new_nonce(), certified=certified)
             await wires.greet(wire, greeter, section.greet_s)
             await ask(wire)
 

@@ -155,6 +155,8 @@ def _links_disagree(cluster: Cluster) -> Iterator[Mistake]:
     tls = [key for key in ("tls_certificate", "tls_key", "tls_authority") if getattr(section, key) is not None]
     if tls and len(tls) < 3:
         yield Mistake(f"cluster.{tls[0]}", "means nothing without tls_certificate, tls_key and tls_authority together")
+    if section.binds_names:
+        yield from _names_disagree(cluster)
     for name in cluster.node:
         slots = sum(engine.slots for engine in cluster.engines_on(name).values())
         if name != cluster.gateway.node and slots > section.streams_max:
@@ -162,6 +164,18 @@ def _links_disagree(cluster: Cluster) -> Iterator[Mistake]:
                 "cluster.streams_max", f"is {section.streams_max}, and node {name} has {slots} slots to ask for"
             )
     yield from _times_disagree(section)
+
+
+def _names_disagree(cluster: Cluster) -> Iterator[Mistake]:
+    """Yield what keeps certificates from telling one node from another."""
+    if cluster.cluster.tls_certificate is None:
+        yield Mistake("cluster.tls_names", 'means nothing without tls_certificate: "nodes" are named by certificates')
+    for name, node in cluster.node.items():
+        for other in cluster.node.values():
+            if other.host != node.host and other.host in {name, f"{name}.{cluster.cluster.name}"}:
+                said = f"is the host of other nodes, whose certificates name {other.host} and so this node: rename one"
+                yield Mistake(f"node.{name}", said)
+                break
 
 
 def _times_disagree(section: ClusterSection) -> Iterator[Mistake]:

@@ -13,7 +13,7 @@ from math import inf
 from typing import cast
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from actors._kit import Asks
 from protocol.cluster import OPERATOR, TELL_S_MAX, Loads, Neighbour, NodeState, check, check_loads
@@ -29,6 +29,7 @@ from supervisor.directory import FORGET_S, Directory
 from supervisor.endpoints import ForOthers
 from supervisor.heart import Heart
 from supervisor.link import Link, Serves
+from supervisor.link_tls import Tls
 from supervisor.refusals import Refusals
 from supervisor.reserve import GuardedListener, Reserve
 from supervisor.run import Chance, Up
@@ -44,14 +45,6 @@ OPERATOR_STREAMS_MAX = 4
 ANY = Incarnation()
 TWIN = "twin"  # the code of a Bye to a second process of one name
 FORGETS_S = FORGET_S / 10  # between two looks at who may be forgotten
-
-
-@frozen
-class Tls:
-    """How this node shows who it is when it listens, and when it dials."""
-
-    listens: ssl.SSLContext
-    dials: ssl.SSLContext
 
 
 @define(eq=False)
@@ -223,7 +216,8 @@ class Links:
     async def _greeted(self, role: Role, expects: str | None, wire: wires.Wire) -> tuple[str, Incarnation]:
         """Return the name that the other end has proved, and which process of that name it is."""
         nonce, incarnation = self.new_nonce(), self.incarnation
-        greeter = Greeter(role, self.section.name, self.name, self.secret, nonce, expects, incarnation)
+        certified = wire.certified() if self.section.binds_names else None
+        greeter = Greeter(role, self.section.name, self.name, self.secret, nonce, expects, incarnation, certified)
         return await wires.greet(wire, greeter, self.section.greet_s), greeter.peer_incarnation
 
     async def _carry(self, peer: str, wire: wires.Wire, dialer: str, incarnation: Incarnation = ANY) -> None:

@@ -75,6 +75,7 @@ async def run(
     keys = check.keys(cluster, environment) if cluster.gateway.node == name else None
     watchers = check.watchers(cluster, name, environment)
     secret, tls = check.secret(cluster, environment), check.link_tls(cluster)
+    check.link_names(cluster, name, tls)
     base = Path(tempfile.gettempdir())
     for swept in folders.sweep(base):
         log.info("removed what a killed node had left", extra={"folder": str(swept)})

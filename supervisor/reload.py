@@ -21,13 +21,14 @@ from supervisor.doors.keys import Keys
 from supervisor.file_threads import FileThreads
 from supervisor.files import Reads
 from supervisor.house import House, offer
-from supervisor.links import Tls
+from supervisor.link_tls import Tls
 from supervisor.routes import ROUTED, limits
 
 log = logging.getLogger(__name__)
 
 SILENCES = ("beat_s", "silent_s", "stalled_s")
-LINKED = ("streams_max", *SILENCES, "greet_s", "tell_s", "tells_max", "retry_min_s", "retry_max_s")
+LINKED = ("streams_max", *SILENCES, "greet_s", "tell_s", "tells_max", "retry_min_s", "retry_max_s", "tls_names")
+TLS_FILES = ("tls_certificate", "tls_key", "tls_authority")
 AT_THE_GATE = ("requests_max", "admit_s", "waiting_max")
 ASKING = ("first_token_s", "total_s")
 RESTART = "until this node is started again"
@@ -140,6 +141,7 @@ class Reloader:
             keys = check.keys(new, self.environment)
             context = None if new.certificate is None else new.certificate.context()
         secret, tls = check.secret(new, self.environment), check.link_tls(new)
+        check.link_names(new, self.name, tls)
         return _Read(new, tuple(changes(self.cluster, new)), secret, tls, keys, context)
 
     def _apply_all(self, read: _Read, told: _Told) -> None:
@@ -236,10 +238,10 @@ class Reloader:
         links = self.house.links
         if links is None:
             return None
-        if key in LINKED:
+        if key in LINKED and (key != "tls_names" or links.tls is not None):
             links.section = evolve(links.section, **{key: getattr(read.cluster.cluster, key)})
             return True
-        return key.startswith("tls_") and links.tls is not None and read.tls is not None
+        return key in TLS_FILES and links.tls is not None and read.tls is not None
 
     def _node(self, name: str, keys: tuple[str, ...], change: Change, new: Cluster) -> bool | None:
         house = self.house

@@ -63,6 +63,7 @@ class ClusterSection:
     tls_certificate: str | None = None  # of this host's nodes, shown to the others
     tls_key: str | None = None
     tls_authority: str | None = None  # who must have signed the others' certificates
+    tls_names: Literal["hosts", "nodes"] = "hosts"  # "nodes": a certificate must also name the node that shows it
     join: tuple[ListenAt, ...] = ()  # where nodes listen that know of a cluster which this file does not describe
     streams_max: Count = 1024  # that one node may have open on another
     beat_s: Seconds = 1.0
@@ -73,6 +74,11 @@ class ClusterSection:
     tells_max: Count = 500  # such words a second from all nodes together, to one that routes
     retry_min_s: Seconds = 0.1  # between two tries to reach a node
     retry_max_s: Seconds = 5.0
+
+    @property
+    def binds_names(self) -> bool:
+        """Whether nodes must show certificates that name them."""
+        return self.tls_names == "nodes"
 
 
 @frozen(kw_only=True)

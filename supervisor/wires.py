@@ -15,6 +15,7 @@ from protocol.errors import ActorError, PeerLost, PeerRefused, PeerViolation
 from protocol.greeting import Greeter
 from protocol.peer import MESSAGE_BYTES_MAX
 from supervisor.line import Line
+from supervisor.link_tls import certified
 
 PATH = "/link"
 QUEUED_MESSAGES = 4
@@ -70,6 +71,10 @@ class Wire:
         if isinstance(message, str):
             raise PeerViolation("a message of text, where frames are expected")
         return message
+
+    def certified(self) -> frozenset[str]:
+        """Return the names in the certificate that the other end has shown, none where it has shown none."""
+        return certified(self.line.stream)
 
     def acknowledged_s(self) -> float | None:
         """Return how long ago the other end's kernel last acknowledged anything, as `Line` does."""

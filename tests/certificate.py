@@ -26,12 +26,12 @@ def files() -> tuple[Path, Path]:
     return certificate, key
 
 
-def make(certificate: Path, key: Path, *more: str) -> None:
+def make(certificate: Path, key: Path, *more: str, names: str = NAMES) -> None:
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"),
             *(more or ("-nodes",)),
-            *("-subj", "/CN=localhost", "-addext", NAMES, "-keyout", str(key), "-out", str(certificate)),
+            *("-subj", "/CN=localhost", "-addext", names, "-keyout", str(key), "-out", str(certificate)),
         ],
         check=True,
         capture_output=True,

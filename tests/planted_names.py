@@ -13,6 +13,30 @@ NAMES: Bugs = {
         ),
         Bug("every key may use every grammar", "            self._check_grammar(request, key)\n", ""),
     ),
+    "protocol/greeting.py": (
+        Bug(
+            "a node needs no certificate of its name where it dials",
+            'visits = self.role == "listens" and other.node.startswith(OPERATOR)',
+            'visits = self.role == "listens"',
+        ),
+        Bug(
+            "a node may listen as an operator",
+            'visits = self.role == "listens" and other.node.startswith(OPERATOR)',
+            "visits = other.node.startswith(OPERATOR)",
+        ),
+        Bug(
+            "a name that only begins like a node's is enough",
+            "in wanted for name in names)",
+            'in wanted or f"DNS:{node}" in name for name in names)',
+        ),
+    ),
+    "supervisor/links.py": (
+        Bug(
+            "nobody reads what a certificate names",
+            "wire.certified() if self.section.binds_names else None",
+            "None",
+        ),
+    ),
     "supervisor/doors/asking.py": (
         Bug(
             "what is promised for an answer is looked up anew",

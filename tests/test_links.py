@@ -40,7 +40,8 @@ from protocol.greeting import Incarnation
 from protocol.messages import EngineInfo, Text, Tokens
 from supervisor import wires
 from supervisor.line import STRANGER_BYTES_MAX, STRANGER_READ_BYTES, Line
-from supervisor.links import STRANGERS_MAX, Tls
+from supervisor.link_tls import Tls
+from supervisor.links import STRANGERS_MAX
 from tests import certificate
 from tests.fakes import generate
 from tests.nodes import LOOPBACK, QUICK, SECRET, UPGRADE, Node, all_linked, as_peer, ended, grove, stranger, until

@@ -234,6 +234,24 @@ async def test_a_launcher_is_asked_each_time_and_starts_nodes_of_its_own_host_th
     assert asked == ["reload"] * 3
 
 
+async def test_d9_names_are_asked_for_of_the_next_link_where_tls_is_spoken(front, tmp_path):
+    certificate.make(tmp_path / "a.pem", tmp_path / "a.key", "-nodes", names="subjectAltName=DNS:front,DNS:one")
+    certificate.make(tmp_path / "b.pem", tmp_path / "b.key", "-nodes", names="subjectAltName=DNS:one")
+    shown = 'beat_s = 1.0\ntls_certificate = "a.pem"\ntls_key = "a.key"\ntls_authority = "a.pem"\n'
+    plain, node = front(), front(text=FILE.replace("beat_s = 1.0\n", shown))
+    strict = (shown, f'{shown}tls_names = "nodes"\n')
+    told = await plain.reload(("beat_s = 1.0\n", strict[1]))
+    assert told.not_changed[-1].startswith("cluster.tls_names stays hosts until")
+    assert not plain.house.links.section.binds_names
+    node.house.links.tls = check.link_tls(node.cluster)
+    told = await node.reload(strict)
+    assert told.changed == ("cluster.tls_names is nodes now, and was hosts",)
+    assert node.house.links.section.binds_names
+    told = await node.reload(strict, ("a.pem", "b.pem"), ("a.key", "b.key"))
+    assert "the file changes nothing: b.pem names DNS:one, and must name node front" in told.refused[0]
+    assert node.house.links.tls.names == {"DNS:front", "DNS:one"}
+
+
 async def test_keys_from_another_file_let_others_in(front, tmp_path):
     (tmp_path / "a.toml").write_text(line("alice", "alices-secret-of-32-characters-01"))
     (tmp_path / "b.toml").write_text(line("bob", "bobs-secret-of-32-characters-0002"))
