@@ -26,6 +26,7 @@ from tests.planted_grammars import GRAMMARS
 from tests.planted_loop import LOOP
 from tests.planted_names import NAMES
 from tests.planted_pairs import PAIRS
+from tests.planted_pieces import PIECES
 from tests.planted_router import ROUTER
 from tests.planted_sim import SIM
 from tests.planted_stall import STALL
@@ -44,6 +45,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "config": (CONFIG, ("config",)),
     "telling": (TELLING, ("telling",)),
     "pairs": (PAIRS, ("directory", "router")),
+    "pieces": (PIECES, ("pieces", "doors")),
     "loop": (LOOP, ("loop",)),
     "router": (ROUTER, ("router", "examples")),
     "engines": (ENGINES, ("engines",)),
@@ -79,6 +81,7 @@ SUITES = {  # the quickest first
     "delivery": ["tests/test_delivery.py"],
     "budgets": ["tests/test_budgets.py"],
     "strangers": ["tests/test_strangers.py", "tests/test_heads.py"],
+    "pieces": ["tests/test_small_pieces.py"],
     "doors": [
         f"tests/test_{name}.py"
         for name in ("gate", "outbox", "gateway", "http_doors", "websocket_door", "lanes", "lane_ends")

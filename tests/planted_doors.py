@@ -173,8 +173,8 @@ DOORS: Bugs = {
         ),
         Bug(
             "all that came behind a handshake is looked at in one turn",
-            "size = max_bytes or READ_BYTES",
-            "size = READ_BYTES",
+            "self._heads.take(self._unread[:max_bytes], FRAMES_A_TURN)",
+            "self._heads.take(self._unread, READ_BYTES)",
         ),
     ),
     "supervisor/doors/door.py": (

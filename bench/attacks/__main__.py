@@ -23,6 +23,7 @@ ATTACKS: dict[str, Attack] = {
     "huge-prompts": on_a_node.huge_prompts,
     "greedy-key": on_a_node.greedy_key,
     "slow-heads": on_a_node.slow_heads,
+    "small-pieces": on_a_node.small_pieces,
     "twins": on_a_cluster.twins,
     "five-drains": on_a_cluster.five_drains,
     "black-hole": on_a_cluster.black_hole,

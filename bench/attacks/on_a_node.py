@@ -22,6 +22,7 @@ from bench.attacks.scene import ATTACKER, HONEST, Verdict, beside, keys_file
 GATEWAY = 'requests_max = 512\nwaiting_max = 1024\nkeys = "{keys}"\n'
 TIMEOUT_S = 60.0
 ENDS_WITHIN_S = 40.0
+FIRST_FRAME, EMPTY_FRAMES = b"\x01\x80\0\0\0\0", b"\x00\x80\0\0\0\0" * 10_000  # of a message that stays empty
 UNREAD_REQUESTS = 400  # a pipe is full after some 140 lines
 
 
@@ -272,3 +273,42 @@ def slow_heads(folder: Path, verdict: Verdict) -> None:
         over.set()
         thread.join(10.0)
     verdict.said = f"{answered} of {asked} requests of the honest over new connections answered"
+
+
+def small_pieces(folder: Path, verdict: Verdict) -> None:
+    """Send nothing but empty WebSocket frames over 24 connections, and chunks of one byte over 24 more."""
+    upgrade = "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    heads = {
+        f"GET /v1/responses HTTP/1.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n{upgrade}": (
+            FIRST_FRAME,
+            EMPTY_FRAMES,
+        ),
+        "POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n": (b"", b"1\r\n \r\n" * 10_000),
+    }
+    over = Event()
+    sent: list[int] = []
+
+    def attack(port: int, lines: str, first: bytes, pieces: bytes) -> None:
+        while not over.is_set():
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=10.0) as sock:
+                sock.sendall(f"{lines}host: localhost\r\nauthorization: Bearer {ATTACKER}\r\n\r\n".encode())
+                if first:
+                    sock.recv(1024)  # the handshake's answer
+                sock.sendall(first)
+                while not over.is_set():
+                    sock.sendall(pieces)
+                    sent.append(len(pieces))
+
+    with attacked(folder, verdict) as of:
+        made = [
+            Thread(target=attack, args=(of.port, lines, *each), daemon=True)
+            for lines, each in heads.items()
+            for _ in range(24)
+        ]
+        for each in made:
+            each.start()
+        time.sleep(12.0)
+        over.set()
+        for each in made:
+            each.join(TIMEOUT_S)
+    verdict.said = f"{sum(sent) / 6e6:.1f} million pieces"

@@ -127,6 +127,7 @@ class Door:
     memories: Memories = field(init=False)
     backlogs: Backlogs = field(init=False)
     ending: trio.Semaphore = field(factory=lambda: trio.Semaphore(ENDING_A_TURN))
+    reading: trio.Semaphore = field(factory=lambda: trio.Semaphore(1))  # many small pieces of what a client says
     strangers: Strangers = field(factory=Strangers)
     _owners: dict[Outbox, Key] = field(factory=dict)  # in whose name a connection is counted
     _left: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -348,6 +349,14 @@ class Door:
     def places_of(self, key: Key) -> float:
         """Return how many generations may be inside the gate in the name of one key."""
         return inf if key is self.keys.anybody else key.section.concurrency_max or self.limits.key_requests_max
+
+    async def wait_turn(self) -> None:
+        """Wait until no other client has many small pieces read in this turn of the event loop.
+
+        However many clients send nothing else, everybody else waits for one of them at a time.
+        """
+        async with self.reading:
+            await trio.lowlevel.checkpoint()
 
     def forget(self, outbox: Outbox) -> None:
         """Note that a connection has ended, or will as soon as it runs."""

@@ -33,6 +33,7 @@ AHEAD_BYTES_MAX = 64 * 1024  # of further requests, that are kept while one is b
 HANDSHAKE = (b"connection", b"upgrade", b"sec-websocket-key", b"sec-websocket-version")
 SAID_CHARACTERS_MAX = 200
 PIECES_A_TURN = 64  # of a body, before others may run: a piece can be a single byte
+PIECES_FREE = 4  # that are read without waiting for those who send many
 
 Upgrade = Callable[[bytes, str, Key, Trace | None], Awaitable[None]]
 
@@ -187,8 +188,8 @@ class HttpConnection:
                     pieces += 1
                     if len(body) > limit:
                         raise TooLarge(f"the body is longer than {limit} bytes")
-                    if pieces % PIECES_A_TURN == 0:
-                        await trio.lowlevel.checkpoint()
+                    if pieces % PIECES_A_TURN == PIECES_FREE:
+                        await self.door.wait_turn()
                 elif isinstance(event, h11.EndOfMessage):  # with trailers perhaps, which mean nothing here
                     return bytes(body)
                 else:

@@ -7,7 +7,7 @@ comes, and no task of this connection runs for them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import inf
 from typing import TypeAlias
@@ -33,6 +33,7 @@ from protocol.errors import (
 from protocol.trace import Trace, span_after
 from supervisor.doors.budgets import Held
 from supervisor.doors.door import Door
+from supervisor.doors.frame_heads import FrameHeads
 from supervisor.doors.keys import Key
 from supervisor.doors.lanes import WHAT, Lanes
 from supervisor.doors.outbox import READ_BYTES, Outbox, close_frame, text_frame
@@ -43,6 +44,8 @@ Event: TypeAlias = "responses.Create | responses.CancelResponse"
 
 VIOLATIONS = {1002, 1003, 1007}  # of the protocol by the client, which the library notices
 CLOSE = b"\x88"  # the first byte of a close frame
+FRAMES_A_TURN = 64  # of one client: a frame may be empty
+FRAMES_FREE = 4  # that are read without waiting for those who send many
 NORMAL, BUG, RESTARTING, TRY_AGAIN = 1000, 1011, 1012, 1013  # close codes
 
 
@@ -55,14 +58,16 @@ class _Replayed(trio.abc.HalfCloseableStream):
 
     stream: Outbox
     handshake: bytes
-    after: bytes
+    _unread: bytes | bytearray  # what has come, and is more than a turn may read
     held: Held  # the memory of a message that has come in part
     held_bytes_max: int  # what more has come than a message may have was no part of one: pings have no end
+    wait_turn: Callable[[], Awaitable[None]]  # before many frames are read
     accepted: trio.Event = field(factory=trio.Event)  # before it, the library would not look at what follows
     closed: bool = False
     said_goodbye: bool = False  # the library has sent a close frame
     heard_at: float = 0.0  # when the last byte came: a client that pings is there
     over: bool = False  # nothing more comes
+    _heads: FrameHeads = field(factory=FrameHeads)
     _needed_by: trio.CancelScope | None = None
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
@@ -71,11 +76,16 @@ class _Replayed(trio.abc.HalfCloseableStream):
             handshake, self.handshake = self.handshake, b""
             return handshake
         await self.accepted.wait()
-        if self.after:  # no more than is asked for: what comes at once is looked at in one turn
-            size = max_bytes or READ_BYTES
-            after, self.after = self.after[:size], self.after[size:]
-            return after
         self._check_open()
+        if not self._unread:
+            self._unread = await self._receive(max_bytes)
+        size, frames = self._heads.take(self._unread[:max_bytes], FRAMES_A_TURN)
+        data, self._unread = self._unread[:size], self._unread[size:]
+        if frames > FRAMES_FREE:
+            await self.wait_turn()
+        return data
+
+    async def _receive(self, max_bytes: int | None) -> bytes | bytearray:
         try:
             data = await self.stream.receive_some(max_bytes)
         except trio.BrokenResourceError:
@@ -145,7 +155,7 @@ async def _serve(
         try:
             head, blank, after = raw.lstrip().partition(b"\r\n\r\n")
             most = READ_BYTES + door.limits.body_bytes_max
-            stream = _Replayed(outbox, head + blank, after, held, most, heard_at=trio.current_time())
+            stream = _Replayed(outbox, head + blank, after, held, most, door.wait_turn, heard_at=trio.current_time())
             # A handshake that we take for one and the library does not would be waited for without end.
             with trio.move_on_after(door.limits.head_s) as patience:
                 proposal = await wrap_server_stream(nursery, stream, max_message_size=door.limits.body_bytes_max)

@@ -1,0 +1,121 @@
+"""What clients send in very many very small pieces: it is read, and nobody else waits for more than a little of it."""
+
+from __future__ import annotations
+
+import h11
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+from wsproto import WSConnection
+
+from supervisor.doors.frame_heads import FrameHeads
+from tests.doors import create, frame, head, rig
+from tests.sockets import upgraded, whole
+
+CLIENTS = 12
+A_TURN = 64  # pieces of the one client whose turn it is
+FREE = 4  # pieces of each client that wait for nobody
+EMPTY = frame(b"", 0x00)  # goes on with a message, and adds nothing
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+class Pass(trio.abc.Instrument):
+    """Counts between two looks of the event loop at its sockets, and keeps the largest count."""
+
+    def __init__(self):
+        self.count = self.most = self.all = 0
+
+    def add(self, count):
+        self.count += count
+        self.all += count
+        self.most = max(self.most, self.count)
+
+    def after_io_wait(self, timeout):
+        self.count = 0
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """How many small pieces the libraries have read, in one pass of the event loop at most."""
+    made = Pass()
+    receive_data, next_event = WSConnection.receive_data, h11.Connection.next_event
+
+    def frames(self, data):
+        made.add((data or b"").count(EMPTY))
+        receive_data(self, data)
+
+    def chunks(self):
+        event = next_event(self)
+        made.add(isinstance(event, h11.Data))
+        return event
+
+    monkeypatch.setattr(WSConnection, "receive_data", frames)
+    monkeypatch.setattr(h11.Connection, "next_event", chunks)
+    return made
+
+
+async def test_clients_that_send_empty_frames_are_read_one_at_a_time(rather_slow, seen):
+    async with rig() as made:
+        clients = [await upgraded(made) for _ in range(CLIENTS)]
+        trio.lowlevel.add_instrument(seen)
+        for each in clients:
+            await each.send(frame(b"", 0x01) + EMPTY * 600)
+        with trio.fail_after(30):
+            while seen.all < 600 * CLIENTS:  # noqa: ASYNC110  # the library has no event for it
+                await trio.sleep(0.01)
+        assert seen.most <= A_TURN
+        for each in clients:  # and the message is whole
+            await each.send(frame(b'{"type": "response.cancel"}', 0x80))
+            assert await whole(each, create("n=2"))
+
+
+async def test_bodies_of_single_bytes_are_read_one_at_a_time(rather_slow, seen):
+    async with rig() as made:
+        clients = [await made.client() for _ in range(CLIENTS)]
+        trio.lowlevel.add_instrument(seen)
+        for each in clients:
+            await each.send(head("POST", "/v1/chat/completions", transfer_encoding="chunked") + b"1\r\n \r\n" * 600)
+        with trio.fail_after(30):
+            while seen.all < 600 * CLIENTS:  # noqa: ASYNC110  # as above
+                await trio.sleep(0.01)
+        assert seen.most <= A_TURN + CLIENTS * FREE
+        for each in clients:
+            body = b'{"model": "tiny", "messages": [{"role": "user", "content": "n=2"}]}'
+            await each.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+            assert (await each.reply()).status == 200
+
+
+async def test_whoever_sends_few_frames_waits_for_nobody_who_sends_many(rather_slow, seen):
+    async with rig() as made:
+        many, few = await upgraded(made), await upgraded(made)
+        await made.door.reading.acquire()  # as if somebody had very many
+        await many.send(frame(b"", 0x01) + EMPTY * 600)
+        assert (await whole(few, create("n=2")))["status"] == "completed"
+        assert seen.all <= FREE
+        made.door.reading.release()
+        await many.send(frame(b'{"type": "response.cancel"}', 0x80))
+        assert (await whole(many, create("n=2")))["status"] == "completed"
+
+
+SIZES = st.one_of(st.integers(0, 300), st.sampled_from([125, 126, 65_535, 65_536]))
+
+
+@given(st.lists(SIZES, max_size=20), st.lists(st.integers(1, 400), max_size=60), st.integers(1, 5))
+def test_frames_are_counted_however_their_bytes_come(sizes, cuts, most):
+    data = b"".join(frame(bytes(size), 0x00) for size in sizes)
+    heads, counted, read = FrameHeads(), 0, 0
+    ends = [sum(cuts[:each]) for each in range(1, len(cuts) + 1)] + [len(data)]
+    for end in ends:
+        while read < min(end, len(data)):
+            size, frames = heads.take(data[read:end], most)
+            assert frames <= most
+            assert size > 0
+            counted, read = counted + frames, read + size
+    assert (counted, read) == (len(sizes), len(data))
