@@ -24,7 +24,7 @@ from actors._text.stops import StopScanner, StopStrings
 from protocol.dialects import chat, completions
 from protocol.dialects.gathered import PIECE_BYTES, Body
 from protocol.messages import Answered, ChoiceEnded, FinishReason, Respond, Text, Tokens, Usage
-from tests.doors import INFO, TINY, Client, Worker, at_rest, create, ids, post, rig
+from tests.doors import INFO, TINY, Client, Worker, at_rest, create, head, ids, post, rig
 from tests.fakes import logprob_at
 from tests.test_processor import running
 
@@ -126,7 +126,7 @@ def test_b1_what_waits_of_an_answer_in_one_piece_is_bytes(dialect, most):
     assert not list(body.pieces())
 
 
-@given(parts=st.lists(st.binary(max_size=200_000), max_size=5))
+@given(parts=st.lists(st.binary(max_size=250_000), max_size=5))
 def test_a_body_in_pieces_is_the_whole_of_it(parts):
     body = Body.of(parts)
     pieces = list(body.pieces())
@@ -327,3 +327,32 @@ async def test_b10_a_long_body_is_read_aside(body, rather_slow):
         await socket.say(create("n=1"))
         assert (await socket.events())[-1]["type"] == "response.completed"
         assert len(sizes) == 2
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+async def test_a_long_answer_about_tokens_is_counted_and_waits_for_its_reader(path, rather_slow):
+    token = max(TINY.tokenizer.get_vocab().items(), key=lambda entry: len(entry[0]))[1]
+    text = TINY.decode([token]) * 250_000
+    asked = {"tokens": [token] * 250_000} if path == "/detokenize" else {"prompt": text}
+    async with rig(backlog_bytes_max=256 * 1024) as made:
+        client = await made.client()
+        await client.send(post(asked, path))
+        await trio.sleep(5)
+        [outbox] = made.door.connections
+        assert 0 < outbox.backlog_bytes <= 256 * 1024
+        counted_bytes = made.door.answers.held_bytes
+        reply = await client.reply()
+        assert (reply.status, reply.whole, len(reply.body)) == (200, True, counted_bytes)
+        assert reply.json["text"] == text if path == "/detokenize" else reply.json["count"] == 250_000
+        await client.ask(head())
+        assert made.door.answers.held_bytes == 0
+
+
+async def test_an_answer_about_tokens_for_which_there_is_never_memory_is_the_askers_mistake(rather_slow):
+    async with rig(answers_bytes_max=1_000) as made:
+        client = await made.client()
+        assert (await client.ask(post({"prompt": "oak " * 50}, "/tokenize"))).status == 200
+        reply = await client.ask(post({"prompt": "oak " * 500}, "/tokenize"))
+        assert (reply.status, reply.error["code"]) == (400, "invalid_request")
+        assert "answers_bytes_max" in reply.error["message"]
+        assert made.door.answers.held_bytes == 0

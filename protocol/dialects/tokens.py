@@ -12,10 +12,15 @@ from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
 
 from .body import decode, read, read_checked
 from .chat import Message
+from .gathered import Body
 from .mistakes import Mistake
 from .options import Holds, Name
 from .prompt import TokenIds
 from .structure import Harmless
+
+# What is encoded in one step: a thread that encodes keeps Python from all others meanwhile.
+CHARACTERS_A_STEP = 64 * 1024
+IDS_A_STEP = 16 * 1024
 
 _encode = msgspec.json.Encoder().encode
 
@@ -76,9 +81,12 @@ def to_tokenize(request: TokenizeRequest) -> Tokenize:
     return Tokenize(text=request.prompt or "", special=request.add_special_tokens is not False)
 
 
-def tokenized(answer: Tokenized) -> bytes:
+def tokenized(answer: Tokenized) -> Body:
     """Return the body that answers `POST /tokenize`."""
-    return _encode({"tokens": answer.ids, "count": len(answer.ids), "max_model_len": answer.context_max})
+    ids = answer.ids
+    parts = [_encode(ids[at : at + IDS_A_STEP])[1:-1] for at in range(0, len(ids), IDS_A_STEP)]
+    between = [part for each in parts for part in (b",", each)][1:]
+    return Body.of([b'{"tokens":[', *between, b'],"count":%d,"max_model_len":%d}' % (len(ids), answer.context_max)])
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
@@ -91,7 +99,8 @@ def to_detokenize(request: DetokenizeRequest) -> Detokenize:
     return Detokenize(request.tokens.ids)
 
 
-def detokenized(answer: Detokenized) -> bytes:
+def detokenized(answer: Detokenized) -> Body:
     """Return the body that answers `POST /detokenize`: SGLang has the text by one name, vLLM by the other."""
-    text = _encode(answer.text)
-    return b'{"text":%b,"prompt":%b}' % (text, text)
+    text, step = answer.text, CHARACTERS_A_STEP
+    parts = [_encode(text[at : at + step])[1:-1] for at in range(0, len(text), step)]
+    return Body.of([b'{"text":"', *parts, b'","prompt":"', *parts, b'"}'])

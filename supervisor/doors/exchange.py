@@ -144,8 +144,12 @@ class Exchange:
 
     async def read(self, parse: Callable[[bytes], T], body: bytes) -> T:
         """Return what a body says, or raise the `RequestError` that lists its mistakes; a long one is read aside."""
+        return await self.run_aside(reading_work(body), partial(parse, body))
+
+    async def run_aside(self, size: int, function: Callable[[], T]) -> T:
+        """Return what the function returns, run in a thread if it is long, in the turns of this request's key."""
         key = self.key or self.door.keys.anybody
-        return await Work(self.door.aside, key.name).run(reading_work(body), partial(parse, body))
+        return await Work(self.door.aside, key.name).run(size, function)
 
     def check_media(self) -> None:
         """Raise `UnsupportedMediaType` if the headers say that the body is something else than JSON as it is."""

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from protocol.dialects import tokens
 from protocol.dialects.tokens import (
     detokenized,
     parse_detokenize,
@@ -22,6 +23,12 @@ def tokenize(**fields) -> Tokenize:
 
 def detokenize(**fields) -> Detokenize:
     return to_detokenize(parse_detokenize(json.dumps(fields).encode()))
+
+
+def whole(body) -> bytes:
+    size, data = body.size, b"".join(body.pieces())
+    assert size == len(data)
+    return data
 
 
 @pytest.mark.parametrize(
@@ -89,8 +96,25 @@ def test_what_is_no_list_of_token_ids_is_refused_where_it_is_wrong(param, fields
 
 def test_token_ids_go_both_ways():
     assert detokenize(tokens=[0, 2**31 - 1], model="m").ids == (0, 2**31 - 1)
-    assert json.loads(tokenized(Tokenized([3, 1, 2], 2048))) == {"tokens": [3, 1, 2], "count": 3, "max_model_len": 2048}
-    assert json.loads(detokenized(Detokenized("é\0"))) == {"text": "é\0", "prompt": "é\0"}
+    told = {"tokens": [3, 1, 2], "count": 3, "max_model_len": 2048}
+    assert json.loads(whole(tokenized(Tokenized([3, 1, 2], 2048)))) == told
+    assert json.loads(whole(tokenized(Tokenized([], 2048))))["tokens"] == []
+    assert json.loads(whole(detokenized(Detokenized("é\0")))) == {"text": "é\0", "prompt": "é\0"}
+
+
+def test_what_is_long_is_encoded_in_steps(monkeypatch):
+    plain, sizes = tokens._encode, []
+
+    def noted(value):
+        sizes.append(len(value))
+        return plain(value)
+
+    monkeypatch.setattr(tokens, "_encode", noted)
+    ids, text = list(range(50_000)), '\né"x🙂' * 50_000
+    assert json.loads(whole(tokenized(Tokenized(ids, 1))))["tokens"] == ids
+    assert json.loads(whole(detokenized(Detokenized(text)))) == {"text": text, "prompt": text}
+    assert max(sizes) <= tokens.CHARACTERS_A_STEP
+    assert len(sizes) == -(-50_000 // tokens.IDS_A_STEP) + -(-250_000 // tokens.CHARACTERS_A_STEP)
 
 
 def test_the_model_may_be_left_to_the_server():

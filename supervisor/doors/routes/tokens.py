@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import trio
 from attrs import evolve
 
 from actors.processor import TextRequest, TextResult
+from protocol.cost import TOKEN_BYTES
 from protocol.dialects import tokens
+from protocol.dialects.body import BYTES_A_CHARACTER
+from protocol.dialects.gathered import Body
 from protocol.dialects.keyfile import clamped
-from protocol.errors import DeadlineExceeded
+from protocol.errors import BadRequest, DeadlineExceeded
 from protocol.messages import Detokenized, Tokenized
 from supervisor.doors.exchange import JSON, Exchange
 from supervisor.doors.routes.route import noted
@@ -19,8 +25,7 @@ async def tokenize(exchange: Exchange, body: bytes) -> None:
     asked = await exchange.read(tokens.parse_tokenize, body)
     answer = await _ask(exchange, asked.model, tokens.to_tokenize(asked))
     assert isinstance(answer, Tokenized)  # nothing else answers a Tokenize
-    exchange.reply(200, [JSON], tokens.tokenized(answer))
-    noted(exchange)
+    await _reply(exchange, TOKEN_BYTES * len(answer.ids), partial(tokens.tokenized, answer))
 
 
 async def detokenize(exchange: Exchange, body: bytes) -> None:
@@ -28,7 +33,19 @@ async def detokenize(exchange: Exchange, body: bytes) -> None:
     asked = await exchange.read(tokens.parse_detokenize, body)
     answer = await _ask(exchange, asked.model, tokens.to_detokenize(asked))
     assert isinstance(answer, Detokenized)  # nothing else answers a Detokenize
-    exchange.reply(200, [JSON], tokens.detokenized(answer))
+    await _reply(exchange, 2 * len(answer.text), partial(tokens.detokenized, answer))
+
+
+async def _reply(exchange: Exchange, size_bytes: int, build: Callable[[], Body]) -> None:
+    """Answer as with an answer in one piece: accounted in the same memory, and written as fast as the client reads.
+
+    A few tokens can read as megabytes. Raises `BadRequest` for what that memory could never hold, else `Overloaded`.
+    """
+    body = await exchange.run_aside(size_bytes // BYTES_A_CHARACTER, build)
+    if body.size > (most := exchange.door.limits.answers_bytes_max):
+        raise BadRequest(f"the answer takes {body.size} bytes, and there are {most} (answers_bytes_max): ask for less")
+    exchange.answer_held.grow(body.size)
+    await exchange.reply_in_pieces(200, [JSON], body.size, body.pieces())
     noted(exchange)
 
 
