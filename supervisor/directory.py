@@ -127,8 +127,8 @@ class Directory:
         self._told(node, known, state)
         for neighbour in state.neighbours:
             self._heard(neighbour, from_itself=neighbour.name == node)
+        self.changed.unpark_all()  # first: what is derived from before would say that nobody has come up
         self.turn_away()
-        self.changed.unpark_all()
 
     def told_loads(self, node: str, loads: Loads) -> None:
         """Note how busy others make the workers of a node."""

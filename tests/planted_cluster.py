@@ -64,6 +64,12 @@ CLUSTER: Bugs = {
             "if known is not None and known.link is link:",
             "if known is not None:",
         ),
+        Bug(
+            "who waits here is turned away before it is known who has come up elsewhere",
+            "        self.changed.unpark_all()  # first: what is derived from before would say that nobody has come up\n"
+            "        self.turn_away()\n",
+            "        self.turn_away()\n        self.changed.unpark_all()\n",
+        ),
         Bug("a node that drains is still chosen", "and not known.state.draining:", "and True:"),
         Bug(
             "nobody is told that a node drains",

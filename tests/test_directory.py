@@ -431,6 +431,7 @@ async def test_what_waits_for_an_engine_goes_elsewhere_as_soon_as_there_is_an_el
         directory.told("far", NodeState((evolve(ONE, up=False),)))
         await wait_all_tasks_blocked()
         assert (heard, inbox.waiting) == ([], (2, 1))
+        assert not directory.ranked("oak", Leg.BOTH)  # a router has looked
         directory.told("far", NodeState((ONE,)))
         await wait_all_tasks_blocked()
         assert (heard, inbox.waiting) == ([ActorLost] * 3, (0, 0))
