@@ -333,7 +333,7 @@ def _door(
     )
     asking = Asking(served, world.metrics, section.first_token_s, section.total_s)
     world.metrics.gauges |= {
-        "espalier_requests_running": ("Requests being answered", lambda: {"gateway": gate.inside}),
+        "espalier_requests_running": ("Generations being answered", lambda: {"gateway": gate.inside}),
         "espalier_requests_waiting": ("Requests that wait at the gate", lambda: {"gateway": gate.waiting}),
         "espalier_engine_up": ("Whether the engine can be asked", lambda: known.up(directory)),
     }

@@ -229,7 +229,7 @@ def _why(said: Message | RequestError | None) -> str:
 def server_info(
     cluster: Cluster, directory: Directory, version: str, aside: Callable[[], tuple[SetAside, ...]] = tuple
 ) -> dict[str, object]:
-    """Return what `GET /server_info` tells; the first names are those that SGLang's own clients look for."""
+    """Return what `GET /server_info` tells beside limits; the first names are those that SGLang's clients look for."""
     models = list(cluster.model)
     known = {name: offer.engine for name, offer in directory.named().items() if offer.engine is not None}
     return {
@@ -242,7 +242,6 @@ def server_info(
         "models": models,
         "engines": {name: msgspec.to_builtins(each) for name, each in known.items()},
         "set_aside": msgspec.to_builtins(aside()),
-        "limits": msgspec.to_builtins(cluster.gateway.limits),
     }
 
 

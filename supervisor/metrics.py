@@ -102,7 +102,7 @@ class Metrics:
         self._refused[code,] += 1
 
     def client_dropped(self, reason: str) -> None:
-        """Note that a client was dropped because it read too slowly: its `backlog` was full, or it `stalled`."""
+        """Note that a client was dropped: its `backlog` was full, it `stalled`, or it made room as a `stranger`."""
         self._dropped[reason,] += 1
 
     def answer_cut(self, door: str, reason: str) -> None:
@@ -154,7 +154,7 @@ class Metrics:
             _counter_family("espalier_tokens", "Tokens of ended requests, by kind", "model kind", self._tokens),
             _counter_family("espalier_restarts", "Children of the tree started again", "child", self._restarts),
             _counter_family("espalier_refused", "Requests and connections refused at the door", "code", self._refused),
-            _counter_family("espalier_clients_dropped", "Clients that read too slowly", "reason", self._dropped),
+            _counter_family("espalier_clients_dropped", "Clients that were dropped, by why", "reason", self._dropped),
             _counter_family("espalier_answers_cut", "Whole answers that clients got in part", "door reason", self._cut),
             _counter_family(
                 "espalier_calls", "Answers of workers, by how each ended", "model worker outcome", self._calls

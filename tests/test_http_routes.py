@@ -7,6 +7,7 @@ import json
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 
 from supervisor.doors.door import METHODS
 from supervisor.doors.routes import ROUTES
@@ -173,8 +174,11 @@ async def test_a_server_tells_about_itself_if_it_can(rather_slow):
         client = await made.client()
         assert (await client.ask(head(path="/server_info"))).status == 404
         made.door.server_info = lambda: {"version": "1", "engines": {}}
+        made.door.limits = evolve(made.door.limits, lanes_max=3)  # as a reload does
         for path in ("/server_info", "/get_server_info"):
-            assert (await client.ask(head(path=path))).json == {"version": "1", "engines": {}}
+            told = (await client.ask(head(path=path))).json
+            assert told.pop("limits")["lanes_max"] == 3
+            assert told == {"version": "1", "engines": {}}
 
 
 async def test_a_model_is_told_about(rather_slow):

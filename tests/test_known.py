@@ -104,7 +104,7 @@ async def test_two_nodes_with_workers_of_one_name_are_two(autojump_clock):
 
 async def test_what_the_server_tells_of_itself_counts_both(autojump_clock):
     async with front(Engine(), a=Engine()) as (directory, _):
-        told = known.server_info(SimpleNamespace(model=["tiny"], gateway=SimpleNamespace(limits=1)), directory, "1")
+        told = known.server_info(SimpleNamespace(model=["tiny"]), directory, "1")
         assert told["engines"].keys() == {"main/tiny-0", "a/tiny-0"}
         assert told["max_total_num_tokens"] == 2 * INFO.kv_tokens_max
 

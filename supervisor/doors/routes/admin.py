@@ -11,9 +11,10 @@ from supervisor.doors.routes.route import noted
 
 
 async def server_info(exchange: Exchange, _: bytes) -> None:
-    """Tell the version, the models, the engines and the limits."""
+    """Tell the version, the models, the engines and the limits as they are now."""
     await trio.lowlevel.checkpoint()
-    exchange.reply(200, [JSON], msgspec.json.encode(exchange.door.server_info()))
+    door = exchange.door
+    exchange.reply(200, [JSON], msgspec.json.encode(door.server_info() | {"limits": msgspec.to_builtins(door.limits)}))
     noted(exchange)
 
 
