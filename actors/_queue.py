@@ -28,6 +28,10 @@ def _one(_: object) -> int:
     return 1
 
 
+def _always(_: object) -> bool:
+    return True
+
+
 @define(eq=False)
 class Queue(Generic[Req, Rep, Res]):
     """Lets `size` calls wait, at least one; whoever asks beyond that waits for room, first come, first served.
@@ -53,6 +57,7 @@ class Queue(Generic[Req, Rep, Res]):
         entry = self._line.add(waiting, owner, self.urgency(call.request))
         self._outside[entry.number] = waiting
         self._move()
+        self._news.unpark_all()  # also if it waits for room: it may be the next one all the same
         try:
             await waiting.inside.wait()
         finally:
@@ -60,16 +65,26 @@ class Queue(Generic[Req, Rep, Res]):
                 del self._outside[entry.number]
                 self._line.remove(entry)
 
-    async def receive(self) -> Call[Req, Rep, Res]:
-        """Wait for the next call, and take it."""
+    async def receive(self, fits: Callable[[Req], bool] = _always) -> Call[Req, Rep, Res]:
+        """Wait for the next call, and take it once its request fits: it is not passed by others that would.
+
+        Who is next is judged anew whenever somebody comes, and after `retry`.
+        """
         await trio.lowlevel.checkpoint()
         while True:
             while (entry := self._line.first()) is not None:
+                left = entry.item.call.scope.cancel_called  # by an asker who has been told so
+                if not left and not fits(entry.item.call.request):
+                    break
                 call = self._take(entry)
-                if not call.scope.cancel_called:  # else its asker has left, and has been told so
+                if not left:
                     self._line.charge(entry.owner, max(1, self.weight(call.request)))
                     return call
             await self._news.park()
+
+    def retry(self) -> None:
+        """Let those who receive look again whether the next call fits."""
+        self._news.unpark_all()
 
     def turn_away(self, error: RequestError) -> None:
         """Fail every call that waits, inside and for room; they can be asked elsewhere."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from math import inf
 
 import trio
 from attrs import define, field, frozen
 
-from actors._kit import Bugs, Call, Inbox
+from actors._kit import Bugs, Call
+from actors._prefill import PendingPrefill
+from actors._queue import Queue
 from actors.engines.port import Engine, Generation
 from protocol.errors import (
     ActorLost,
@@ -57,28 +60,36 @@ class Observer:
 
 
 async def decode(
-    inbox: Inbox[Call[Generate, Started | Tokens, Finished]],
+    inbox: Queue[Generate, Started | Tokens, Finished],
     engine: Engine,
     slots: int,
     deadlines: Deadlines,
     observer: Observer | None = None,
+    pending_prefill_tokens_max: int = 0,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve generations, at most `slots` at a time; what an engine cannot take yet waits in the inbox.
 
-    Several may share one inbox: whoever has a slot takes the next call. Raises `EngineDied` when the engine is lost,
-    `EngineStuck` when it keeps slots whose requests have ended.
+    Nor has it more than `pending_prefill_tokens_max` of prompts without a first token, 0 for any number; a longer
+    prompt enters while there is none. Several may share one inbox: whoever has a slot takes the next call. Raises
+    `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
     """
     held = _Slots(engine, slots, deadlines, observer or Observer())
-    bugs = Bugs()
+    bugs, pending = Bugs(), PendingPrefill(pending_prefill_tokens_max)
+
+    def begun(call: Call[Generate, Started | Tokens, Finished]) -> None:
+        if pending.discard(call):
+            inbox.retry()
+
     async with trio.open_nursery() as requests:
         requests.start_soon(_end_with, engine)
         task_status.started()
         while True:
             await held.free.acquire()  # the slot first: a call that must wait had better wait where others can take it
-            call = await inbox.receive()
-            requests.start_soon(_generate, call, held, bugs)
+            call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
+            pending.add(call, len(call.request.tokens))
+            requests.start_soon(_generate, call, held, partial(begun, call), bugs)
 
 
 async def _end_with(engine: Engine) -> None:
@@ -87,20 +98,30 @@ async def _end_with(engine: Engine) -> None:
     raise EngineDied("the engine is lost")
 
 
-async def _generate(call: Call[Generate, Started | Tokens, Finished], slots: _Slots, bugs: Bugs) -> None:
+async def _generate(
+    call: Call[Generate, Started | Tokens, Finished], slots: _Slots, begun: Callable[[], None], bugs: Bugs
+) -> None:
+    """Answer one call; `begun` is called at its first token, and when the engine has nothing of it any more."""
     pace = _Pace(slots.deadlines)
 
     def pass_on(reply: Started | Tokens) -> None:
         slots.heard_at = pace.last_at = trio.current_time()
-        call.answer.put(reply, len(reply.ids) if isinstance(reply, Tokens) else 0)
+        if isinstance(reply, Tokens):
+            call.answer.put(reply, len(reply.ids))
+        else:
+            begun()
+            call.answer.put(reply, 0)
 
-    with call.answering(bugs) as answer, _told(call):
-        async with slots.one(call, pace) as generation:
-            finished = await generation.relay(pass_on, pace.until)
-            if finished is None:
-                late = Preempted if slots.passes_over(pace) else DeadlineExceeded
-                raise late(f"the engine took longer than {pace.waited_for}")
-        answer.end(finished)
+    try:
+        with call.answering(bugs) as answer, _told(call):
+            async with slots.one(call, pace) as generation:
+                finished = await generation.relay(pass_on, pace.until)
+                if finished is None:
+                    late = Preempted if slots.passes_over(pace) else DeadlineExceeded
+                    raise late(f"the engine took longer than {pace.waited_for}")
+            answer.end(finished)
+    finally:
+        begun()
     if call.request.id in slots.kept:
         await slots.wait_given_back(call.request.id)
     slots.free.release()

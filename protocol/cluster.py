@@ -30,6 +30,7 @@ class Offer:
     `engine` is None until the engine has been ready once; `up` says whether it can be asked now, and `why` how it is if
     it cannot, as the end of a sentence that begins with its name. `running` and
     `waiting` count requests, `tokens` the prompt and answer tokens that those may still hold, `kv_used` is from 0 to 1.
+    Of prompts that have not begun it takes `pending_prefill_tokens_max` tokens at a time, 0 for any number.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Offer:
     tokens: int = 0
     kv_used: float = 0.0
     why: str = ""
+    pending_prefill_tokens_max: int = 0
 
 
 @frozen
@@ -106,7 +108,8 @@ def check(state: NodeState) -> NodeState:
     if len(set(names)) < len(names):
         raise PeerViolation("two offers of one name")
     for offer in state.offers:
-        numbers = (offer.slots - 1, offer.running, offer.waiting, offer.tokens)
+        pending_max = offer.pending_prefill_tokens_max
+        numbers = (offer.slots - 1, offer.running, offer.waiting, offer.tokens, pending_max)
         if not (_NAME.fullmatch(offer.name) and _NAME.fullmatch(offer.model)):
             raise PeerViolation("an offer without a proper name")
         if len(offer.why) > WHY_LENGTH_MAX:

@@ -148,6 +148,10 @@ class Directory:
                 self.loads += 1
                 self.news.unpark_all()
 
+    def begun(self, worker: Here | There) -> None:
+        """Hear that a worker has begun a request that this node asks, so that it may have room for another prompt."""
+        self._moved(worker)
+
     def _moved(self, worker: Here | There) -> None:
         ranked = self._derived.get(("ranked", worker.model, worker.leg))
         if isinstance(ranked, Ranked) and self._derived_at == self.changed.version:

@@ -194,6 +194,8 @@ def _leg_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterator
         other = "decode" if engine.leg == "prefill" else "prefill"
         if not any(each.model == engine.model and each.leg == other for each in cluster.engine.values()):
             yield Mistake(f"{at}.leg", f"means nothing without an engine of the same model whose leg is {other}")
+    if engine.leg == "decode" and engine.pending_prefill_tokens_max is not None:
+        yield Mistake(f"{at}.pending_prefill_tokens_max", "is for engines that compute prompts")
     if engine.leg == "prefill" and engine.kind == "sglang":
         if engine.bootstrap_port is None:
             yield Mistake(f"{at}.bootstrap_port", "is missing: decodes find a prefill by it")

@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias, cast
 from attrs import define, evolve, field
 
 from actors._kit import Address, Answer
+from actors._prefill import PendingPrefill
 from actors._queue import Queue
 from actors.engines.port import Engine
 from actors.routing.load import Load
@@ -34,6 +35,9 @@ class Siblings(Protocol):
     def loaded(self, worker: Here | There, asker: str | None) -> None:
         """Hear that a worker has one request more, or one less, and which other node asks it, if one does."""
 
+    def begun(self, worker: Here | There) -> None:
+        """Hear that a worker has begun a request that this node asks, so that it may have room for another prompt."""
+
 
 def _tokens_of(request: Generate) -> int:
     return len(request.tokens) + max(0, request.sampling.tokens_max)  # what asks may come from another node
@@ -53,6 +57,7 @@ class Here:
     busy: int = 0
     tokens: int = 0
     asked_by: dict[str, tuple[int, int]] = field(factory=dict)  # other nodes: requests and tokens of each
+    pending: PendingPrefill = field(factory=PendingPrefill)  # of what this node asks
 
     @property
     def model(self) -> str:
@@ -79,7 +84,8 @@ class Here:
         last = self.plug.last
         kv_tokens_max = 0 if last is None or last.info is None else last.info.kv_tokens_max
         slots, tokens = self.offered.slots, self.tokens
-        return Load(f"{self.node}/{self.offered.name}", self.busy, slots, tokens, tokens, kv_tokens_max)
+        name, pending_max = f"{self.node}/{self.offered.name}", self.offered.pending_prefill_tokens_max
+        return Load(name, self.busy, slots, tokens, tokens, kv_tokens_max, self.pending.tokens, pending_max)
 
     def load_but(self, hearer: str) -> OfferLoad:
         """Return how busy it is with what everybody but one other node asks."""
@@ -112,12 +118,20 @@ class Here:
         if self.plug.now is None and self.directory.others(self):
             raise NotReady(f"engine {self.offered.name} is starting")
         tokens = _tokens_of(request)
+        if asker is None:
+            self.pending.add(request.id, len(request.tokens))
         self._count(asker, 1, tokens)
         try:
             async with self.address.ask(request, credit) as replies:
                 yield replies
         finally:
+            self.pending.discard(request.id)
             self._count(asker, -1, -tokens)
+
+    def begun(self, request_id: str) -> None:
+        """Hear that the first token of a request is there, so that its prompt is pending no more."""
+        if self.pending.discard(request_id):
+            self.directory.begun(self)
 
     def _count(self, asker: str | None, more: int, tokens: int) -> None:
         self.busy += more
@@ -173,6 +187,7 @@ class There:
     link: Link | None = None
     busy: int = 0  # with what this node asks
     tokens: int = 0  # of those
+    pending: PendingPrefill = field(factory=PendingPrefill)  # of those, too
 
     @property
     def model(self) -> str:
@@ -186,7 +201,8 @@ class There:
         tokens = self.tokens + offer.tokens
         kv_tokens_max = 0 if offer.engine is None else offer.engine.kv_tokens_max
         busy = self.busy + offer.running + offer.waiting
-        return Load(f"{self.node}/{offer.name}", busy, offer.slots, tokens, tokens, kv_tokens_max)
+        name, pending_max = f"{self.node}/{offer.name}", offer.pending_prefill_tokens_max
+        return Load(name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, pending_max)
 
     def told(self, load: OfferLoad) -> None:
         """Note how busy others make it."""
@@ -209,12 +225,19 @@ class There:
         if self.link is None:
             raise LinkLost(f"there is no link to node {self.node}")
         tokens = _tokens_of(request)
+        self.pending.add(request.id, len(request.tokens))
         self._count(1, tokens)
         try:
             async with self.link.ask(request, credit, self.offer.name) as replies:
                 yield cast("Replies", replies)  # a worker answers a Generate with nothing else
         finally:
+            self.pending.discard(request.id)
             self._count(-1, -tokens)
+
+    def begun(self, request_id: str) -> None:
+        """Hear that the first token of a request is there, so that its prompt is pending no more."""
+        if self.pending.discard(request_id):
+            self.directory.begun(self)
 
     def _count(self, more: int, tokens: int) -> None:
         self.busy += more

@@ -18,7 +18,6 @@ from actors.engines.sglang import model_files
 from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.routing.load import least_loaded
 from actors.routing.route import Routing
-from protocol.cluster import Leg, Offer
 from protocol.codec import Message
 from protocol.cost import work
 from protocol.errors import StartFailed
@@ -26,7 +25,7 @@ from protocol.greeting import Incarnation
 from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
 from protocol.model_folder import FILES
 from supervisor import files, gauges, grammars, known, routes, scrape
-from supervisor.config import Cluster, EngineSection
+from supervisor.config import Cluster
 from supervisor.controls import Controls
 from supervisor.directory import Directory
 from supervisor.doors.asking import Asking, Served
@@ -45,7 +44,7 @@ from supervisor.standing import Standing
 from supervisor.tree import Child, Tree
 from supervisor.version import version
 from supervisor.wires import At
-from supervisor.workers import Work, Worker, grammar_checks, rank_of, starts, worker
+from supervisor.workers import Work, Worker, grammar_checks, offer, rank_of, starts, worker
 from supervisor.world import World
 
 LINKS = "links"
@@ -154,11 +153,6 @@ def _in_order(front: Sequence[Child | Tree], others: Sequence[Child | Tree]) -> 
         placed.append(evolve(child, needs=tuple(each.name for each in placed) if child.name == LINKS else ()))
     names = tuple(child.name for child in placed)
     return (*placed, *(evolve(child, needs=(*names, *(child.needs or ()))) for child in others))
-
-
-def offer(name: str, section: EngineSection) -> Offer:
-    """Return what an engine will be to others."""
-    return Offer(name, section.model, Leg(section.leg), section.slots, up=False)
 
 
 def _work(size: int) -> tuple[Address[Generate, Started | Tokens, Finished], Work]:

@@ -12,7 +12,7 @@ from attrs import define, field
 from actors.routing.ports import Worker
 from protocol.cluster import Leg
 
-Key: TypeAlias = tuple[float, int, str]
+Key: TypeAlias = tuple[bool, float, int, str]
 
 
 @define(eq=False)
@@ -29,7 +29,7 @@ class Ranked:
         ranked = cls()
         for worker in workers:
             key = _key(worker)
-            ranked._keys[key[2]], ranked._workers[key[2]] = key, worker
+            ranked._keys[key[3]], ranked._workers[key[3]] = key, worker
         ranked._order = sorted(ranked._keys.values())
         return ranked
 
@@ -38,24 +38,24 @@ class Ranked:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Worker]:
-        """Yield the least busy first; of equals the one with less to compute, then the first by name."""
-        for _, _, name in self._order:
+        """Yield those with room first, the least busy, then with less to compute, then the first by name."""
+        for *_, name in self._order:
             yield self._workers[name]
 
     def move(self, worker: Worker) -> None:
         """Note that a worker is more or less busy; one that is not among these stays out."""
         key = _key(worker)
-        before = self._keys.get(key[2])
+        before = self._keys.get(key[3])
         if before is None or before == key:
             return
         del self._order[bisect_left(self._order, before)]
         insort(self._order, key)
-        self._keys[key[2]] = key
+        self._keys[key[3]] = key
 
 
 def _key(worker: Worker) -> Key:
     load = worker.load
-    return load.busy / load.slots, load.tokens, load.name
+    return load.full, load.busy / load.slots, load.tokens, load.name
 
 
 class Known(Protocol):

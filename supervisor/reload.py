@@ -20,9 +20,10 @@ from supervisor.doors.door import Door
 from supervisor.doors.keys import Keys
 from supervisor.file_threads import FileThreads
 from supervisor.files import Reads
-from supervisor.house import House, offer
+from supervisor.house import House
 from supervisor.link_tls import Tls
 from supervisor.routes import ROUTED, limits
+from supervisor.workers import offer
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from attrs import Factory, field, frozen
 
 from actors.decode import Deadlines
-from actors.engines.sglang.settings import GrammarLimits, Setting
+from actors.engines.sglang.settings import CHUNK_ON_CPU, GrammarLimits, Setting
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
 from actors.routing.outliers import Ejection
@@ -25,6 +25,8 @@ EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters
 AT = rf"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):{PORT}"
 ListenAt = Annotated[str, Matches(AT, "like 127.0.0.1:7401 or [::1]:7401")]
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+PREFILL_CHUNK = {"cpu": CHUNK_ON_CPU, "cuda": 8192}
+"""The chunk of an engine whose section names none; on a GPU SGLang's own depends on its memory."""
 EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here, not bound
 
 
@@ -158,6 +160,7 @@ class EngineSection:
     tensor_parallel: Count = 1
     memory_fraction: Annotated[float, Within(above=0, at_most=1)] | None = None
     prefill_chunk: Count | None = None  # the longest piece of a prompt that an engine step computes
+    pending_prefill_tokens_max: Count | None = None  # of prompts inside it without a first token; two chunks
     start_within_s: Seconds = 120.0
     silent_s: Seconds = 10.0  # after which a scheduler of SGLang's that neither answers nor computes is ended
     deadlines: Deadlines = Deadlines()
@@ -171,6 +174,14 @@ class EngineSection:
     def nodes(self) -> tuple[str, ...]:
         """The nodes that run it, in the order of their ranks."""
         return self.node, *self.ranks_on
+
+    @property
+    def pending_prefill_max(self) -> int:
+        """The prompt tokens that it has at most before their first tokens, 0 where other engines compute prompts."""
+        if self.leg == "decode":
+            return 0
+        own = self.simulated.prefill_chunk if self.kind == "simulated" else PREFILL_CHUNK.get(self.device or "", 0)
+        return self.pending_prefill_tokens_max or 2 * (self.prefill_chunk or own)
 
 
 @frozen(kw_only=True)

@@ -18,7 +18,7 @@ from actors.engines.sglang.settings import EngineSpec
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.lines import SENTENCES
 from actors.engines.simulated.spec import SimulatedSpec
-from protocol.cluster import Leg
+from protocol.cluster import Leg, Offer
 from protocol.errors import StartFailed
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.model_folder import Digest, mismatch
@@ -96,11 +96,19 @@ class Worker:
     digest: Digest = ()  # of the model as this node has read it
 
 
+def offer(name: str, section: EngineSection) -> Offer:
+    """Return what an engine will be to others."""
+    pending_max = section.pending_prefill_max
+    leg, slots = Leg(section.leg), section.slots
+    return Offer(name, section.model, leg, slots, up=False, pending_prefill_tokens_max=pending_max)
+
+
 def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts], world: World) -> Tree:
     """Return an engine and the actor that gives it work: neither is any use without the other."""
     section = each.section
     on = f"on {section.device}" if section.device else "simulated"
     over = _all_ranks(cluster, each.name) if section.ranks_on else ""
+    pending_max = section.pending_prefill_max
     return Tree(
         name=each.name,
         strategy=Strategy.ONE_FOR_ALL,
@@ -117,7 +125,10 @@ def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts],
                 args=(each, world.metrics.decode(f"{section.node}/{each.name}")),
                 stop_within_s=section.deadlines.release_s + 1.0,
                 about="one slot a request",
-                limits=tuple((key.replace("_", " "), value) for key, value in asdict(section.deadlines).items()),
+                limits=(
+                    *((key.replace("_", " "), value) for key, value in asdict(section.deadlines).items()),
+                    *((("pending prefill tokens", pending_max),) if pending_max else ()),
+                ),
             ),
         ),
     )
@@ -252,7 +263,10 @@ async def _decode(  # noqa: ASYNC128  # decode calls started()
         raise StartFailed(f"engine {each.name} is not asked: {why}, from what this node read when it started")
     each.came()
     try:
-        await decode(each.inbox, engine, section.slots, section.deadlines, observer, task_status=task_status)
+        # A prefill gets what its router gives it, in whatever order: a decode keeps memory for what waits there, and
+        # one that was held back here could need it of those behind which it waits.
+        most = section.pending_prefill_max if section.leg == "both" else 0
+        await decode(each.inbox, engine, section.slots, section.deadlines, observer, most, task_status=task_status)
     finally:
         each.turn_away()
 

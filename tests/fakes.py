@@ -82,6 +82,7 @@ class Costs:
     slots: int = 4
     step_s: float = 1.0  # one token for every request that runs
     prefill_s: float = 0.0  # a token of the prompt
+    pending_prefill_max: int = 0  # prompt tokens that it is given before their first tokens
     release_s: float = 0.0  # from an abort to the free slot
     waiting_max: int = 16
     vocabulary_size: int = 100

@@ -27,6 +27,7 @@ from tests.planted_loop import LOOP
 from tests.planted_names import NAMES
 from tests.planted_pairs import PAIRS
 from tests.planted_pieces import PIECES
+from tests.planted_queue import QUEUE
 from tests.planted_router import ROUTER
 from tests.planted_sim import SIM
 from tests.planted_stall import STALL
@@ -54,6 +55,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "stall": (STALL, ("stall", "examples")),
     "grammars": (GRAMMARS, ("grammars",)),
     "names": (NAMES, ("names",)),
+    "queue": (QUEUE, ("pending",)),
 }
 MUTANTS = [(path, bug, part) for part, (of, _) in PARTS.items() for path, bugs in of.items() for bug in bugs]
 SUITES = {  # the quickest first
@@ -79,6 +81,7 @@ SUITES = {  # the quickest first
     "sizes": [f"tests/test_{name}.py" for name in ("text_threads", "encoding", "big_answers")],
     "fair": [f"tests/test_{name}.py" for name in ("fair", "weights", "queue", "gate")],
     "delivery": ["tests/test_delivery.py"],
+    "pending": ["tests/test_pending_prefill.py"],
     "budgets": ["tests/test_budgets.py"],
     "strangers": ["tests/test_strangers.py", "tests/test_heads.py"],
     "pieces": ["tests/test_small_pieces.py"],

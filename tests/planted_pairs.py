@@ -73,7 +73,7 @@ PAIRS: Bugs = {
         Bug("the loss of a link fails the request", "HandOffFailed, LinkLost, NotReady", "HandOffFailed, NotReady"),
     ),
     "actors/routing/route.py": (
-        Bug("places that are kept are not counted", "busy=load.busy + self._places[load.name])", "busy=load.busy)"),
+        Bug("places that are kept are not counted", "busy=load.busy + requests,", "busy=load.busy,"),
         Bug(
             "a prompt of any length goes to two legs",
             "and need.prompt < self.prefill_tokens_min",

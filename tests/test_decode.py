@@ -9,7 +9,8 @@ import trio
 from attrs import frozen
 from trio.testing import wait_all_tasks_blocked
 
-from actors._kit import Address, mailbox
+from actors._kit import Address
+from actors._queue import queue
 from actors.decode import Deadlines, decode
 from protocol.errors import (
     ActorLost,
@@ -41,7 +42,7 @@ class Worker:
 async def working(costs=None, slots=2, inbox_size=2, deadlines=None, engine=None):
     """A decode actor over a fake engine that outlives it."""
     engine = engine or FakeEngine(costs or Costs())
-    address, inbox = mailbox(inbox_size)
+    address, inbox = queue(inbox_size, lambda _: 0)
     async with trio.open_nursery() as engines:
         engines.start_soon(engine.run)
         async with trio.open_nursery() as actors:
@@ -140,8 +141,7 @@ async def test_whoever_finds_no_slot_waits_in_the_inbox_and_then_at_its_door(aut
             for number in range(7):
                 nursery.start_soon(client, number)
             await wait_all_tasks_blocked()
-            inbox = worker.address.inbox.statistics()
-            assert (inbox.current_buffer_used, inbox.tasks_waiting_send) == (2, 3)
+            assert worker.address.inbox.waiting == (2, 3)
             assert await worker.engine.load() == EngineLoad(2, 0, 8)
         assert finished == [2, 2, 4, 4, 6, 6, 8]
 
@@ -231,7 +231,7 @@ async def test_when_the_actor_ends_every_asker_hears_so_taken_or_not(autojump_cl
             nursery.cancel_scope.cancel()
         assert not late.cancelled_caught
         assert heard == [("a", 2)]  # b was never taken: it waits for the next life of the actor
-        assert worker.address.inbox.statistics().tasks_waiting_send == 0
+        assert worker.address.inbox.waiting[1] == 0
 
 
 # Errors -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from actors._kit import mailbox
+from actors._queue import queue
 from actors.decode import Deadlines, Observer, decode
 from actors.routing.ports import Watch
 from protocol.errors import LinkLost, StartFailed
@@ -70,7 +70,7 @@ class Slots(Observer):
 async def test_the_time_to_abort_is_that_from_an_askers_leaving_to_its_slot(autojump_clock):
     observer = Slots()
     engine = FakeEngine(Costs())
-    address, inbox = mailbox(2)
+    address, inbox = queue(2, lambda _: 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)
         await nursery.start(decode, inbox, engine, 2, Deadlines(), observer)
@@ -97,7 +97,7 @@ def test_slots_that_an_engine_keeps_are_told_as_long_as_it_keeps_them():
 async def test_an_answer_that_ends_or_an_actor_that_is_stopped_is_no_abort(autojump_clock):
     observer = Slots()
     engine = FakeEngine(Costs())
-    address, inbox = mailbox(2)
+    address, inbox = queue(2, lambda _: 0)
     actor = trio.CancelScope()
 
     async def life(*, task_status):

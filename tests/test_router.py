@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from actors._kit import Address, Answer, mailbox
+from actors._queue import queue
 from actors.decode import Deadlines, decode
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
@@ -92,11 +93,15 @@ class Fake:
     asked: list[Generate] = Factory(list)
     times: list[float] = Factory(list)
     left: list[float] = Factory(list)
+    has_begun: list[str] = Factory(list)
     pool: FakePool = field(init=False)
 
     @property
     def load(self) -> Load:
         return Load(self.name, self.busy + self.more, self.slots)
+
+    def begun(self, request_id: str) -> None:
+        self.has_begun.append(request_id)
 
     @asynccontextmanager
     async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer]:
@@ -190,7 +195,7 @@ class World:
 
     def check_at_rest(self) -> None:
         assert [worker.busy for worker in self.pool.all] == [0] * len(self.pool.all)
-        assert not self.routing._places
+        assert not self.routing._places.requests
 
 
 @asynccontextmanager
@@ -865,6 +870,9 @@ class Real:
     def load(self) -> Load:
         return Load(self.name, self.busy, self.engine.info.running_max)
 
+    def begun(self, request_id: str) -> None:
+        """It has room for any prompts."""
+
     @property
     def leg(self) -> Leg:
         return self.engine.spec.leg
@@ -894,8 +902,8 @@ async def over_engines(*legs: Leg) -> AsyncIterator[World]:
                 await decode(inbox, engine, engine.info.running_max, Deadlines())
             except* EngineDied:
                 world.pool.change(name, *world.pool.gone)
-            async for call in inbox:  # nobody starts it again here, so whoever waits in the inbox is told
-                call.answer.fail(ActorLost("the worker has ended"))
+            while True:  # nobody starts it again here, so whoever waits in the inbox is told
+                (await inbox.receive()).answer.fail(ActorLost("the worker has ended"))
 
         async def compute(engine) -> None:
             with suppress(EngineDied):
@@ -903,7 +911,7 @@ async def over_engines(*legs: Leg) -> AsyncIterator[World]:
 
         for number, leg in enumerate(legs):
             engine = SimulatedEngine(spec(leg=leg, slots=1, costs=costs), random.Random(0))
-            address, inbox = mailbox(1)
+            address, inbox = queue(1, lambda _: 0)
             name = f"{leg}{number}"
             world.pool.all.append(Real(name, engine, address, world.pool))
             engines.start_soon(compute, engine)

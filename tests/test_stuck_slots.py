@@ -9,7 +9,8 @@ import trio
 from attrs import define, evolve, field
 from trio.testing import wait_all_tasks_blocked
 
-from actors._kit import Address, mailbox
+from actors._kit import Address
+from actors._queue import queue
 from actors.decode import Deadlines, Observer, decode
 from actors.routing.load import Load
 from actors.routing.route import Limits
@@ -152,7 +153,7 @@ async def test_whoever_watches_hears_how_many_slots_are_stuck(autojump_clock):
         def stuck(self, slots):
             heard.append((trio.current_time(), slots))
 
-    engine, (address, inbox) = Hanging("a", "b"), mailbox(2)
+    engine, (address, inbox) = Hanging("a", "b"), queue(2, lambda _: 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)
         await nursery.start(decode, inbox, engine, 8, DEADLINES, Hears())
@@ -187,8 +188,11 @@ class Hung:
     def load(self) -> Load:
         return Load(self.name, self.busy, 8)
 
+    def begun(self, request_id: str) -> None:
+        """It has room for any prompts."""
+
     async def run(self) -> None:
-        self.address, inbox = mailbox(8)
+        self.address, inbox = queue(8, lambda _: 0)
         while True:
             engine = Hanging()
 

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager, suppress
 import trio
 from attrs import Factory, define, field
 
-from actors._kit import Address, mailbox
+from actors._kit import Address
+from actors._queue import Queue, queue
 from actors.decode import Deadlines, decode
 from actors.engines.port import Engine
 from actors.engines.sglang.adapter import SglangEngine
@@ -45,7 +46,7 @@ class World:
     starts_fail: bool = False
     never_up: dict[int, str] = Factory(dict)  # by number, how the starts of an engine end: they fail, or hang
     address: Address = field(init=False)
-    inbox: trio.MemoryReceiveChannel = field(init=False)
+    inbox: Queue = field(init=False)
     front: Plug[Link] = field(factory=Plug)
     engines: list[Plug[Engine]] = Factory(list)
     hosts: dict[int, FakeHost] = Factory(dict)
@@ -58,7 +59,7 @@ class World:
     over: trio.Event = field(factory=trio.Event)
 
     def __attrs_post_init__(self) -> None:
-        self.address, self.inbox = mailbox(self.inbox_size)
+        self.address, self.inbox = queue(max(1, self.inbox_size), lambda _: 0)
         self.engines = [Plug() for _ in range(self.workers)]
 
     @property
@@ -181,8 +182,7 @@ class World:
             assert len(link.peer.asked) == len(link.peer.served) == 0
             assert not link._lost
         self.check_engines()
-        inbox = self.address.inbox.statistics()
-        assert (inbox.current_buffer_used, inbox.tasks_waiting_send) == (0, 0)
+        assert self.inbox.waiting == (0, 0)
         left = Counter(tasks()), Counter(self.tasks)
         assert left[0] == left[1], f"tasks were left behind {left[0] - left[1]}, or are missing {left[1] - left[0]}"
 

@@ -158,6 +158,7 @@ class Journey:
                 return
             self.unstarted.discard(self)
             self._handed_over(route)
+            route.decode.begun(request.id)
             if self._first is None:
                 self._first = route
                 self._acquit()
@@ -171,8 +172,10 @@ class Journey:
 
     async def _prefill(self, route: Route, prefill: Worker, request: Generate) -> None:
         def note(reply: Started | Tokens) -> None:
-            if isinstance(reply, Started) and (self._first is None or self._first is route):
-                self._cached = reply.cached_tokens
+            if isinstance(reply, Started):
+                prefill.begun(request.id)
+                if self._first is None or self._first is route:
+                    self._cached = reply.cached_tokens
 
         async with self._asked(route, prefill, request) as replies:
             await replies.relay(note)

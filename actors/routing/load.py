@@ -13,7 +13,9 @@ class Load:
     """How busy a worker is: requests that it has, of as many as it runs at once, and the tokens that they hold.
 
     `kv_tokens` of its `kv_tokens_max` tokens of KV memory are held or promised; a maximum of 0 says that this is not
-    known. No two workers of one pool have the same `name`.
+    known. Of `pending` tokens are the prompts that it was given from here and that have not begun; with a
+    `pending_max` above 0 it is given no more than that at a time, and one prompt. No two workers of one pool have the
+    same `name`.
     """
 
     name: str
@@ -22,11 +24,13 @@ class Load:
     tokens: int = 0
     kv_tokens: int = 0
     kv_tokens_max: int = 0
+    pending: int = 0
+    pending_max: int = 0
 
     @property
     def full(self) -> bool:
-        """Whether one more would have to wait for a slot."""
-        return self.busy >= self.slots
+        """Whether one more would have to wait for a slot, or behind prompts enough to keep it busy."""
+        return self.busy >= self.slots or 0 < self.pending_max <= self.pending
 
     @property
     def overcommitted(self) -> bool:

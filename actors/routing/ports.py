@@ -28,6 +28,9 @@ class Worker(Asks[Generate, Started | Tokens, Finished], Protocol):
     def bootstrap(self) -> tuple[str, int] | None:
         """Host and port of its rendezvous, if it is a prefill."""
 
+    def begun(self, request_id: str) -> None:
+        """Hear that the first token of a request is there, so that its prompt is pending no more."""
+
 
 class Pool(Protocol):
     """The workers of one model."""

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 import trio
 from attrs import define, evolve, field, frozen
 
-from actors.routing.load import Policy
+from actors.routing.load import Load, Policy
 from actors.routing.outliers import Ejection, Outliers, Suspect
 from actors.routing.ports import Pool, Replies, Watch, Worker
 from protocol.cluster import Leg
@@ -52,6 +52,33 @@ class Need:
 
 
 @define(eq=False)
+class Places:
+    """What is kept at workers, by their names, for those that are about to ask: requests, and tokens of prompts."""
+
+    requests: Counter[str] = field(factory=Counter)
+    prompts: Counter[str] = field(factory=Counter)
+
+    def keep(self, name: str, prompt: int) -> None:
+        """Keep a place for a request with a prompt of so many tokens."""
+        self.requests[name] += 1
+        self.prompts[name] += prompt
+
+    def let_go(self, name: str, prompt: int) -> None:
+        """Keep it no longer."""
+        self.requests[name] -= 1
+        self.prompts[name] -= prompt
+        if not self.requests[name]:
+            del self.requests[name], self.prompts[name]
+
+    def with_kept(self, load: Load) -> Load:
+        """Return a load as it is when all for whom places are kept have asked."""
+        if load.name not in self.requests:
+            return load
+        requests, prompts = self.requests[load.name], self.prompts[load.name]
+        return evolve(load, busy=load.busy + requests, pending=load.pending + prompts)
+
+
+@define(eq=False)
 class Route:
     """Who computes a request: one worker, or a decode with a prefill before it; each keeps a place until it is asked.
 
@@ -61,14 +88,16 @@ class Route:
 
     decode: Worker
     prefill: Worker | None
-    _places: Counter[str]
+    _places: Places
     _outliers: Outliers
+    _prompt: int  # tokens
     _kept: list[str] = field(init=False)
     tries: list[str] = field(init=False)  # what had been set aside, and is tried again by this one request
 
     def __attrs_post_init__(self) -> None:
         self._kept = list(self.names)
-        self._places.update(self._kept)
+        for name in self._kept:
+            self._places.keep(name, self._prompt)
         self.tries = [name for name in {*self.names, self.name} if self._outliers.try_again(name)]
 
     @property
@@ -105,9 +134,7 @@ class Route:
 
     def _let_go(self, name: str) -> None:
         self._kept.remove(name)
-        self._places[name] -= 1
-        if not self._places[name]:
-            del self._places[name]
+        self._places.let_go(name, self._prompt)
 
 
 def pair(prefill: Worker, decode: Worker) -> str:
@@ -129,7 +156,7 @@ class Routing:
     watch: Watch = Watch()
     ranked: Callable[[Leg], Iterable[Worker]] | None = None  # of `pool`, as the policy ranks them
     outliers: Outliers = field(init=False, factory=Outliers)
-    _places: Counter[str] = field(init=False, factory=Counter)  # kept for those that are about to ask
+    _places: Places = field(init=False, factory=Places)
     _order: trio.StrictFIFOLock = field(init=False, factory=trio.StrictFIFOLock)
 
     def choose(self, need: Need, but: Collection[str] = ()) -> Route | None:
@@ -147,8 +174,8 @@ class Routing:
         whole = self._free(workers, Leg.BOTH, need)
         prefill, decode = self._pair(workers, need)
         if prefill is None or decode is None or (whole is not None and need.prompt < self.prefill_tokens_min):
-            return None if whole is None else Route(whole, None, self._places, self.outliers)
-        return Route(decode, prefill, self._places, self.outliers)
+            return None if whole is None else Route(whole, None, self._places, self.outliers, need.prompt)
+        return Route(decode, prefill, self._places, self.outliers, need.prompt)
 
     def _first(self, ranked: Iterable[Worker], leg: Leg, need: Need) -> Iterator[Worker]:
         """Yield workers from the least busy on, up to the first that none behind it is preferred to.
@@ -165,7 +192,7 @@ class Routing:
             if leg is Leg.PREFILL and worker.bootstrap is None:
                 continue
             yield worker
-            wanted -= load.fits(tokens) and not self._places[load.name]
+            wanted -= load.fits(tokens) and load.name not in self._places.requests
             if not wanted:
                 return
 
@@ -275,5 +302,5 @@ class Routing:
             of_leg = [worker for worker in of_leg if worker.bootstrap is not None]
         loads = [worker.load for worker in of_leg]
         tokens = need.prompt if leg is Leg.PREFILL else need.total
-        at = self.policy([evolve(load, busy=load.busy + self._places[load.name]) for load in loads], tokens)
+        at = self.policy([self._places.with_kept(load) for load in loads], tokens)
         return None if at is None else of_leg[at]

@@ -23,7 +23,7 @@ from tests.sim.model import VOCABULARY
 from tests.sim.net import Net
 from tests.sim.nodes import Plan, Spot
 from tests.sim.probes import health
-from tests.sim.seed import CHAOS_S, DEADLINES, Run, traced
+from tests.sim.seed import CHAOS_S, DEADLINES, PENDING_PREFILL, Run, traced
 from tests.sim.system import LIMITS
 from tests.world import World
 
@@ -196,7 +196,7 @@ class ClusterRun(Run):
 
     def _costs(self, leg: Leg = Leg.BOTH, node: str = "main") -> LegCosts:
         rng = self.rng
-        return LegCosts(
+        costs = LegCosts(
             slots=rng.randint(1, 3),
             step_s=rng.choice((0.02, 0.05, 0.1)),
             prefill_s=rng.choice((0.0, 0.002, 0.02)),
@@ -205,6 +205,8 @@ class ClusterRun(Run):
             leg=leg,
             node=node,
         )
+        costs.pending_prefill_max = PENDING_PREFILL[costs.step_s]
+        return costs
 
     def _system(self) -> Callable[[], Cluster]:
         """Draw the nodes; return what makes the gateway's, as often as that one begins."""

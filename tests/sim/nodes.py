@@ -28,7 +28,7 @@ from supervisor.wires import At
 from tests.sim.freeing import Freeing
 from tests.sim.legs import LegCosts, LegHost, Rooms
 from tests.sim.net import Accepted, Net
-from tests.sim.offers import plug, work
+from tests.sim.offers import offer_of, plug, work
 from tests.sim.simulated import SimulatedHost
 from tests.world import World
 
@@ -180,7 +180,7 @@ class Spot:
     def offers(self) -> list[Offer]:
         """The workers that there will be."""
         many, costs = self.kwargs["workers"], self.costs
-        return [Offer(f"{self.name}-{each}", "tiny", costs.leg, costs.slots, up=False) for each in range(many)]
+        return [offer_of(f"{self.name}-{each}", costs.leg, costs) for each in range(many)]
 
     def start(self) -> None:
         """Begin a life."""
@@ -238,7 +238,7 @@ def check_inboxes(directory: Directory, inboxes: list[Queue]) -> None:
     for inbox in inboxes:
         assert inbox.waiting == (0, 0), "a call waits for ever"
     for here in directory.here.values():
-        assert (here.load.busy, here.load.tokens) == (0, 0), "a worker counts what is over"
+        assert (here.load.busy, here.load.tokens, here.load.pending) == (0, 0, 0), "a worker counts what is over"
 
 
 def check_links(directory: Directory, gone: Collection[str] = ()) -> None:

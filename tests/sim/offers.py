@@ -12,6 +12,7 @@ from protocol.messages import Generate
 from supervisor.directory import Directory
 from supervisor.endpoints import Here
 from supervisor.plug import Plug
+from tests.fakes import Costs
 from tests.world import World
 
 
@@ -23,12 +24,18 @@ def owner(request: Generate) -> str:
     return request.owner
 
 
+def offer_of(name: str, leg: Leg, costs: Costs) -> Offer:
+    """Return what `supervisor.workers` offers of such an engine."""
+    most = 0 if leg is Leg.DECODE else costs.pending_prefill_max
+    return Offer(name, "tiny", leg, costs.slots, up=False, pending_prefill_tokens_max=most)
+
+
 def plug(world: World, directory: Directory, leg: Leg = Leg.BOTH) -> list[Queue]:
     """Offer the workers of a node in its directory, as `supervisor.house` does, and return their inboxes."""
     inboxes = []
     world.engines = [Plug(directory.changed) for _ in range(world.workers)]
     for number, each in enumerate(world.engines):
-        offer = Offer(f"{directory.name}-{number}", "tiny", leg, world.costs.slots, up=False)
+        offer = offer_of(f"{directory.name}-{number}", leg, world.costs)
         address, inbox = queue(max(1, world.inbox_size), urgency, owner, work_of)
         inboxes.append(inbox)
         directory.here[offer.name] = Here(directory.name, offer, address, each, directory.changed, inbox, directory)
@@ -42,6 +49,8 @@ async def work(
     engine = await world.engines[number].wait()
     directory.turn_away()
     try:
-        await decode(inboxes[number], engine, world.costs.slots, world.deadlines, task_status=task_status)
+        costs, leg = world.costs, list(directory.here.values())[number].leg
+        most = costs.pending_prefill_max if leg is Leg.BOTH else 0
+        await decode(inboxes[number], engine, costs.slots, world.deadlines, None, most, task_status=task_status)
     finally:
         list(directory.here.values())[number].turn_away()

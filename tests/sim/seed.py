@@ -30,6 +30,7 @@ from tests.world import LONG_S, living
 DEADLINES = Deadlines(first_token_s=8.0, gap_s=2.0, total_s=30.0, release_s=1.0, leak_s=2.0)
 KINDS = (*[HttpClient] * 5, *[LaneClient] * 6, TextClient, TextClient, PostClient, DeafClient, DeafLaneClient)
 ALONE: tuple[type[Alone], ...] = (BlackHole, UnfairKeys, StuckSlot, NeverUp, CrashingNeighbour, SlowReaders)
+PENDING_PREFILL = {0.02: 0, 0.05: 30, 0.1: 200}  # by what a step takes: a draw more would make every seed another
 STOP_S = 15.0  # for every child that does not end by itself, one after the other
 ALONE_SHARE = 0.2  # of the seeds, those in which one thing goes wrong with nothing else
 CHAOS_S = 10_000.0  # of virtual time at most; clocks jump, too
@@ -80,6 +81,7 @@ class Run:
             release_s=rng.choice((0.0, 0.01, 0.3)),
             vocabulary_size=VOCABULARY,
         )
+        costs.pending_prefill_max = PENDING_PREFILL[costs.step_s]
         network = {
             "delay_s": rng.choice((0.0, 0.002, 0.05)),
             "piece_max": rng.choice((3, 40, 1000, 1000, 1000, 1000)),

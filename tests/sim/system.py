@@ -382,11 +382,13 @@ class System(World):
 
     def check_routes(self) -> None:
         """Check that no request is on its way through the router, and that no worker counts one."""
-        assert not self.routing._places, "a place is kept for nobody"
+        assert not self.routing._places.requests, "a place is kept for nobody"
         for each in (self.routed, *self.inboxes):
             assert each.waiting == (0, 0), "a call waits for ever"
         for worker in (*self.offered.here.values(), *self.directory.workers("tiny")):
-            assert (worker.load.busy, worker.load.tokens) == (0, 0), "a worker counts what is over"
+            assert (worker.load.busy, worker.load.tokens, worker.load.pending) == (0, 0, 0), (
+                "a worker counts what is over"
+            )
 
     def _check_doors(self) -> None:
         assert not self.door.connections, "a connection was left behind"

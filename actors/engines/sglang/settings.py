@@ -31,11 +31,12 @@ ALWAYS: dict[str, Setting] = {
     "host": "127.0.0.1",
     "log_level": "warning",
 }
+CHUNK_ON_CPU = 256  # an abort waits for the piece that is being computed: some 20 ms
 ON_CPU: dict[str, Setting] = {
     "device": "cpu",
     "attention_backend": "torch_native",
     "disable_cuda_graph": True,
-    "chunked_prefill_size": 256,  # an abort waits for the piece that is being computed: some 20 ms
+    "chunked_prefill_size": CHUNK_ON_CPU,
     "mem_fraction_static": 0.1,
 }
 ENVIRONMENT = {

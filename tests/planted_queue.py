@@ -1,0 +1,42 @@
+"""Bugs to plant where prompts wait outside an engine, so that keys take turns."""
+
+from __future__ import annotations
+
+from tests.planted import Bug, Bugs
+
+QUEUE: Bugs = {
+    "actors/_prefill.py": (
+        Bug("an engine has any number of prompts", "self.tokens + size <= self.tokens_max", "True"),
+        Bug("a longer prompt never enters", "return not self.tokens or not", "return not"),
+    ),
+    "actors/_queue.py": (
+        Bug("what does not fit is passed", "if not left and not fits(", "if False and not fits("),
+        Bug(
+            "whoever comes while there is no room is not looked at",
+            "        self._news.unpark_all()  # also if",
+            "        pass  # also if",
+        ),
+    ),
+    "actors/decode.py": (
+        Bug(
+            "a prompt that never began is pending for ever",
+            "    finally:\n        begun()\n",
+            "    finally:\n        pass\n",
+        ),
+        Bug("a prompt is pending until its answer ends", "            begun()\n            call", "            call"),
+        Bug("nobody looks again when a prompt has begun", "            inbox.retry()", "            pass"),
+    ),
+    "actors/routing/load.py": (
+        Bug("a router gives a worker any number of prompts", " or 0 < self.pending_max <= self.pending", ""),
+    ),
+    "actors/routing/journey.py": (
+        Bug("a prefill's prompts are pending until they are handed over", "prefill.begun(request.id)", "pass"),
+    ),
+    "supervisor/endpoints.py": (
+        Bug(
+            "a prompt that never began is pending at its worker for ever",
+            "            self.pending.discard(request.id)\n            self._count(asker",
+            "            self._count(asker",
+        ),
+    ),
+}
