@@ -338,6 +338,7 @@ class Links:
         said = "a node stands still" if link.stalled else "a node that stood still is heard again"
         log.log(logging.WARNING if link.stalled else logging.INFO, said, extra={"peer": peer})
         self.directory.changed.unpark_all()
+        self.directory.turn_away()  # who is heard again may do what waits here for an engine that is down
 
     def _set_pace(self) -> None:
         """Let all others together tell this node of their loads no more often than it can hear, however many they are.

@@ -33,6 +33,13 @@ STALL: Bugs = {
     "supervisor/directory.py": (
         Bug("a node that stands still is chosen", "known.link.lost or known.link.stalled or", "known.link.lost or"),
     ),
+    "supervisor/links.py": (
+        Bug(
+            "what waits for an engine does not go to a node that is heard again",
+            "        self.directory.turn_away()  # who is heard again",
+            "        # who is heard again",
+        ),
+    ),
     "supervisor/line.py": (
         Bug(
             "what is on its way for a moment counts as a host that is gone",

@@ -10,17 +10,21 @@ from attrs import Factory, define, evolve
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from actors._kit import Bugs, mailbox
+from actors._queue import queue
 from protocol.cluster import Leg, NodeState, Offer
-from protocol.errors import LinkLost, PeerLost
+from protocol.errors import ActorLost, LinkLost, PeerLost
 from protocol.frames import VERSION, Beat, Hello, encode
 from protocol.messages import FlushCache, Text
 from protocol.peer import Peer
 from supervisor import crossing, known
+from supervisor.endpoints import Here
 from supervisor.heart import Heart
 from supervisor.link import STALLED, Link
+from supervisor.plug import Plug
 from tests.doors import INFO
 from tests.nodes import Node
 from tests.sim import sim_pair
+from tests.test_directory import waiting
 from tests.test_link import answering
 
 HEART = Heart(beat_s=1.0, silent_s=3.0, stalled_s=15.0)
@@ -234,6 +238,32 @@ class Wire:
 
     def acknowledged_s(self):
         return 0.0
+
+
+async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(nursery, autojump_clock):
+    node = Node("a", section=evolve(Node("a").section, beat_s=1.0, silent_s=3.0, stalled_s=15.0))
+    directory, (address, inbox) = node.directory, queue(2, lambda request: request.priority)
+    plug, offer = Plug(directory.changed), Offer("a-0", "oak", Leg.BOTH, 2, up=False)
+    here = directory.here["a-0"] = Here("a", offer, address, plug, directory.changed, inbox, directory)
+    near, far = memory_stream_pair()
+
+    async def carry():
+        with suppress(PeerLost):
+            await node.links._carry("b", Wire(near), "b")
+
+    nursery.start_soon(carry)
+    await far.send_all(encode(Hello(VERSION, "b", 8)))
+    await wait_all_tasks_blocked()
+    link = directory.nodes["b"][1]
+    link.told(NodeState((OFFER,)))
+    with trio.fail_after(5):
+        while not link.stalled:
+            await directory.changed.park()
+    async with waiting(here, 2) as heard:
+        assert heard == []
+        await far.send_all(encode(Beat()))
+        await wait_all_tasks_blocked()
+        assert heard == [ActorLost] * 2
 
 
 async def test_d8_nobody_chooses_a_node_that_stands_still_and_readiness_and_metrics_say_why(
