@@ -49,6 +49,8 @@ def unready(directory: Directory, models: Sequence[str]) -> str | None:
     leaving, stalled = directory.leaving, directory.stalled
     here = {f"{directory.name}/{name}": each.plug.how for name, each in directory.here.items()}
     told = {name: offer.why for name, offer in directory.named().items() if offer.why}
+    unlinked = {node: state for node, (state, link, _) in directory.nodes.items() if link is None}
+    nodes = {f"{node}/{each.name}": node for node, state in unlinked.items() for each in state.offers}
 
     def there(name: str, offer: Offer) -> bool:
         return offer.up and name not in leaving and name not in stalled
@@ -56,7 +58,10 @@ def unready(directory: Directory, models: Sequence[str]) -> str | None:
     def how(name: str) -> str:
         if name in stalled:
             return "is on a node that stands still"
-        return "is on a node that drains" if name in leaving else here.get(name) or told.get(name) or "is starting"
+        if name in leaving:
+            return "is on a node that drains"
+        away = f"is on node {nodes[name]}, to which there is no link" if name in nodes else None
+        return here.get(name) or told.get(name) or away or "is starting"
 
     return _missing(directory, models, there, how)
 

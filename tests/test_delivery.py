@@ -129,6 +129,30 @@ async def test_b5_a_drain_waits_for_what_slow_readers_have_not_read(lines, rathe
         assert [(each.outcome, each.bytes) for each in lines()] == [("length", client.stream.read_bytes)]
 
 
+HALF = {
+    "head": b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n",
+    "body": head("POST", "/v1/chat/completions", content_length=100) + b"{",
+    "nothing but the question": head("POST", "/v1/chat/completions", content_length=100, expect="100-continue"),
+}
+
+
+@pytest.mark.parametrize("part", HALF)
+async def test_o_who_has_sent_half_a_request_hears_of_the_drain(part, rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        await client.send(HALF[part])
+        if "100-continue" in HALF[part].decode():
+            assert (await client.reply()).status == 100
+        await trio.sleep(0.1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drained, draining(made, 60.0), nursery)
+            reply = await client.reply()
+            assert (reply.status, reply.error["code"]) == (503, "draining")
+            assert (reply.headers["retry-after"], reply.headers["connection"]) == ("1", "close")
+            assert await client.closed()
+        await at_rest(made)
+
+
 async def test_b5_a_drain_waits_for_readers_of_websockets_too(lines, rather_slow):
     async with rig(**SMALL) as made:
         client = Client(Slow(await made.connect(receive_buffer=2304)))

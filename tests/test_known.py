@@ -102,6 +102,15 @@ async def test_two_nodes_with_workers_of_one_name_are_two(autojump_clock):
         assert known.unready(directory, ["tiny"]) == "engine a/tiny-0 is on a node that drains"
 
 
+async def test_o_an_engine_of_a_node_that_has_gone_is_not_said_to_start(autojump_clock):
+    async with front(None, a=Engine()) as (directory, _):
+        directory.here.clear()
+        directory.expect("a", None, (OFFER,))
+        assert known.unready(directory, ["tiny"]) is None
+        directory.unlinked("a", directory.nodes["a"][1])
+        assert known.unready(directory, ["tiny"]) == "engine tiny-0 is on node a, to which there is no link"
+
+
 async def test_what_the_server_tells_of_itself_counts_both(autojump_clock):
     async with front(Engine(), a=Engine()) as (directory, _):
         told = known.server_info(SimpleNamespace(model=["tiny"]), directory, "1")

@@ -97,6 +97,9 @@ class Drainable(Protocol):
     def drain(self) -> None:
         """End as soon as nothing is being answered."""
 
+    def cut(self) -> None:
+        """Refuse what has come in part."""
+
 
 @define(eq=False)
 class Door:
@@ -284,7 +287,12 @@ class Door:
         return outbox.dropped or ("drain" if self.gate.draining and outbox.let_go else "left")
 
     def cut(self) -> int:
-        """End every answer that still runs with a retryable error, and return how many there were."""
+        """End every answer that still runs with a retryable error, and return how many there were.
+
+        Requests that have come in part hear the same: the rest of them would be refused.
+        """
+        for connection in tuple(self.connections.values()):
+            connection.cut()
         return self.asking.cut_all(Draining("the server is shutting down"))
 
     async def answer(

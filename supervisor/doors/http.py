@@ -32,6 +32,7 @@ from supervisor.doors.routes import Route
 AHEAD_BYTES_MAX = 64 * 1024  # of further requests, that are kept while one is being answered
 HANDSHAKE = (b"connection", b"upgrade", b"sec-websocket-key", b"sec-websocket-version")
 SAID_CHARACTERS_MAX = 200
+SHUTS_DOWN = "the server is shutting down"
 PIECES_A_TURN = 64  # of a body, before others may run: a piece can be a single byte
 PIECES_FREE = 4  # that are read without waiting for those who send many
 
@@ -52,6 +53,8 @@ class HttpConnection:
     _syntax: h11.Connection = field(init=False)
     _raw: bytearray | None = field(factory=bytearray)  # what has come of this head, for whoever takes over
     _idle: trio.CancelScope | None = None
+    _patience: trio.CancelScope | None = None  # with the head or the body that comes now
+    _cut: bool = False
     busy: bool = False  # a whole request has come, and its answer has not ended
     _served: int = 0
     _cut_short: bool = False  # more came ahead than is kept: one more is answered, with the word that it is the last
@@ -69,6 +72,12 @@ class HttpConnection:
         """Let go of a connection that waits for its next request."""
         if self._idle is not None:
             self._idle.cancel(reason="drain")
+
+    def cut(self) -> None:
+        """Refuse what has come in part: the rest would be refused, too."""
+        self._cut = True
+        if self._patience is not None:
+            self._patience.cancel(reason="drain")
 
     def refuse(self, error: RequestError) -> None:
         """Say no to a connection before it has said anything."""
@@ -119,7 +128,7 @@ class HttpConnection:
         limits = self.door.limits
         begun = bool(self._raw)  # it was sent ahead, behind what has been answered
         with trio.move_on_after(limits.idle_s if self._served and not begun else limits.head_s) as patience:
-            self._idle = None if begun else patience
+            self._idle, self._patience = None if begun else patience, patience
             try:
                 event = await self._event()
             except h11.RemoteProtocolError as error:
@@ -129,7 +138,7 @@ class HttpConnection:
         if self._raw:  # half a head has come; who has asked nothing needs no answer
             exchange = self._exchange()
             exchange.last = True
-            exchange.fail(SlowClient(f"the head did not come within {limits.head_s} s"))
+            exchange.fail(self._overdue("head", limits.head_s))
         return None
 
     def _fits(self, request: h11.Request) -> bool:
@@ -179,7 +188,7 @@ class HttpConnection:
         body, limit, pieces = bytearray(), self.door.limits.body_bytes_max, 0
         if (size := exchange.header(b"content-length")) and int(size) > limit:
             raise TooLarge(f"the body is {int(size)} bytes long; at most {limit} are read")
-        with trio.move_on_after(self.door.limits.body_s):
+        with trio.move_on_after(self.door.limits.body_s) as self._patience:
             while True:
                 event = await self._event()
                 if isinstance(event, h11.Data):
@@ -194,7 +203,11 @@ class HttpConnection:
                     return bytes(body)
                 else:
                     raise Gone
-        raise SlowClient(f"the body did not come within {self.door.limits.body_s} s")
+        raise self._overdue("body", self.door.limits.body_s)
+
+    def _overdue(self, what: str, within_s: float) -> RequestError:
+        """Return why a request that has come in part is waited for no longer."""
+        return Draining(SHUTS_DOWN) if self._cut else SlowClient(f"the {what} did not come within {within_s} s")
 
     async def _watch(self, exchange: Exchange, answering: trio.CancelScope) -> None:
         """Notice that the client leaves while it is being answered; keep what it sends ahead, if it is not too much."""
@@ -226,7 +239,7 @@ class HttpConnection:
         try:
             key = exchange.key = self.door.knock(self.outbox, exchange.headers)
             if self.door.gate.draining:
-                raise Draining("the server is shutting down")
+                raise Draining(SHUTS_DOWN)
             if not _is_handshake(exchange):
                 raise BadRequest("this is no WebSocket handshake of version 13")
         except RequestError as error:

@@ -208,6 +208,9 @@ class Session:
         self._draining = True
         self._news.unpark_all()
 
+    def cut(self) -> None:
+        """Do nothing more: a drain has closed what waits for the rest of a message."""
+
     async def run(self) -> None:
         """Read and answer until the client leaves, is too slow, or is told to go."""
         try:
