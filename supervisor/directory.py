@@ -113,6 +113,7 @@ class Directory:
             self.models.forget(node)
             self._hearers.discard(node)
             self._down(node, known)
+            self._rejudge()
             self.changed.unpark_all()
 
     def told(self, node: str, state: NodeState) -> None:
@@ -125,10 +126,19 @@ class Directory:
         known.routes = state.routes
         (self._hearers.add if state.routes and known.link is not None else self._hearers.discard)(node)
         self._told(node, known, state)
+        self._rejudge()
         for neighbour in state.neighbours:
             self._heard(neighbour, from_itself=neighbour.name == node)
         self.changed.unpark_all()  # first: what is derived from before would say that nobody has come up
         self.turn_away()
+
+    def _rejudge(self) -> None:
+        """Ask others of the same model, if other weights of it stand now; how busy they are was told since."""
+        for node, state in self.models.rejudged():
+            known = self._nodes[node]
+            for offer in state.offers:
+                known.workers[offer.name].judged(offer)
+            known.state = state
 
     def told_loads(self, node: str, loads: Loads) -> None:
         """Note how busy others make the workers of a node."""

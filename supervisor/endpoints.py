@@ -204,6 +204,11 @@ class There:
         name, pending_max = f"{self.node}/{offer.name}", offer.pending_prefill_tokens_max
         return Load(name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, pending_max)
 
+    def judged(self, offer: Offer) -> None:
+        """Note another offer of the same worker, which is as busy as before."""
+        last = self.offer
+        self.offer = evolve(offer, running=last.running, waiting=last.waiting, tokens=last.tokens)
+
     def told(self, load: OfferLoad) -> None:
         """Note how busy others make it."""
         running = min(load.requests, self.offer.slots)

@@ -32,6 +32,10 @@ def of_node(metrics: Metrics, directory: Directory) -> None:
             "Requests that the engine was given, those that wait for a slot included",
             lambda: {each.load.name: float(each.busy) for each in directory.here.values()},
         ),
+        "espalier_engine_refused": (
+            "Whether the engine is never asked, since its model is another one",
+            lambda: {name: float(name in directory.models.whys) for name in directory.named()},
+        ),
     }
 
 

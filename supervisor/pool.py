@@ -11,6 +11,7 @@ from attrs import define, field
 
 from actors.routing.ports import Worker
 from protocol.cluster import Leg
+from supervisor.own_models import OwnModels
 
 Key: TypeAlias = tuple[bool, float, int, str]
 
@@ -61,6 +62,8 @@ def _key(worker: Worker) -> Key:
 class Known(Protocol):
     """What a pool needs of a directory."""
 
+    models: OwnModels
+
     def ranked(self, model: str, leg: Leg) -> Ranked:
         """Return the workers of a model and a leg that can be asked now."""
 
@@ -92,6 +95,10 @@ class Workers:
     def expected(self) -> Mapping[str, Leg]:
         """Return the legs of all that are known, by their names: also of those that cannot be asked at the moment."""
         return self.directory.legs(self.model)
+
+    def weights(self) -> str | None:
+        """Return which weights are served, None if that is not known: an answer goes on with no others."""
+        return self.directory.models.standing.get(self.model)
 
     async def wait_changed(self) -> None:
         """Wait until a worker has come, gone, or has room."""

@@ -1,16 +1,18 @@
 """What a cluster costs to keep: bytes and CPU a node and a second, CPU a routing decision, at 10, 100 and 1,000 nodes.
 
 Real links, directories and tellers in one process, in virtual time, over a network in memory: WebSockets, TLS and the
-kernel are not in it. CPU is the process's, so that of all nodes together; what only one of them spends is told apart by
-what it spends when nothing else happens.
+kernel are not in it. CPU is measured for all nodes together, and for the gateway's alone: each step of its tasks, which
+read frames, note loads, rank workers and tell others, by the thread's own clock.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
@@ -46,6 +48,41 @@ class _Links(Links):
     async def _listen(self, nursery: trio.Nursery, at: At) -> None:
         self.directory.address = str(at)
         self.net.listening[str(at)] = self.name, partial(nursery.start_soon, self._accepted)
+
+
+class Steps(trio.abc.Instrument):
+    """Counts the steps of one task and of all below it, and the CPU seconds that they took."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.spent_s = 0.0
+        self._below: set[trio.lowlevel.Task] = set()
+        self._began = 0.0
+
+    async def run(self, job: Callable[..., Awaitable[None]], *, task_status: trio.TaskStatus[None]) -> None:
+        """Run what is to be measured."""
+        self._below.add(trio.lowlevel.current_task())
+        await job(task_status=task_status)
+
+    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+        """Count a task whose nursery is one of ours."""
+        if task.parent_nursery is not None and task.parent_nursery.parent_task in self._below:
+            self._below.add(task)
+
+    def task_exited(self, task: trio.lowlevel.Task) -> None:
+        """Forget a task."""
+        self._below.discard(task)
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Look at the clock."""
+        if task in self._below:
+            self._began = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Look at it again."""
+        if task in self._below:
+            self.number += 1
+            self.spent_s += time.thread_time() - self._began
 
 
 class _Engine:
@@ -92,27 +129,34 @@ async def measured(many: int) -> dict[str, float]:
         for name in names[1:]:
             front.directory.expect(name, f"{name}:7400")
         async with trio.open_nursery() as nursery:
-            for each in nodes:
+            steps = Steps()
+            trio.lowlevel.add_instrument(steps)
+            await nursery.start(partial(steps.run, front.run))
+            for each in workers:
                 await nursery.start(each.run)
             with trio.fail_after(600):
                 while len(front.directory.workers(MODEL)) < many:  # noqa: ASYNC110  # of many nodes
                     await trio.sleep(1)
             await trio.sleep(10)
+            gc.collect()
+            gc.freeze()  # what all other nodes hold is not the gateway's to look through
             heres = [(each, here) for each in workers for here in each.directory.here.values()]
             found["links of a worker"] = sum(len(each._carried) for each in workers) / many
             for what, asker in (("idle", ""), ("asked by the gateway", FRONT), ("asked by others", None)):
-                found |= await _period(what, asker, nodes, heres)
+                found |= await _period(what, asker, nodes, heres, steps)
             _routing(front.directory, found)
             nursery.cancel_scope.cancel()
     return found
 
 
 async def _period(
-    what: str, asker: str | None, nodes: list[Links], heres: list[tuple[Links, Here]]
+    what: str, asker: str | None, nodes: list[Links], heres: list[tuple[Links, Here]], steps: Steps
 ) -> dict[str, float]:
     front, workers = nodes[0], nodes[1:]
     before, began = _bytes(front), time.process_time()
     own = sum(map(_bytes, workers))
+    front.directory.ranked(MODEL, Leg.BOTH)  # as a router has it, to be kept in order from now on
+    number, gateway_s = steps.number, steps.spent_s
     for turn in range(int(LASTS_S * CHANGES)):
         if asker != "":
             for _, here in heres:
@@ -123,6 +167,8 @@ async def _period(
         f"{what}: bytes a second of the gateway": (_bytes(front) - before) / LASTS_S,
         f"{what}: bytes a second of a worker": (sum(map(_bytes, workers)) - own) / LASTS_S / len(workers),
         f"{what}: CPU of all, share of a core": spent_s / LASTS_S,
+        f"{what}: CPU of the gateway, share of a core": (steps.spent_s - gateway_s) / LASTS_S,
+        f"{what}: steps of the gateway a second": (steps.number - number) / LASTS_S,
     }
 
 

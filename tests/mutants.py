@@ -44,7 +44,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "gateway": (GATEWAY, ("fair", "delivery", "strangers", "budgets", "doors")),
     "cluster": (CLUSTER, ("streams", "directory", "attached", "examples", "links")),
     "config": (CONFIG, ("config",)),
-    "telling": (TELLING, ("telling",)),
+    "telling": (TELLING, ("telling", "router")),
     "pairs": (PAIRS, ("directory", "router")),
     "pieces": (PIECES, ("pieces", "doors")),
     "loop": (LOOP, ("loop",)),
@@ -67,7 +67,9 @@ SUITES = {  # the quickest first
     "examples": [f"tests/test_{name}.py" for name in ("kit", "queue", "link", "decode", "stuck_slots")],
     "links": ["tests/test_links.py"],
     "stall": ["tests/test_stalls.py", "tests/test_acknowledged.py"],
-    "telling": [f"tests/{name}.py" for name in ("test_telling", "test_one_link", "protocol/test_greeting")],
+    "telling": [
+        f"tests/{name}.py" for name in ("test_telling", "test_one_link", "test_own_models", "protocol/test_greeting")
+    ],
     "engines": [f"tests/{name}.py" for name in ("test_settings", "test_adapter", "protocol/test_model_folder")],
     "grammars": ["tests/test_grammars.py", "tests/protocol/test_grammars.py"],
     "config": [f"tests/test_{name}.py" for name in ("config", "config_files", "toml_lines", "reloading")],

@@ -18,6 +18,28 @@ TELLING: Bugs = {
             "        self.changed.unpark_all()\n        if isinstance(",
         ),
         Bug("all are told every load", "if node in self._hearers:", "if True:"),
+        Bug(
+            "who waits is not woken when a twin's claim expires",
+            "with trio.move_on_at(min((until for _, until in self.twins.values() if now < until), default=inf)):",
+            "with trio.move_on_at(inf + now):",
+        ),
+    ),
+    "supervisor/own_models.py": (
+        Bug("workers of other weights are asked", "if weights is None or weights == standing or", "if True or"),
+        Bug(
+            "of equally many the newer weights stand",
+            "(len(holders[each]), each == before)",
+            "(len(holders[each]), each != before)",
+        ),
+        Bug("who is down goes on counting", "if offer.up and not state.draining and mismatch", "if mismatch"),
+        Bug("who was refused once is not asked again", "            self._changed.add(model)\n", ""),
+    ),
+    "actors/routing/journey.py": (
+        Bug(
+            "an answer goes on with other weights",
+            "if not (sent and self._weights not in {None, ",
+            "if not (False and self._weights not in {None, ",
+        ),
     ),
     "supervisor/links.py": (
         Bug(

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from io import StringIO
 from types import SimpleNamespace
 
 import pytest
 import trio
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
-from protocol.cluster import GetStatus, Leg, NodeState, Offer
+from protocol.cluster import GetStatus, Leg, Loads, NodeState, Offer, OfferLoad
 from protocol.errors import PeerViolation, StartFailed
 from protocol.messages import EngineInfo
 from protocol.model_folder import WEIGHTS, digest
-from supervisor import known
+from supervisor import gauges, known
 from supervisor.board import board
 from supervisor.controls import Controls
 from supervisor.directory import Directory
+from supervisor.metrics import Metrics
 from supervisor.own_models import OwnModels
 from supervisor.plug import Plug
 from supervisor.workers import Worker, _decode
@@ -88,6 +92,98 @@ async def test_c8_the_log_says_it_once_and_the_status_as_long_as_it_is_so(direct
 async def test_c8_who_tells_no_digest_or_has_weights_beside_is_asked(directory, told):
     directory.told("far", NodeState((offer("one", evolve(INFO, digest=told)),)))
     assert len(directory.workers("oak")) == 1
+
+
+# Behind a gateway that has no weights ------------------------------------------------------
+
+OLD, NEW = (evolve(INFO, digest=(*OWN, *digest({WEIGHTS: each}))) for each in (b"old", b"new"))
+
+
+def tell(directory, node, *infos, up=True, draining=False):
+    """Let a node tell of workers that are up, or down, with these models."""
+    if directory.nodes.get(node, (None, None))[1] is None:
+        directory.linked(node, a_link())
+    offers = tuple(evolve(offer(f"w{at}", info), up=up) for at, info in enumerate(infos))
+    directory.told(node, NodeState(offers, draining=draining))
+
+
+def asked(directory):
+    return [worker.load.name for worker in directory.workers("oak")]
+
+
+async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_name(directory, caplog):
+    tell(directory, "a", OLD)
+    tell(directory, "b", NEW)
+    assert asked(directory) == ["a/w0"]
+    why = "its model is another one: its weights are not those of a/w0"
+    assert [(each.peer, each.engine, each.reason) for each in caplog.records] == [("b", "w0", why)]
+    status = await Controls(directory, "run", "1", no_loads).answer(GetStatus())
+    assert status.refused == (f"engine b/w0 is not asked: {why}",)
+    metrics = Metrics()
+    gauges.of_node(metrics, directory)
+    assert 'espalier_engine_refused{of="b/w0"} 1.0' in metrics.text({}).decode()
+    assert known.up(directory) == {"a/w0": 1.0, "b/w0": 0.0}
+    assert known.unready(directory, ["oak"]) is None
+
+
+@pytest.mark.parametrize("goes", ["link", "down", "drain"])
+async def test_c8_other_weights_are_asked_once_those_that_stood_are_gone(directory, goes):
+    tell(directory, "a", OLD)
+    tell(directory, "b", NEW)
+    if goes == "link":
+        directory.unlinked("a", directory.nodes["a"][1])
+    else:
+        tell(directory, "a", OLD, up=goes != "down", draining=goes == "drain")
+    assert asked(directory) == ["b/w0"]
+    assert directory.models.whys == ({} if goes == "link" else directory.models.whys)
+    tell(directory, "a", OLD)
+    assert asked(directory) == ["b/w0"], "of equally many those stand that stood before"
+    assert list(directory.models.whys) == ["a/w0"]
+
+
+async def test_c8_the_weights_stand_that_most_have_and_loads_are_kept(directory):
+    tell(directory, "a", OLD, OLD)
+    tell(directory, "b", NEW, NEW)
+    directory.told_loads("b", Loads((OfferLoad("w0", 2, 7),)))
+    tell(directory, "c", NEW)
+    assert asked(directory) == ["b/w0", "b/w1", "c/w0"]
+    assert (directory.workers("oak")[0].load.busy, directory.workers("oak")[0].load.tokens) == (2, 7)
+    assert list(directory.models.whys) == ["a/w0", "a/w1"]
+    for leaves in "bc":
+        directory.unlinked(leaves, directory.nodes[leaves][1])
+    assert asked(directory) == ["a/w0", "a/w1"]
+
+
+async def test_c8_weights_of_a_gateway_that_has_them_decide_however_many_have_others(directory):
+    directory.models = OwnModels({"oak": OLD.digest})
+    tell(directory, "b", NEW, NEW)
+    tell(directory, "a", OLD)
+    assert asked(directory) == ["a/w0"]
+
+
+words = st.tuples(st.sampled_from("abc"), st.lists(st.sampled_from([OLD, NEW, INFO, SMALL]), max_size=3), st.booleans())
+
+
+@given(st.lists(words, max_size=12))
+def test_c8_whatever_nodes_tell_those_are_asked_whose_weights_most_have_who_are_up(told):
+    async def scenario():
+        await trio.lowlevel.checkpoint()
+        directory, last = Directory("here", models=OwnModels({"oak": OWN})), {}
+        for node, infos, up in told:
+            tell(directory, node, *infos, up=up)
+            last[node] = infos if up else []
+            counts = Counter(info.digest for infos in last.values() for info in infos)
+            served = {each.offer.engine.digest for each in directory.workers("oak")}
+            weights = served & {OLD.digest, NEW.digest}
+            assert len(weights) == bool(counts[OLD.digest] + counts[NEW.digest])
+            assert all(counts[each] == max(counts[OLD.digest], counts[NEW.digest]) for each in weights)
+            assert served - weights == ({OWN} if counts[OWN] else set())
+        for node in last:
+            directory.unlinked(node, directory.nodes[node][1])
+        assert not directory.models._states
+        assert not any(directory.models._holders.values())
+
+    trio.run(scenario)
 
 
 async def test_c8_a_digest_without_end_is_not_believed(directory):

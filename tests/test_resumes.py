@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trio
 from trio.testing import wait_all_tasks_blocked
 
 from actors.routing.load import least_loaded
@@ -58,3 +59,22 @@ async def test_whoever_watches_hears_what_nobody_else_could_go_on_with(autojump_
         with pytest.raises(EngineLost):
             await ask(world, generate(grammar=Grammar(GrammarKind.REGEX, "a*")))
     assert heard == ["engine_lost"]
+
+
+async def test_c8_an_answer_does_not_go_on_with_other_weights(autojump_clock):
+    async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as world:
+        world.pool.has = "old"
+        world.pool.change("b")
+        wanted = generate("x", tokens_max=10)
+        async with trio.open_nursery() as nursery:
+
+            async def turns():
+                await trio.sleep(2.5)
+                world.pool.has = "new"
+                world.pool.change("a")
+
+            nursery.start_soon(turns)
+            with pytest.raises(EngineLost):
+                await ask(world, wanted)
+        assert world.worker("b").asked == []
+        check_whole(await ask(world, generate("y")), generate("y"))  # what begins now begins with the new ones

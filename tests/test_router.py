@@ -162,6 +162,7 @@ class FakePool:
     all: list
     stage: trio.Nursery
     gone: set[str] = Factory(set)
+    has: str | None = None  # which weights
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     def workers(self) -> list:
@@ -169,6 +170,9 @@ class FakePool:
 
     def expected(self) -> dict:
         return {worker.name: worker.leg for worker in self.all}
+
+    def weights(self) -> str | None:
+        return self.has
 
     async def wait_changed(self) -> None:
         await self.changed.park()

@@ -51,6 +51,7 @@ class Journey:
     _sent: list[int] = field(factory=list)
     _before: int = 0  # tokens that were sent before the worker that is being asked
     _first: Route | None = None  # the one that began the answer
+    _weights: str | None = None  # of those who have begun the answer
     _handed: Route | None = None  # the last one whose prefill has done its part
     _cached: int | None = None  # tokens of the prompt, as that one said; where there are two, the prefill knows
     _lost: set[str] = field(factory=set)
@@ -127,7 +128,7 @@ class Journey:
         """Ask both legs at once: the failure of either ends the other in the same turn."""
         self._before = len(self._sent)
         if self._first is None:
-            self._cached = None
+            self._cached, self._weights = None, self.routing.pool.weights()
         try:
             request = self._continued() if self._again else self.request
             self.unstarted.add(self)
@@ -309,7 +310,10 @@ class Journey:
         if self._crashes and dead:
             raise lost
         with trio.move_on_after(limits.resume_s):
-            return await self.routing.wait_for_other(self.need, self._lost, self._dead, self._pause_s)
+            route = await self.routing.wait_for_other(self.need, self._lost, self._dead, self._pause_s)
+            if not (sent and self._weights not in {None, self.routing.pool.weights()}):
+                return route
+            route.end()  # the rest would be of another model than what was sent
         raise lost
 
     async def _count_stuck(self, within_s: float) -> None:

@@ -41,6 +41,9 @@ class Pool(Protocol):
     def expected(self) -> Mapping[str, Leg]:
         """Return the legs of these and of those that should soon be among them, by the names of their loads."""
 
+    def weights(self) -> str | None:
+        """Return which weights those have that can be asked now, None if that is not known."""
+
     async def wait_changed(self) -> None:
         """Wait until a worker has come, gone, or become less busy."""
 
