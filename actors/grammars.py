@@ -18,7 +18,9 @@ Checker: TypeAlias = Asks[CheckGrammar, GrammarChecked, GrammarChecked]
 Heard: TypeAlias = Callable[[str, float], None]
 """Hears of each check how it ended (`accepted`, `refused`, `left`, or an error's code) and how long it took."""
 
-READY_WITHIN_S = 20.0  # a checker that is started again
+# A checker that is started again. A constant: who would rather wait less has `first_token_s`, and who waits for longer
+# asks another worker's.
+READY_WITHIN_S = 20.0
 
 
 @define(eq=False)

@@ -12,7 +12,7 @@ from supervisor.sections import Cluster
 RAISED_MAX = 1_048_576  # some programs walk through all that they could have
 OF_PROCESS = 64  # of the interpreter, the event loop, logs, threads, files that are read now and then
 OF_ENGINE = 8  # its link, its output, its pidfd, its log, and what its start takes for a moment
-OF_LISTENERS = 160  # connections that are refused, strangers and operators at the node's own port, and the listeners
+OF_LISTENERS = 128  # connections that are refused, operators at the node's own port, and the listeners
 OF_METRICS = 128
 
 
@@ -33,7 +33,7 @@ def needed(cluster: Cluster, name: str) -> dict[str, int]:
         "connections": cluster.gateway.limits.connections_max if cluster.gateway.node == name else 0,
         "links": len(cluster.node) - 1 + len(cluster.cluster.join),
         "engines": OF_ENGINE * (engines + 1) if engines else 0,  # and what they are forked from
-        "listeners": OF_LISTENERS + OF_METRICS * (section.metrics is not None),
+        "listeners": OF_LISTENERS + cluster.cluster.greets_max + OF_METRICS * (section.metrics is not None),
         "the process": OF_PROCESS,
         "the reserve": RESERVE,
     }

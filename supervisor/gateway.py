@@ -23,7 +23,9 @@ BACKLOG = 128  # connections that the kernel holds for us
 NO_DESCRIPTORS = (  # what those are told whom not even a task is spent on
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
-REFUSING_MAX = 64  # connections that are told why there is no room for them; more are closed without a word
+# Connections that are told why there is no room for them; more are closed without a word. A constant: it is politeness
+# beyond `connections_max`, and changes nothing for whoever is served.
+REFUSING_MAX = 64
 
 
 async def gateway(

@@ -282,9 +282,8 @@ def _linking(links: Links) -> Child:
         about=f"other nodes at {links.listen}" if links.listen else "dials the other nodes",
         limits=(
             ("streams of a node", section.streams_max),
-            ("beat s", section.beat_s),
-            ("silent s", section.silent_s),
-            ("greet s", section.greet_s),
+            *((f"{key} s", getattr(section, f"{key}_s")) for key in ("beat", "silent", "greet")),
+            ("greets", section.greets_max),
             ("tells a second", section.tells_max),
         ),
     )

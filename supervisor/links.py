@@ -39,8 +39,7 @@ from supervisor.tree import Backoff
 
 log = logging.getLogger(__name__)
 
-STRANGERS_MAX = 32  # connections that have not proved yet who they are
-OPERATORS_MAX = 16  # at a time
+OPERATORS_MAX = 16  # at a time; a constant, because a person who looks is one or two, and a program waits its turn
 OPERATOR_STREAMS_MAX = 4
 ANY = Incarnation()
 TWIN = "twin"  # the code of a Bye to a second process of one name
@@ -195,10 +194,11 @@ class Links:
             else:
                 await self._carry(who, wire, who, incarnation)
 
-        if len(self._strangers) >= STRANGERS_MAX:  # the oldest: a node needs a moment only, and must not be kept out
+        if len(self._strangers) >= (most := self.section.greets_max):
+            # The oldest goes: a node needs a moment only, and must not be kept out.
             oldest = next(iter(self._strangers))
             self._strangers.pop(oldest).cancel(reason="too many others have come")
-            self._others.say(host, PeerRefused(f"more than {STRANGERS_MAX} that do not say who they are"))
+            self._others.say(host, PeerRefused(f"more than {most} (greets_max) that do not say who they are"))
         try:
             with trio.CancelScope() as scope:
                 self._strangers[stream] = scope

@@ -28,7 +28,8 @@ from supervisor.workers import offer
 log = logging.getLogger(__name__)
 
 SILENCES = ("beat_s", "silent_s", "stalled_s")
-LINKED = ("streams_max", *SILENCES, "greet_s", "tell_s", "tells_max", "retry_min_s", "retry_max_s", "tls_names")
+GREETED = ("greet_s", "greets_max", "tls_names")
+LINKED = ("streams_max", *SILENCES, *GREETED, "tell_s", "tells_max", "retry_min_s", "retry_max_s")
 TLS_FILES = ("tls_certificate", "tls_key", "tls_authority")
 AT_THE_GATE = ("requests_max", "admit_s", "waiting_max")
 ASKING = ("first_token_s", "total_s")

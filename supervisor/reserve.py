@@ -17,7 +17,8 @@ from attrs import define, field
 
 log = logging.getLogger(__name__)
 
-RESERVE = 16  # an engine's start takes about ten
+# An engine's start takes about ten. A constant: it must be what this code may need at once, whatever a file says.
+RESERVE = 16
 REFUSES_S = 0.05  # between two refusals, so that they are no load; the kernel's queue is bounded
 SAYS_EVERY_S = 60.0
 HEAD_BYTES = 64 * 1024

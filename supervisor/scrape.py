@@ -20,6 +20,7 @@ from supervisor.wires import At
 from supervisor.world import World
 
 PATHS = frozenset({"/health", "/ready", "/metrics"})
+# Constants: whoever scrapes or probes is one or a few, asks for little, and is not a client.
 LIMITS = evolve(DoorLimits(), connections_max=64, key_connections_max=64, body_bytes_max=1024, head_s=5.0, body_s=5.0)
 
 

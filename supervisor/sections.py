@@ -72,6 +72,7 @@ class ClusterSection:
     silent_s: Seconds = 3.0  # after which a silent node is asked nothing, and is lost if its kernel is silent too
     stalled_s: Seconds = 15.0  # after which it is lost though its kernel acknowledges what it is sent
     greet_s: Seconds = 5.0
+    greets_max: Count = 32  # connections of other nodes at a time that have not proved yet who they are
     tell_s: Seconds = 0.1  # between two words of how busy a node is
     tells_max: Count = 500  # such words a second from all nodes together, to one that routes
     retry_min_s: Seconds = 0.1  # between two tries to reach a node

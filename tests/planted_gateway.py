@@ -43,7 +43,7 @@ GATEWAY: Bugs = {
     ),
     "supervisor/doors/budgets.py": (
         Bug("a budget leaks", "        self.held_bytes -= size\n", "        pass\n"),
-        Bug("one key may hold a whole budget", "if before and own > OWNER_SHARE * most:", "if False:"),
+        Bug("one key may hold a whole budget", "if before and own > self.share_max() * most:", "if False:"),
     ),
     "supervisor/doors/memory.py": (
         Bug(

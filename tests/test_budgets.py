@@ -28,8 +28,8 @@ def rather_slow():
     return trio.testing.MockClock(autojump_threshold=0.002)
 
 
-def budget(most=100):
-    return Budget("things", lambda: most)
+def budget(most=100, share=0.75):
+    return Budget("things", lambda: most, lambda: share)
 
 
 def test_what_does_not_fit_is_refused_and_takes_nothing():
@@ -52,6 +52,18 @@ def test_the_first_bytes_are_free_even_when_nothing_is_left():
         with pytest.raises(Overloaded):
             held.grow(1)
     assert made.held_bytes == 0
+
+
+@pytest.mark.parametrize(("share", "second"), [(1.0, 30), (0.1, None)])
+def test_the_share_of_one_key_is_the_operators_choice(share, second):
+    made = budget(share=share)
+    with made.holding("a") as one, made.holding("a") as two:
+        one.grow(70)
+        if second is None:
+            with pytest.raises(Overloaded, match=r"its share \(key_share_max\)"):
+                two.grow(1)
+        else:
+            two.grow(second)
 
 
 def test_d11_one_key_holds_at_most_three_quarters_or_one_thing_that_is_more():

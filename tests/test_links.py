@@ -41,7 +41,6 @@ from protocol.messages import EngineInfo, Text, Tokens
 from supervisor import wires
 from supervisor.line import STRANGER_BYTES_MAX, STRANGER_READ_BYTES, Line
 from supervisor.link_tls import Tls
-from supervisor.links import STRANGERS_MAX
 from tests import certificate
 from tests.fakes import generate
 from tests.nodes import LOOPBACK, QUICK, SECRET, UPGRADE, Node, all_linked, as_peer, ended, grove, stranger, until
@@ -475,10 +474,10 @@ async def test_no_page_in_a_browser_opens_a_link(origin, lines):
 
 
 async def test_two_hundred_silent_connections_keep_no_node_out(lines):
-    a, b = Node("a"), Node("b", section=evolve(QUICK, greet_s=60.0))
+    a, b = Node("a"), Node("b", section=evolve(QUICK, greet_s=60.0, greets_max=20))
     async with grove(b) as nursery:
         silent = [await trio.open_tcp_stream(LOOPBACK, b.links.port) for _ in range(200)]
-        await until(lambda: len(b.links._strangers) == STRANGERS_MAX)
+        await until(lambda: len(b.links._strangers) == 20)
         a.directory.expect("b", b.at)
         await nursery.start(a.run)
         await all_linked(a, b)

@@ -2,7 +2,7 @@
 
 Limits of one connection bound nothing when there are a thousand of them. A budget is taken as the bytes come (a
 `content-length` is a promise), and it is never waited for, so that nobody can hold one part and wait for another. One
-key holds at most three quarters of it, or one thing that is more.
+key holds at most a share of it, or one thing that is more.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from attrs import define, field
 
 from protocol.errors import Overloaded
 
-OWNER_SHARE = 0.75  # of a budget, that one key may hold
-
 
 @define(eq=False)
 class Budget:
-    """Bytes of one kind; `bytes_max` says how many there are now."""
+    """Bytes of one kind; `bytes_max` says how many there are now, `share_max` how much of them one owner may hold."""
 
     what: str  # as an error names it
     bytes_max: Callable[[], int]
+    share_max: Callable[[], float]
     held_bytes: int = 0
     _of: dict[str, int] = field(factory=dict)  # by owner
 
@@ -50,8 +49,10 @@ class Budget:
         if owner is not None:
             before = self._of.get(owner, 0)
             own = before + size
-            if before and own > OWNER_SHARE * most:
-                raise Overloaded(f"the key {owner!r} has its share of the {most} bytes of {self.what} in use")
+            if before and own > self.share_max() * most:
+                raise Overloaded(
+                    f"the key {owner!r} has its share (key_share_max) of the {most} bytes of {self.what} in use"
+                )
             self._of[owner] = own
         self.held_bytes += size
 

@@ -67,6 +67,7 @@ class DoorLimits:
     # Of all clients together, whatever each connection may have: a gateway of 1 GB survives all of them full.
     bodies_bytes_max: Count = 64 * 1024 * 1024  # of requests that are being read or answered
     answers_bytes_max: Count = 256 * 1024 * 1024  # of answers that are kept until they are whole
+    key_share_max: Annotated[float, Within(above=0, at_most=1)] = 0.75  # of each of these two, that one key may hold
     conversations_bytes_max: Count = 128 * 1024 * 1024  # that can be continued
     backlogs_bytes_max: Count = 128 * 1024 * 1024  # that clients have not read yet
     head_s: Seconds = 10.0
@@ -136,8 +137,9 @@ class Door:
     _left: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
-        self.bodies = Budget("requests (bodies_bytes_max)", lambda: self.limits.bodies_bytes_max)
-        self.answers = Budget("answers in one piece (answers_bytes_max)", lambda: self.limits.answers_bytes_max)
+        answers, share = "answers in one piece (answers_bytes_max)", lambda: self.limits.key_share_max
+        self.bodies = Budget("requests (bodies_bytes_max)", lambda: self.limits.bodies_bytes_max, share)
+        self.answers = Budget(answers, lambda: self.limits.answers_bytes_max, share)
         self.memories = Memories(lambda: self.limits.conversations_bytes_max)
         self.backlogs = Backlogs(lambda: self.limits.backlogs_bytes_max)
 
