@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from supervisor.directory import Directory
-from supervisor.metrics import Metrics
+from supervisor.metrics import Metrics, pieces
 from supervisor.traffic import Traffic
 
 
@@ -41,31 +42,48 @@ def of_node(metrics: Metrics, directory: Directory) -> None:
 
 def of_links(directory: Directory, traffic: Mapping[str, Traffic]) -> Iterator[Metric]:
     """Yield what is known of the links to each other node; a lost link's counts go on with the next one's."""
-    up = GaugeMetricFamily("espalier_link_up", "Whether there is a link to the node", labels=("node",))
-    silence = GaugeMetricFamily(
-        "espalier_link_silence_seconds", "Time since the node was last heard, heartbeats included", labels=("node",)
+    known = {node: link for node, (_, link, _) in directory.nodes.items()}
+    all_links = {node: link for node, link in known.items() if link is not None or directory.meets(node)}
+    links = [(node, link) for node, link in all_links.items() if link is not None]
+    crossed = list(traffic.items())
+    gauge, counter = partial(pieces, GaugeMetricFamily), partial(pieces, CounterMetricFamily)
+    yield from gauge(
+        *("espalier_link_up", "Whether there is a link to the node", "node"),
+        (((node,), float(link is not None)) for node, link in all_links.items()),
     )
-    streams = GaugeMetricFamily(
-        "espalier_link_streams", "Streams that are open: asked from here, or served here", labels=("node", "side")
+    yield from gauge(
+        *("espalier_link_silence_seconds", "Time since the node was last heard, heartbeats included", "node"),
+        (((node,), link.silent_s) for node, link in links),
     )
-    queued = GaugeMetricFamily("espalier_link_queued_bytes", "Bytes that wait to leave", labels=("node",))
-    for node, (_, link, _) in directory.nodes.items():
-        if link is None and not directory.meets(node):
-            continue
-        up.add_metric((node,), float(link is not None))
-        if link is not None:
-            silence.add_metric((node,), link.silent_s)
-            streams.add_metric((node, "asked"), float(len(link.peer.asked)))
-            streams.add_metric((node, "served"), float(len(link.peer.served)))
-            queued.add_metric((node,), float(link.peer.queued_bytes))
-    yield from (up, silence, streams, queued)
-    messages = CounterMetricFamily("espalier_link_messages", "Messages", labels=("node", "direction"))
-    sizes = CounterMetricFamily("espalier_link_bytes", "Bytes of messages", labels=("node", "direction"))
-    waits = CounterMetricFamily("espalier_link_waits", "Waits of askers for a free stream", labels=("node",))
-    for node, crossed in traffic.items():
-        messages.add_metric((node, "sent"), crossed.messages_sent)
-        messages.add_metric((node, "received"), crossed.messages_received)
-        sizes.add_metric((node, "sent"), crossed.bytes_sent)
-        sizes.add_metric((node, "received"), crossed.bytes_received)
-        waits.add_metric((node,), crossed.waits)
-    yield from (messages, sizes, waits)
+    yield from gauge(
+        *("espalier_link_streams", "Streams that are open: asked from here, or served here", "node side"),
+        (
+            ((node, side), float(len(streams)))
+            for node, link in links
+            for side, streams in (("asked", link.peer.asked), ("served", link.peer.served))
+        ),
+    )
+    yield from gauge(
+        *("espalier_link_queued_bytes", "Bytes that wait to leave", "node"),
+        (((node,), float(link.peer.queued_bytes)) for node, link in links),
+    )
+    yield from counter(
+        *("espalier_link_messages", "Messages", "node direction"),
+        (
+            ((node, direction), count)
+            for node, each in crossed
+            for direction, count in (("sent", each.messages_sent), ("received", each.messages_received))
+        ),
+    )
+    yield from counter(
+        *("espalier_link_bytes", "Bytes of messages", "node direction"),
+        (
+            ((node, direction), count)
+            for node, each in crossed
+            for direction, count in (("sent", each.bytes_sent), ("received", each.bytes_received))
+        ),
+    )
+    yield from counter(
+        *("espalier_link_waits", "Waits of askers for a free stream", "node"),
+        (((node,), each.waits) for node, each in crossed),
+    )

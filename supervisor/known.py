@@ -25,6 +25,7 @@ from supervisor.metrics import Metrics
 from supervisor.plug import Plug
 
 LOADS_WITHIN_S = 1.0
+ASKED_A_TURN = 50  # of the engines of a large cluster
 FLUSHED_WITHIN_S = 5.0
 
 Engines = Mapping[str, Plug[Engine]]
@@ -138,7 +139,7 @@ async def loads(engines: Engines) -> dict[str, EngineLoad]:
 
 async def metrics_text(engines: Engines, metrics: Metrics) -> bytes:
     """Return the metrics with each engine's own count as it is now; one that does not answer in time is left out."""
-    return metrics.text(await loads(engines))
+    return await metrics.text_in_turns(await loads(engines))
 
 
 # Wherever they are ----------------------------------------------------------------------
@@ -162,7 +163,7 @@ async def all_loads(directory: Directory) -> dict[str, EngineLoad]:
 async def all_metrics_text(directory: Directory, metrics: Metrics) -> bytes:
     """Return the metrics with what `all_loads` returns, and without the calls of nodes that have been forgotten."""
     metrics.keep({directory.name, *directory.nodes})
-    return metrics.text(await all_loads(directory))
+    return await metrics.text_in_turns(await all_loads(directory))
 
 
 async def flush_caches(directory: Directory) -> None:
@@ -198,8 +199,10 @@ async def _ask_all(
             said[name] = error
 
     async with trio.open_nursery() as nursery:
-        for each in directory.every():
+        for number, each in enumerate(tuple(directory.every()), start=1):
             nursery.start_soon(ask, each)
+            if not number % ASKED_A_TURN:
+                await trio.lowlevel.checkpoint()
     return said
 
 

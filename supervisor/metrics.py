@@ -1,16 +1,20 @@
 """What `/metrics` says, in Prometheus's text; names after OpenTelemetry's GenAI conventions and SGLang's habits.
 
-What happens once a token is counted in plain lists here and turned into metric families only when somebody asks.
+What happens once a token is counted in plain lists here and turned into metric families only when somebody asks. A
+cluster of a thousand nodes has a megabyte of them: they come in pieces, and each is written in a turn of its own.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
+import trio
 from attrs import define, field, frozen
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -22,7 +26,10 @@ from supervisor.writer import QueuedWriter
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
+SAMPLES_A_PIECE = 100  # about half a millisecond
+
 Labels = tuple[str, ...]
+T = TypeVar("T")
 
 
 @define(eq=False)
@@ -137,13 +144,29 @@ class Metrics:
 
     def text(self, loads: Mapping[str, EngineLoad]) -> bytes:
         """Return everything in Prometheus's text format; `loads` is each engine's own count."""
-        registry = CollectorRegistry()
-        registry.register(_Scrape(self, loads))
-        return generate_latest(registry)
+        return b"".join(self.pieces(loads))
+
+    async def text_in_turns(self, loads: Mapping[str, EngineLoad]) -> bytes:
+        """Return the same, and let others run between any two pieces."""
+        written = []
+        for piece in self.pieces(loads):
+            written.append(piece)
+            await trio.lowlevel.checkpoint()
+        return b"".join(written)
+
+    def pieces(self, loads: Mapping[str, EngineLoad]) -> Iterator[bytes]:
+        """Yield the text of each piece of a family; what is counted meanwhile may be in it or not."""
+        before = None
+        for family in self.families(loads):
+            text = generate_latest(_Piece(family))
+            # Whatever follows the first piece of a family has no lines of help and type of its own.
+            yield text if family.name != before else text.split(b"\n", 2)[2]
+            before = family.name
 
     def families(self, loads: Mapping[str, EngineLoad]) -> Iterator[Metric]:
-        """Yield the metric families as they are now."""
-        yield from (
+        """Yield the metric families as they are now; those with many samples in pieces."""
+        gauges = partial(pieces, GaugeMetricFamily)
+        for family in (
             _histogram_family(
                 "gen_ai_server_time_to_first_token", "Time to the first token", "model", self._first_token
             ),
@@ -169,28 +192,21 @@ class Metrics:
             _histogram_family(
                 "espalier_grammar_check", "Time to check a grammar, by verdict", "model verdict", self._grammars
             ),
-        )
-        stuck = GaugeMetricFamily("espalier_engine_slots_stuck", "Slots not freed in time", labels=("engine",))
-        for labels, slots in self._stuck.items():
-            stuck.add_metric(labels, slots)
-        yield stuck
+            gauges("espalier_engine_slots_stuck", "Slots not freed in time", "engine", self._stuck.items()),
+        ):
+            yield from family
         yield from _logs(self.logs)
-        for source in self.sources:
+        for source in tuple(self.sources):
             yield from source()
-        for name, (help_text, read) in self.gauges.items():
-            gauge = GaugeMetricFamily(name, help_text, labels=("of",))
-            for of, value in read().items():
-                gauge.add_metric((of,), value)
-            yield gauge
+        for name, (about, read) in tuple(self.gauges.items()):
+            yield from gauges(name, about, "of", (((of,), value) for of, value in read().items()))
         for name, about in (
             ("running", "Requests inside the engine, by its own count"),
             ("waiting", "Requests that wait inside the engine, by its own count"),
             ("kv_tokens_used", "KV memory that running requests hold, in tokens, by the engine's own count"),
         ):
-            gauge = GaugeMetricFamily(f"espalier_engine_{name}", about, labels=("engine",))
-            for engine, load in loads.items():
-                gauge.add_metric((engine,), float(getattr(load, name)))
-            yield gauge
+            own = (((engine,), float(getattr(load, name))) for engine, load in loads.items())
+            yield from gauges(f"espalier_engine_{name}", about, "engine", own)
 
 
 @define(eq=False)
@@ -238,29 +254,47 @@ def _logs(logs: Mapping[str, QueuedWriter]) -> Iterator[Metric]:
     yield from (lost, failing)
 
 
-def _histogram_family(
-    name: str, about: str, labels: str, histograms: Mapping[Labels, _Histogram]
-) -> HistogramMetricFamily:
-    family = HistogramMetricFamily(f"{name}_seconds", about, labels=labels.split())
-    for values, histogram in histograms.items():
-        buckets, total = histogram.family()
-        family.add_metric(values, buckets, total)
-    return family
+def pieces(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    about: str,
+    labels: str,
+    values: Iterable[tuple[Labels, float]],
+) -> Iterator[Metric]:
+    """Yield a family in pieces; its values are looked up in one turn, and one piece is there if it has none."""
+    for some in _in_pieces(values, SAMPLES_A_PIECE):
+        family = kind(name, about, labels=labels.split())
+        for of, value in some:
+            family.add_metric(of, value)
+        yield family
 
 
-def _counter_family(name: str, about: str, labels: str, counters: Mapping[Labels, float]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, about, labels=labels.split())
-    for values, count in counters.items():
-        family.add_metric(values, count)
-    return family
+def _counter_family(name: str, about: str, labels: str, counters: Mapping[Labels, float]) -> Iterator[Metric]:
+    return pieces(CounterMetricFamily, name, about, labels, counters.items())
+
+
+def _histogram_family(name: str, about: str, labels: str, histograms: Mapping[Labels, _Histogram]) -> Iterator[Metric]:
+    for some in _in_pieces(histograms.items(), SAMPLES_A_PIECE // len(SECONDS)):
+        family = HistogramMetricFamily(f"{name}_seconds", about, labels=labels.split())
+        for values, histogram in some:
+            buckets, total = histogram.family()
+            family.add_metric(values, buckets, total)
+        yield family
+
+
+def _in_pieces(values: Iterable[T], most: int) -> Iterator[Sequence[T]]:
+    """Yield the values as they are now, so many at a time; once nothing, if there are none."""
+    now = tuple(values)
+    yield now[:most]
+    for start in range(most, len(now), most):
+        yield now[start : start + most]
 
 
 @frozen(eq=False)
-class _Scrape(Collector):
-    """One answer to one scrape."""
+class _Piece(Collector):
+    """A part of one family, for the library that writes it."""
 
-    metrics: Metrics
-    loads: Mapping[str, EngineLoad]
+    family: Metric
 
     def collect(self) -> Iterator[Metric]:
-        return self.metrics.families(self.loads)
+        yield self.family

@@ -27,6 +27,15 @@ CONFIG: Bugs = {
     "supervisor/__main__.py": (
         Bug("every collection looks through what was imported", "    gc.freeze()", "    gc.isenabled()"),
     ),
+    "supervisor/metrics.py": (
+        Bug("a scrape is written in one turn", "SAMPLES_A_PIECE = 100", "SAMPLES_A_PIECE = 100_000"),
+        Bug(
+            "nobody runs between two pieces of a scrape",
+            "written.append(piece)\n            await trio.lowlevel.checkpoint()",
+            "written.append(piece)",
+        ),
+        Bug("each piece of a family begins it anew", "if family.name != before else", "if family.name else"),
+    ),
     "supervisor/toml_lines.py": (
         Bug(
             "keys after a long string are told at a wrong line",

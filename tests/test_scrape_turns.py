@@ -1,0 +1,70 @@
+"""A scrape of a large cluster takes many turns of the event loop, and says what it always said."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from protocol.messages import EngineLoad, Usage
+from supervisor import gauges
+from supervisor.metrics import SAMPLES_A_PIECE, SECONDS, Metrics
+from supervisor.traffic import Traffic
+
+NODES = [f"node-{number:03}" for number in range(1_000)]
+LOADS = {f"{node}/tiny-0": EngineLoad(1, 2, 3) for node in NODES}
+OF_HISTOGRAM = len(SECONDS) + 3  # samples of one of its labels: the buckets, their sum and their count
+
+
+@pytest.fixture
+def metrics():
+    """What the gateway of a thousand nodes tells."""
+    made = Metrics()
+    for node in NODES:
+        made.router("tiny").called(f"{node}/tiny-0", "stop")
+    for number in range(100):
+        made.request_ended(f"model-{number}", "http", "stop", 1.0, Usage(1, 1, 0))
+    link = SimpleNamespace(silent_s=1.0, peer=SimpleNamespace(asked=(), served=(), queued_bytes=0))
+    directory = SimpleNamespace(nodes=dict.fromkeys(NODES, (None, link, None)), meets=lambda _: True)
+    traffic = {node: Traffic() for node in NODES}
+    made.sources.append(lambda: gauges.of_links(directory, traffic))
+    made.gauges["espalier_engine_up"] = ("Whether it is up", lambda: dict.fromkeys(LOADS, 1.0))
+    return made
+
+
+def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster_is(metrics):
+    pieces = list(metrics.pieces(LOADS))
+    assert max(piece.count(b"\n") for piece in pieces) <= SAMPLES_A_PIECE + OF_HISTOGRAM + 2
+    text = b"".join(pieces)
+    assert text == metrics.text(LOADS)
+    families = list(text_string_to_metric_families(text.decode()))
+    sizes = {family.name: len(family.samples) for family in families}
+    assert text.count(b"# TYPE ") == text.count(b"# HELP ") == len(sizes) == len(families)  # each stands there once
+    of_nodes = {name for name, size in sizes.items() if size == len(NODES)}
+    links = {f"espalier_link_{name}" for name in ("up", "silence_seconds", "queued_bytes", "waits")}
+    assert links | {"espalier_calls", "espalier_engine_up", "espalier_engine_running"} <= of_nodes
+    assert sizes["espalier_link_streams"] == sizes["espalier_link_bytes"] == 2 * len(NODES)
+    assert sizes["gen_ai_server_request_duration_seconds"] == 100 * OF_HISTOGRAM
+    assert all(family.documentation and family.type != "unknown" for family in families)
+
+
+async def test_c1_others_run_and_count_between_any_two_pieces_of_a_scrape(metrics, autojump_clock):
+    turns = 0
+
+    async def serve():
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+            metrics.restarted(f"child-{turns}")
+            metrics.router("tiny").called(f"new-{turns}/tiny-0", "stop")
+
+    expected = len(list(metrics.pieces(LOADS)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        text = await metrics.text_in_turns(LOADS)
+        nursery.cancel_scope.cancel()
+    assert turns >= expected - 1 > 100
+    assert text.startswith(b"# HELP ")
