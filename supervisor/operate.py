@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -64,16 +65,24 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     given = parser.parse_args(arguments)
     console = _Console(highlight=False, soft_wrap=False)
     folders = _folders(given.file, given.pid)
-    cluster, wrong = _cluster(given.file, folders, anyway=given.command == "reload")
-    if wrong:
+    reloads = given.command == "reload"  # keys are reloaded in any case
+
+    def way(cluster: Cluster, folders: Mapping[str, Path]) -> Operator:
+        secret = b"" if cluster.file == Path() else check.secret(cluster, environment)
+        return Operator(cluster, secret, check.link_tls(cluster), new_nonce, folders)
+
+    operator, wrong = _way(given.file, folders, way, anyway=reloads)
+    if wrong and reloads:
         _say(console, wrong)
-    if not folders and all(node.listen is None for node in cluster.node.values()):
+    elif wrong:  # a program reads the other output
+        first, *_ = wrong.splitlines()
+        said = f"{first.rstrip(':')} (--check tells more); nodes that run here are asked all the same"
+        _say(_Console(stderr=True, highlight=False), said)
+    if not folders and all(node.listen is None for node in operator.cluster.node.values()):
         raise StartFailed(
             "no node of this cluster listens, and none runs here below the temporary folder of this command"
             f" ({tempfile.gettempdir()}) as the same user, so none can be asked"
         )
-    secret = check.secret(cluster, environment)
-    operator = Operator(cluster, secret, check.link_tls(cluster), new_nonce, folders)
     run: Callable[[], Awaitable[int]]
     match given.command:
         case "status":
@@ -89,7 +98,7 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     except BrokenPipeError:  # whoever read has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains when it flushes
         return 128 + signal.SIGPIPE
-    return 1 if wrong else code
+    return 1 if wrong and reloads else code
 
 
 def _folders(file: Path, pid: int | None) -> dict[str, Path]:
@@ -106,18 +115,30 @@ def _folders(file: Path, pid: int | None) -> dict[str, Path]:
     return found
 
 
-def _cluster(file: Path, folders: Mapping[str, Path], *, anyway: bool) -> tuple[Cluster, str]:
-    """Return what the file describes, and what is wrong in it if that may be: keys are reloaded in any case."""
+def _way(
+    file: Path, folders: Mapping[str, Path], way: Callable[[Cluster, Mapping[str, Path]], Operator], *, anyway: bool
+) -> tuple[Operator, str]:
+    """Return how nodes are asked, and what is wrong in their file: that keeps nobody from those that run here.
+
+    Raises `StartFailed` if the file is wrong and none runs here, but not if `anyway` says that the others which it
+    describes all the same are asked.
+    """
+    described: Cluster | None
+    wrong: StartFailed
     try:
-        return config.read(file), ""
+        described = config.read(file)
+        return way(described, folders), ""
     except config.FileMistakes as error:
-        if anyway and error.cluster is not None:
-            return error.cluster, str(error)
-        raise
-    except StartFailed as error:
-        if anyway and folders:
-            return Cluster(model={}, engine={}, node={name: NodeSection() for name in folders}), str(error)
-        raise
+        described, wrong = error.cluster if folders or anyway else None, error
+    except StartFailed as error:  # it is no file of a cluster, or its secret or its certificates are of no use
+        described, wrong = None, error
+    if described is not None:
+        with suppress(StartFailed):
+            return way(described, folders), str(wrong)
+    if not folders:
+        raise wrong
+    here = Cluster(model={}, engine={}, node={name: NodeSection() for name in folders})
+    return way(here, folders), str(wrong)
 
 
 async def _status(operator: Operator, console: Console, *, as_json: bool, watch: bool) -> int:

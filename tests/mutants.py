@@ -73,7 +73,8 @@ SUITES = {  # the quickest first
     "engines": [f"tests/{name}.py" for name in ("test_settings", "test_adapter", "protocol/test_model_folder")],
     "grammars": ["tests/test_grammars.py", "tests/protocol/test_grammars.py"],
     "config": [
-        f"tests/test_{name}.py" for name in ("config", "config_files", "toml_lines", "reloading", "scrape_turns")
+        f"tests/test_{name}.py"
+        for name in ("config", "config_files", "toml_lines", "reloading", "scrape_turns", "operate")
     ],
     "names": [f"tests/test_{name}.py" for name in ("grammar_permission", "promised", "link_names")],
     "loop": [f"tests/test_{name}.py" for name in ("say", "chatter", "upward", "turns", "hung", "turn_budget")],

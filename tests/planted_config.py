@@ -36,6 +36,13 @@ CONFIG: Bugs = {
         ),
         Bug("each piece of a family begins it anew", "if family.name != before else", "if family.name else"),
     ),
+    "supervisor/operate.py": (
+        Bug(
+            "a broken file keeps operators from the nodes of their host",
+            "    if not folders:\n        raise wrong",
+            "    if wrong:\n        raise wrong",
+        ),
+    ),
     "supervisor/toml_lines.py": (
         Bug(
             "keys after a long string are told at a wrong line",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from io import StringIO
 from itertools import chain, pairwise
 from math import inf, nan
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +13,8 @@ import trio
 from rich.console import Console
 
 from protocol.cluster import ChildState, Leg, LinkState, NodeState, Offer, Reload, Reloaded, Status
-from protocol.errors import NotReady, PeerViolation
-from supervisor import __main__, control_client, operate
+from protocol.errors import NotReady, PeerViolation, StartFailed
+from supervisor import __main__, check, control_client, operate
 from supervisor.operate import STARTS_S
 
 
@@ -40,6 +41,55 @@ class Cluster:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+FILE = """
+[node.front]
+listen = "127.0.0.1:7401"
+[node.back]
+listen = "127.0.0.1:7402"
+[cluster]
+secret = "secret"
+[gateway]
+node = "front"
+[model.tiny]
+path = "."
+[engine.tiny]
+node = "back"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 4096
+"""
+
+
+def by_secret(cluster, folders):
+    """Stands for how an operator greets a cluster."""
+    if cluster.file != Path():
+        check.secret(cluster, {})
+    return sorted(cluster.node), sorted(folders)
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "nodes"),
+    [
+        (FILE + "slots = 0\n", "has 1 mistake", ["back", "front"]),
+        (FILE + "[", "is not TOML", ["front"]),
+        (FILE.replace('"secret"', '"nowhere"'), "there is no file", ["front"]),
+        (FILE.replace('"secret"', '"nowhere"') + "slots = 0\n", "has 2 mistakes", ["front"]),
+    ],
+)
+def test_a_file_that_is_wrong_keeps_nobody_from_the_nodes_that_run_here(text, said, nodes, tmp_path):
+    file, secret = tmp_path / "cluster.toml", tmp_path / "secret"
+    secret.write_text("a-secret-of-the-cluster")
+    secret.chmod(0o600)
+    here = {"front": tmp_path}
+    file.write_text(FILE)
+    assert operate._way(file, here, by_secret, anyway=False) == ((["back", "front"], ["front"]), "")
+    file.write_text(text)
+    found, wrong = operate._way(file, here, by_secret, anyway=False)
+    assert (found, said in wrong) == ((nodes, ["front"]), True), wrong
+    with pytest.raises(StartFailed, match=said):
+        operate._way(file, {}, by_secret, anyway=False)
 
 
 @pytest.fixture

@@ -185,6 +185,16 @@ def test_o17_a_node_that_listens_nowhere_is_asked_by_its_socket(running):
         running.file.write_text(broken)
         code, said = operate(running, "reload")
         assert (code, "front:\n  the file changes nothing: " in said) == (1, True), said
+        code, said = operate(running, "status")
+        assert (code, "nodes that run here are asked all the same" in said, "tiny-0  front" in said) == (
+            0,
+            True,
+            True,
+        ), said
+        code, said = operate(running, "drain", "nobody")
+        assert (code, "There is no node nobody; there is front." in said) == (1, True), said
+        code, said = running.from_elsewhere("status")
+        assert (code, "asked all the same" in said) == (1, False), said
     running.file.write_text(alone)
 
     twin = running.start("front")  # whose port is taken
