@@ -243,6 +243,23 @@ async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_n
         assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["p0+d0"]
 
 
+async def test_b11_a_pair_that_is_set_aside_is_not_asked_while_the_others_are_only_busy(autojump_clock):
+    """One slot each: whoever finds the good decode busy waits for it, and does not fail on the bad one."""
+
+    class Cut(Fake):
+        async def _play(self, request, play, answer, scope):
+            await super()._play(request, Play(HandOffFailed("cut"), 0), answer, scope)
+
+    prefill = Fake("p", leg=Leg.PREFILL, slots=64, bootstrap=("p", 1))
+    bad, good = Cut("d0", leg=Leg.DECODE, slots=1), Fake("d1", leg=Leg.DECODE, slots=1)
+    limits = Limits(resumes_max=20, ejection=Ejection(failures_max=1, aside_s=3600, aside_max_s=3600))
+    async with routed(prefill, bad, good, limits=limits) as world:
+        assert await many(world, 20) == []
+        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["p+d0"]
+        assert len(bad.asked) == 1
+        assert len(good.asked) == 20
+
+
 class Bad(Fake):
     """A decode that some prefills hand nothing over to."""
 

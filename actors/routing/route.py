@@ -172,7 +172,7 @@ class Routing:
             of = self.ranked
             workers = [each for leg in Leg for each in self._first(self._in_favour(of(leg), but), leg, need)]
         whole = self._free(workers, Leg.BOTH, need)
-        prefill, decode = self._pair(workers, need)
+        prefill, decode = self._pair(workers, need, but)
         if prefill is None or decode is None or (whole is not None and need.prompt < self.prefill_tokens_min):
             return None if whole is None else Route(whole, None, self._places, self.outliers, need.prompt)
         return Route(decode, prefill, self._places, self.outliers, need.prompt)
@@ -280,8 +280,11 @@ class Routing:
         if not found:
             yield from others
 
-    def _pair(self, workers: Sequence[Worker], need: Need) -> tuple[Worker | None, Worker | None]:
-        """Return a prefill and a decode with room, but not two whose hand-offs keep failing while there are others."""
+    def _pair(self, workers: Sequence[Worker], need: Need, but: Collection[str]) -> tuple[Worker | None, Worker | None]:
+        """Return a prefill and a decode with room, but not two whose hand-offs keep failing while there are others.
+
+        Others that have no room now are worth waiting for.
+        """
         prefill, decode = self._free(workers, Leg.PREFILL, need), self._free(workers, Leg.DECODE, need)
         if not self.outliers or prefill is None or decode is None:
             return prefill, decode
@@ -294,7 +297,15 @@ class Routing:
                 return first, second
             left.remove(first)
             first = self._free(left, Leg.PREFILL, need)
-        return prefill, decode
+        return (None, None) if self._is_pair_in_favour(but, now) else (prefill, decode)
+
+    def _is_pair_in_favour(self, but: Collection[str], now: float) -> bool:
+        """Whether there are a prefill and a decode, however busy, of which nothing is set aside."""
+        workers = [each for each in self.pool.workers() if each.load.name not in but]
+        in_favour = [each for each in workers if not self.outliers.avoided(each.load.name, now)]
+        prefills = [each for each in in_favour if each.leg is Leg.PREFILL and each.bootstrap is not None]
+        decodes = [each for each in in_favour if each.leg is Leg.DECODE]
+        return any(not self.outliers.avoided(pair(one, two), now) for one in prefills for two in decodes)
 
     def _free(self, workers: Sequence[Worker], leg: Leg, need: Need) -> Worker | None:
         of_leg = [worker for worker in workers if worker.leg is leg]
