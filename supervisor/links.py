@@ -135,7 +135,9 @@ class Links:
             (peer, incarnation), met_at = await self._greeted("dials", name, wire), trio.current_time()
             if peer.startswith(OPERATOR):
                 raise PeerRefused(f"{at} greets as an operator, who is no node")
-            if peer not in self._dialed:
+            if (
+                peer not in self._dialed or self._twin(peer, incarnation) is not None
+            ):  # who is refused there, with a word
                 await self._carry(peer, wire, self.name, incarnation)
 
         while True:

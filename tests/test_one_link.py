@@ -16,8 +16,9 @@ from protocol.errors import LinkReplaced, PeerLost, PeerRefused
 from protocol.frames import VERSION, Bye, FrameReader, Hello, encode
 from protocol.greeting import Incarnation
 from supervisor import known
-from supervisor.links import TWIN
+from supervisor.links import TWIN, Links
 from supervisor.node import _Node
+from supervisor.wires import At
 from tests.nodes import Node
 
 
@@ -89,6 +90,30 @@ async def test_b9_another_process_of_a_name_is_refused_and_told_why_while_the_fi
     await meet(node, "b", "b", "one")
     first = node.directory.nodes["b"][1]
     far = await meet(node, "b", "b", "two")
+    (bye,) = FrameReader().feed(await far.receive_some())
+    assert bye.code == TWIN
+    assert "one, started Tue, 14 Nov 2023 22:13:20 GMT is linked to a, so two, started" in bye.detail
+    assert node.directory.nodes["b"][1] is first
+    assert not first.lost
+
+
+async def test_b9_another_process_that_is_dialed_under_a_second_address_is_refused_and_told_why(
+    meet, nursery, monkeypatch
+):
+    """The first has been dialed from here, too: a second link to that very one would be closed without a word."""
+    node = Node("a")
+    await meet(node, "b", "a", "one")
+    first, (near, far) = node.directory.nodes["b"][1], pair()
+
+    async def dial(at, context, within_s, talk):
+        await talk(near)
+
+    async def greeted(links, role, expects, wire):
+        return "b", Incarnation("two", 1_700_000_000)
+
+    node.links.dial = dial
+    monkeypatch.setattr(Links, "_greeted", greeted)
+    nursery.start_soon(node.links._keep, None, At("elsewhere", 7400))
     (bye,) = FrameReader().feed(await far.receive_some())
     assert bye.code == TWIN
     assert "one, started Tue, 14 Nov 2023 22:13:20 GMT is linked to a, so two, started" in bye.detail
