@@ -12,9 +12,21 @@ SIM: Bugs = {
             "elif isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted):",
         ),
         Bug(
-            "an engine that died under a request is asked for it again",
-            "            self._dead.add(worker.load.name)\n        self._lost.add(worker.load.name)\n",
+            "one engine that died under a request counts as two",
+            "        self._crashes += isinstance(lost, EngineLost)\n",
+            "        self._crashes += 2 * isinstance(lost, EngineLost)\n",
+        ),
+        Bug(
+            "a pair that fails to hand over is not blamed for it",
+            "            self.routing.failed(route.name, error)\n",
             "            pass\n",
+        ),
+    ),
+    "actors/routing/route.py": (
+        Bug(
+            "a pair that is set aside is asked while the others are busy",
+            "return (None, None) if self._is_pair_in_favour(but, now) else (prefill, decode)",
+            "return prefill, decode",
         ),
     ),
     "actors/routing/outliers.py": (
@@ -48,6 +60,32 @@ SIM: Bugs = {
             "a slot that was kept is never used again",
             "        await slots.wait_given_back(call.request.id)\n",
             "        await slots.wait_given_back(call.request.id)\n        return\n",
+        ),
+    ),
+    "supervisor/links.py": (
+        Bug(
+            "a second process of a node's name takes the place of the first",
+            "if before is None or before.incarnation == incarnation or before.link.silent_s >= self.section.silent_s:",
+            "if before is None or not before.link.lost:",
+        ),
+        Bug(
+            "a second process that is dialed is not told that it is one",
+            "if peer not in self._dialed or self._twin(peer, incarnation) is not None:",
+            "if peer not in self._dialed:",
+        ),
+    ),
+    "supervisor/heart.py": (
+        Bug(
+            "a node that stands still is lost, whatever its kernel acknowledges",
+            "if acknowledged_s is None or acknowledged_s > heart.beat_s or not may_stall():",
+            "if not self.stalled:",
+        ),
+    ),
+    "supervisor/link.py": (
+        Bug(
+            "whoever has asked a node that stands still waits for it",
+            "                answer.fail(self.lost_as(STALLED))\n",
+            "                pass\n",
         ),
     ),
     "supervisor/run.py": (

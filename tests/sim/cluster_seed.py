@@ -16,6 +16,7 @@ from actors.routing.route import Limits
 from protocol.cluster import Leg
 from supervisor.link import Link
 from tests.sim.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, linked, others_up, together
+from tests.sim.cluster_alone import ALONE
 from tests.sim.faults import AWAY_ERRORS, OF_NODES, Faults
 from tests.sim.freeing import DELAYS, SWALLOWS, Freeing, kept_s
 from tests.sim.legs import BOTH_WITHIN_S, LegCosts, Rooms
@@ -48,6 +49,7 @@ KINDS = (
     "jump",
     *OF_NODES,
 )
+ALONE_SHARE = 0.25  # of the seeds, those in which one thing goes wrong with nothing else
 CLUSTER_DELAYS = frozenset({"half-open link", "stopped node"})
 LOOKS_MAX = 3  # at a link that has just been lost, a tenth of a second apart
 NOTICED_S = 0.5  # by when every node has heard that another one drains
@@ -135,8 +137,7 @@ class ClusterFaults(Faults):
             case "stopped node":
                 lasts_s = rng.random() * 6
                 self.freeing.wrong(kind, lasts_s)  # its kernel answers: it keeps what it has been asked for
-                for transport in net.of(spot.name):
-                    transport.stall(trio.current_time() + lasts_s)
+                net.stop(spot.name, trio.current_time() + lasts_s)
             case "node crash":
                 await spot.crash()
                 await self._back(spot)
@@ -176,6 +177,7 @@ class ClusterRun(Run):
     """One run of a cluster."""
 
     nursery: trio.Nursery = field(kw_only=True)
+    shape: dict[str, object] = field(init=False, factory=dict)  # of what goes wrong alone
     front_ends: str | None = field(init=False)
     new_front: Callable[[], Cluster] = field(init=False)
 
@@ -187,6 +189,11 @@ class ClusterRun(Run):
         self.times = {kind: rng.choice((0, 0, 0, 1, 2)) for kind in KINDS} if rng.random() < 0.9 else {}
         if rng.random() < 0.7:
             self.times.pop("jump", None)
+        self.alone = rng.choice(ALONE) if rng.random() < ALONE_SHARE else None
+        self.alone = self.only or self.alone
+        if self.alone is not None:
+            self.clients, self.front_ends, self.drains, self.times = 0, None, False, {}
+            self.shape = self.alone.shape(rng)
         self.new_front = self._system()
         self.system = self.new_front()
         self.system.routing.watch = Noting(self.note)
@@ -218,7 +225,7 @@ class ClusterRun(Run):
         }
         section = evolve(SECTION, streams_max=rng.choice((8, 64)))
         plan = Plan(Net(rng, network), section, Rooms(rng.choice((0.0, 0.3, 1.0))), rng)
-        shape = rng.choice(SHAPES)
+        shape = self.shape.pop("legs", None) or rng.choice(SHAPES)
         kwargs = {"inbox_size": rng.randint(1, 3), "deadlines": DEADLINES, "network": network}
         deaf = rng.choice((None, None, *range(len(shape))))
         for number, leg in enumerate(shape):
@@ -227,15 +234,15 @@ class ClusterRun(Run):
                 name,
                 plan,
                 self._costs(leg, name),
-                kwargs | {"workers": rng.choice((1, 1, 2))},
+                kwargs | {"workers": rng.choice((1, 1, 2)) if self.alone is None else 1},
                 self.nursery,
                 listens=number != deaf,
                 joins=number != deaf and rng.random() < 0.2,
                 drain_s=rng.choice((0.2, 5.0)),
-                simulated=leg is Leg.BOTH and rng.random() < 0.7,
+                simulated=leg is Leg.BOTH and rng.random() < 0.7 and not self.shape.get("fake"),
             )
-        return partial(
-            Cluster,
+        self.shape.pop("fake", None)
+        drawn: dict = dict(
             rng=rng,
             numbers=count(1),
             rooms=count(1),
@@ -258,6 +265,7 @@ class ClusterRun(Run):
             ),
             **kwargs,
         )
+        return partial(Cluster, **drawn | self.shape)
 
     async def watch_legs(self) -> None:
         """See that no leg goes on for long without the other."""

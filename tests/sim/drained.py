@@ -7,13 +7,15 @@ from collections import Counter
 from typing import ClassVar
 
 import trio
-from attrs import define
+from attrs import define, evolve
 
 from protocol.messages import FinishReason
+from tests.fakes import Costs
 from tests.sim import judge
 from tests.sim.alone import PATIENT, Alone, Honest
 from tests.sim.clients import GONE, Reader
-from tests.sim.model import Wanted
+from tests.sim.model import VOCABULARY, Wanted
+from tests.sim.system import LIMITS
 
 WHOLE = frozenset(reason.value for reason in FinishReason)
 CUT = "cut"
@@ -44,7 +46,13 @@ class SlowReaders(Alone):
 
     @staticmethod
     def shape(rng: random.Random) -> dict[str, object]:
-        return PATIENT | {"workers": 2, "drain_s": rng.choice((1.0, 3.0, 10.0, 60.0))}
+        slots, step_s = rng.choice(((1, 0.05), (4, 0.002)))  # most answers are whole here long before their clients
+        return PATIENT | {
+            "workers": 2,
+            "costs": Costs(slots=slots, step_s=step_s, vocabulary_size=VOCABULARY),
+            "limits": evolve(LIMITS, backlog_bytes_max=rng.choice((24_000, 200_000))),
+            "drain_s": rng.choice((1.0, 3.0, 10.0, 60.0)),
+        }
 
     async def live(self) -> None:
         system, heard = self.system, Counter[str]()
@@ -73,7 +81,7 @@ class SlowReaders(Alone):
             n=rng.choice((1, 2)),
             stream=rng.random() < 0.8,
         )
-        reader = SlowReader(system.connect(), rng=rng, pause_s=rng.choice((0.1, 0.5, 2.0)))
+        reader = SlowReader(system.connect(), rng=rng, pause_s=rng.choice((0.1, 1.0, 4.0)))
         reader.bytes_max = rng.choice((256, 1024))
         got = judge.Heard()
         try:

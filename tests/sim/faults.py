@@ -43,6 +43,7 @@ TRUTHS: dict[str, frozenset[str]] = {
     "stays away": AWAY_ERRORS | LOST | LATE,  # a node that has gone, until all is healed
     # Of what goes wrong alone.
     "black hole": frozenset({"internal"}),
+    "failed hand-offs": frozenset({"hand_off_failed"}),
     # No faults of anybody, but what small limits come to.
     "impatient": LATE,
     "trickles": LOST | LATE,  # a Cancel that waits behind much else looks like an engine that keeps its slot
@@ -58,6 +59,7 @@ FAULTS = tuple(
         "stays away",
         "drain",
         "black hole",
+        "failed hand-offs",
         "impatient",
         "trickles",
         "too many bugs",

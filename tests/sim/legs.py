@@ -8,8 +8,9 @@ import trio
 from attrs import Factory, define, evolve, field
 
 from protocol.cluster import Leg
+from protocol.errors import RequestError
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, HandOff, Usage
-from tests.fakes import Costs
+from tests.fakes import Costs, Turn, _Held
 from tests.sim.system import Seeded, SeededHost
 
 BOTH_WITHIN_S = 1.0  # from the end of one leg to the end of the other, a release not counted
@@ -64,6 +65,7 @@ class Rooms:
     transfer_s: float = 0.0
     rooms: dict[int, Room] = Factory(dict)
     met: int = 0
+    sick: tuple[Seeded, RequestError] | None = None  # whose hand-offs fail, and with what
 
     def enter(self, engine: Seeded, leg: Leg, request: Generate) -> None:
         """Note that an engine was asked for one leg of a request."""
@@ -87,6 +89,11 @@ class Rooms:
     def transferred_at(self, request: Generate) -> float:
         """Return from when on the decode has what it needs."""
         return self.rooms[request.rendezvous.room].transferred_at
+
+    def fails(self, request: Generate) -> bool:
+        """Whether the hand-off of a request fails: both legs are there, and one of them is sick."""
+        engines = self.rooms[request.rendezvous.room].legs.values()
+        return self.sick is not None and len(engines) == len(OTHER) and self.sick[0] in engines
 
     def held(self) -> list[tuple[Leg, Seeded]]:
         """Return every engine that computes one leg at the moment, once for each request."""
@@ -124,12 +131,22 @@ class _Leg(Seeded):
             held.finished = Finished(FinishReason.LENGTH, Usage(len(request.tokens), 1))
 
     def _step(self, now: float) -> None:
-        for held in self.running.values():
-            if self.leg is Leg.PREFILL and (held.ready_at <= now or held.ready_at == inf):
+        for held in list(self.running.values()):
+            if self.fails is not None:
+                held.ready_at = now
+            elif self.leg is Leg.DECODE and self.rooms.fails(held.request):
+                self._fail(held)
+            elif self.leg is Leg.PREFILL and (held.ready_at <= now or held.ready_at == inf):
                 held.ready_at = self.rooms.computed(held.request)
             elif self.leg is Leg.DECODE:
                 held.ready_at = self.rooms.transferred_at(held.request)
         Seeded._step(self, now)
+
+    def _fail(self, held: _Held) -> None:
+        engine, error = self.rooms.sick
+        engine.failed += 1
+        self._ended(held.request.id)
+        self.tell(Turn(failed=[(held.request.id, error)]))
 
     def _remember(self, request_id: str) -> None:
         if self.leg is not Leg.PREFILL:

@@ -76,8 +76,14 @@ class Accepted:
 class Connection:
     """A connection that was made, and between which nodes."""
 
-    nodes: frozenset[str]
-    transport: SimTransport
+    dialer: str
+    listener: str
+    transport: SimTransport  # the dialer's end
+    far: SimTransport
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        return frozenset((self.dialer, self.listener))
 
 
 @define(eq=False)
@@ -88,15 +94,18 @@ class Net:
     network: dict
     listening: dict[str, tuple[str, Callable[[Accepted], None]]] = Factory(dict)  # by address: who, and what accepts
     connections: list[Connection] = Factory(list)
+    stopped: dict[str, float] = Factory(dict)  # until when the process of a node stands still
 
     async def dial(self, dialer: str, at: At, _: ssl.SSLContext | None, within_s: float, talk: Talk) -> None:
         """Do what `supervisor.wires.dial` does."""
         await trio.sleep(self.rng.random() * self.network["delay_s"])
+        await trio.sleep_until(max(self.stopped.get(dialer, 0.0), trio.current_time()))
         if str(at) not in self.listening:
             raise PeerLost(f"{at} cannot be reached: nobody listens")
         listener, accept = self.listening[str(at)]
         near, far = sim_pair(self.rng, **self.network)
-        self.connections.append(Connection(frozenset((dialer, listener)), near))
+        self.connections.append(Connection(dialer, listener, near, far))
+        near.stall(self.stopped.get(listener, 0.0))  # its kernel accepts all the same
         accept(Accepted(far))
         await self._talked(near, talk)
 
@@ -110,6 +119,18 @@ class Net:
             await talk(wire)
         finally:
             wire.close()
+
+    def stop(self, node: str, until: float) -> None:
+        """Let the process of a node stand still for a while: nothing comes from it, and what comes to it waits."""
+        self.stopped[node] = until
+        for transport in self.of(node):
+            transport.stall(until)
+
+    def mute(self, node: str, until: float) -> None:
+        """Let nothing of what a node says come before some time, on the connections that it has now."""
+        for each in self.connections:
+            if node in each.nodes:
+                (each.transport if node == each.dialer else each.far).mute(until)
 
     def of(self, *nodes: str) -> list[SimTransport]:
         """Return the connections of a node, or between two."""

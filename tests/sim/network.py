@@ -129,6 +129,10 @@ class SimTransport:
         self._out.stall(until)
         self._into.stall(until)
 
+    def mute(self, until: float) -> None:
+        """Deliver nothing of what this end says before some time, as if its process stood still."""
+        self._out.stall(until)
+
     def acknowledged_s(self) -> float:
         """Return for how long the far kernel has not acknowledged what is sent: it does while its process stands still."""
         return max(0.0, trio.current_time() - self._out.swallows_since)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from itertools import count
 from math import inf
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from attrs import Factory, define, field
 from actors._queue import Queue
 from protocol.cluster import Offer
 from protocol.errors import StartFailed
+from protocol.greeting import Incarnation
 from protocol.messages import Generate
 from supervisor.config import ClusterSection
 from supervisor.directory import Directory
@@ -32,6 +34,7 @@ from tests.sim.offers import offer_of, plug, work
 from tests.sim.simulated import SimulatedHost
 from tests.world import World
 
+NOON = 1_700_000_000
 SECRET = b"only nodes know it"
 AGAIN_S = 1.0
 STOP_S = 15.0  # for every child that does not end by itself
@@ -84,6 +87,7 @@ class Plan:
     freeing: Freeing | None = None  # knows how far the clock has jumped
     spots: dict[str, Spot] = Factory(dict)
     front: str = "main"
+    runs: Iterator[int] = field(factory=partial(count, 1))  # of nodes' processes
 
     @property
     def age_s(self) -> float:
@@ -100,6 +104,7 @@ class Plan:
                 listening = spot is None or spot.listens
                 directory.expect(other, f"{other}:7400" if listening else None, [] if spot is None else spot.offers)
         return SimLinks(
+            incarnation=Incarnation(f"{name} {next(self.runs)}", int(NOON + trio.current_time())),
             name=name,
             section=self.section,
             directory=directory,
@@ -182,10 +187,14 @@ class Spot:
         many, costs = self.kwargs["workers"], self.costs
         return [offer_of(f"{self.name}-{each}", costs.leg, costs) for each in range(many)]
 
+    @property
+    def host_of(self) -> Callable:
+        """What makes its engines' hosts."""
+        return partial(LegHost, rooms=self.plan.rooms)
+
     def start(self) -> None:
         """Begin a life."""
-        host_of = partial(LegHost, rooms=self.plan.rooms)
-        self.life = Back(rng=self.plan.rng, costs=self.costs, host_of=host_of, spot=self, **self.kwargs)
+        self.life = Back(rng=self.plan.rng, costs=self.costs, host_of=self.host_of, spot=self, **self.kwargs)
         self.lives.append(self.life)
         self.nursery.start_soon(self._live, self.life, name=f"node {self.name}")
 
