@@ -70,8 +70,8 @@ SIM: Bugs = {
         ),
         Bug(
             "a second process that is dialed is not told that it is one",
-            "if peer not in self._dialed or self._twin(peer, incarnation) is not None:",
-            "if peer not in self._dialed:",
+            "                peer not in self._dialed or self._twin(peer, incarnation) is not None\n",
+            "                peer not in self._dialed\n",
         ),
     ),
     "supervisor/heart.py": (

@@ -12,10 +12,17 @@ from tests.sim.cluster_seed import ClusterRun
 from tests.sim.seed import ALONE, Run, traced
 
 SEEDS = 3  # of each; the seeds of the simulator draw more
+CLUSTER_SEEDS = 5
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("alone", [*ALONE, *cluster_alone.ALONE], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    ("alone", "seed"),
+    [
+        *((alone, seed) for alone in ALONE for seed in range(SEEDS)),
+        *((alone, seed) for alone in cluster_alone.ALONE for seed in range(CLUSTER_SEEDS)),
+    ],
+    ids=lambda each: getattr(each, "__name__", str(each)),
+)
 def test_honest_clients_hardly_notice(alone, seed):
     async def whole_system(rng: random.Random) -> str:
         if alone in ALONE:

@@ -200,6 +200,23 @@ async def test_b5_an_answer_that_ends_with_its_connection_never_ends_orderly_whe
                 pass
 
 
+async def test_b5_a_client_that_is_dropped_because_it_reads_nothing_has_not_left(lines, rather_slow):
+    """Its answer was not whole yet when the connection was ended, and by whom is told, logged and counted."""
+    async with rig(**SMALL | {"stall_s": 1.0}) as made:
+        stream = await made.connect(receive_buffer=2304)
+        await stream.send_all(post(chat(f"n={LONG} s=0.05", stream=True, max_completion_tokens=LONG)))
+        with trio.fail_after(30):
+            while not made.door.connections:  # noqa: ASYNC110  # there is no event for it
+                await trio.sleep(0.01)
+        await made.door.wait_left()
+        await at_rest(made)
+        (line,) = lines()
+        assert line.outcome == "slow_client"
+        text = made.metrics.text({})
+        assert b'outcome="slow_client"' in text
+        assert b"espalier_aborts_total{" not in text
+
+
 async def test_b5_a_client_that_leaves_with_a_backlog_has_cut_it_itself(lines, rather_slow):
     async with rig(**SMALL) as made:
         client = await asked(made, streamed())

@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 from actors._kit import Asks
 from actors.processor import TextReply, TextRequest, TextResult
 from protocol.dialects.http import Model
-from protocol.errors import BadRequest, DeadlineExceeded, Internal, Left, ModelNotFound, RequestError
+from protocol.errors import BadRequest, DeadlineExceeded, Internal, Left, ModelNotFound, RequestError, SlowClient
 from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Respond, Started, Text, Usage
 from protocol.trace import Trace, fields
 from supervisor.doors.access import Access
@@ -23,6 +23,7 @@ from supervisor.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+DROPPED = frozenset({"backlog", "stalled"})  # why a client was dropped that has not left
 CUT = "cut"  # the outcome of an answer that was whole here, and of which the client did not get all
 
 
@@ -219,6 +220,8 @@ class Asking:
         if cut is not None and counted.reason is not None and outcome == counted.reason.value:
             outcome = CUT
             self.metrics.answer_cut(counted.door, cut)
+        elif outcome == Left.code and cut in DROPPED:  # it was this end that ended the connection
+            outcome, error = SlowClient.code, SlowClient("the client did not read its answer")
         self.metrics.request_ended(counted.model, counted.door, outcome, ended.took_s, counted.usage)
         line: dict[str, object] = {
             "request_id": counted.request_id,

@@ -69,6 +69,7 @@ class SlowReaders(Alone):
         assert heard.total() == asked
         assert counted["whole"] == heard["whole"], f"counted as whole: {counted}, heard: {heard}"
         assert counted.total() == asked, f"some are not counted: {counted}"
+        assert not counted["left"], f"nobody has left: {counted}"
         assert sum(metrics._cut.values()) == counted[CUT], "an answer was cut for no reason"
 
     async def _read(self, client: Honest, heard: Counter[str]) -> None:
