@@ -8,11 +8,6 @@ CLUSTER: Bugs = {
     "supervisor/link.py": (
         Bug("nobody listens for heartbeats", "nursery.start_soon(self._listen, self.heart)", "pass"),
         Bug("a link with nothing to say does not say that it lives", "self._send(Beat())", "pass"),
-        Bug(
-            "an end that stood still blames the other at once",
-            "if trio.current_time() > quiet_until + heart.beat_s / 10:",
-            "if False:",
-        ),
         Bug("a deadline is not carried", "credit, to, within_ms(), sum(", "credit, to, None, sum("),
         Bug(
             "a deadline is read in seconds",
@@ -70,7 +65,8 @@ CLUSTER: Bugs = {
             "        self.turn_away()\n",
             "        self.turn_away()\n        self.changed.unpark_all()\n",
         ),
-        Bug("a node that drains is still chosen", "and not known.state.draining:", "and True:"),
+        Bug("a node that drains is still chosen", " or known.state.draining):", "):"),
+        Bug("who serves on a node that drains is not known", "if known.state.draining)", "if False)"),
         Bug(
             "nobody is told that a node drains",
             "        self.draining = True\n        self.changed.unpark_all()\n",

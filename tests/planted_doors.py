@@ -76,10 +76,10 @@ DOORS: Bugs = {
         Bug("what a socket does not take at once is lost", "            self._park(rest)\n", "            pass\n"),
         Bug(
             "a frame goes past those that wait",
-            "        if self._rest:\n            if self.backlog",
-            "        if False:\n            if self.backlog",
+            "        if self._rest:\n            more, own",
+            "        if False:\n            more, own",
         ),
-        Bug("a backlog is never full", "if self.backlog_bytes + len(data) > self.backlog_bytes_max:", "if False:"),
+        Bug("a backlog is never full", "if own + more > self.backlog_bytes_max or not", "if False and not"),
         Bug("a farewell tears a frame", "del self._rest[self._begun :]", "del self._rest[:]"),
     ),
     "supervisor/doors/http.py": (
@@ -126,8 +126,8 @@ DOORS: Bugs = {
         ),
         Bug(
             "one that is cancelled while it waits is answered all the same",
-            "        self._waiting.remove(waiting)\n        ours",
-            "        ours",
+            "        self._waiting.remove(waiting)\n        waiting.held.release()\n        ours",
+            "        waiting.held.release()\n        ours",
         ),
         Bug(
             "lanes wait for each other",
@@ -178,7 +178,7 @@ DOORS: Bugs = {
         ),
     ),
     "supervisor/doors/door.py": (
-        Bug("a connection is never forgotten", "        del self.connections[outbox]\n", "        pass\n"),
+        Bug("a connection is never forgotten", "        self.connections.pop(outbox, None)\n", ""),
         Bug("a drain lets new requests in", "        self.gate.drain()\n", "        pass\n"),
     ),
     "supervisor/node.py": (Bug("a drain cuts nothing", "if cut := house.door.cut():", "if cut := 0:"),),

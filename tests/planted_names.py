@@ -54,8 +54,8 @@ NAMES: Bugs = {
     "protocol/grammars.py": (
         Bug(
             "a structural tag may hold every grammar",
-            "                found[FORMATS[name]] = None\n",
-            "                pass\n",
+            "dict.fromkeys(FORMATS[name] for name in named if",
+            "dict.fromkeys(FORMATS[name] for name in named if False and",
         ),
     ),
 }

@@ -8,8 +8,8 @@ PAIRS: Bugs = {
     "actors/routing/journey.py": (
         Bug(
             "a prefill is not left when its decode fails",
-            "                await replies.relay(note)\n",
-            "                with trio.CancelScope(shield=True):\n                    await replies.relay(note)\n",
+            "            await replies.relay(note)\n",
+            "            with trio.CancelScope(shield=True):\n                await replies.relay(note)\n",
         ),
         Bug(
             "a prefill is not left when its decode has ended",
@@ -82,19 +82,19 @@ PAIRS: Bugs = {
     ),
     "actors/_queue.py": (
         Bug(
-            "whoever waits for room is not turned away",
-            "for entry in (*self._inside, *self._outside)]",
-            "for entry in self._inside]",
+            "who is turned away makes room for others",
+            "            self._take(entry).answer.fail(error)\n",
+            "            self._take(entry).answer.fail(error)\n            break\n",
         ),
         Bug(
             "whoever stops waiting for room stays in line",
-            "del self._outside[bisect_left(self._outside, entry)]",
-            "pass",
+            "                del self._outside[entry.number]\n                self._line.remove(entry)\n",
+            "                pass\n",
         ),
         Bug(
             "whoever waits for room is never let in",
-            "        waiting.inside.set()\n        self._move()\n",
-            "        waiting.inside.set()\n",
+            "        entry.item.inside.set()\n        self._move()\n",
+            "        entry.item.inside.set()\n",
         ),
     ),
     "supervisor/node.py": (

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.version import CHECKOUT
+from tests.mutants import MUTANTS
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("protocol", "actors", "supervisor", "bench")
@@ -262,3 +263,9 @@ def test_a_checkout_calls_itself_as_its_package_does():
 def test_every_room_is_looked_at():
     assert {path.parts[0] for path in FILES} == set(ROOMS)
     assert all((ROOT / path).exists() for path in {*HOST_SIDE, *TRADES, *HANDS})
+
+
+def test_every_planted_bug_replaces_what_stands_once_in_its_file():
+    texts = {path: (ROOT / path).read_text() for path, _, _ in MUTANTS}
+    stale = [f"{path}: {bug.name}" for path, bug, _ in MUTANTS if texts[path].count(bug.old) != 1]
+    assert not stale
