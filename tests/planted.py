@@ -68,9 +68,9 @@ LINKS: Bugs = {
         Bug(
             "a call is taken before there is a slot for it",
             """            await held.free.acquire()  # the slot first: a call that must wait had better wait where others can take it
-            call = await inbox.receive()
+            call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
 """,
-            """            call = await inbox.receive()
+            """            call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
             await held.free.acquire()
 """,
         ),

@@ -89,7 +89,7 @@ GATEWAY: Bugs = {
     ),
     "actors/_queue.py": (
         Bug("turns are free", "self._line.charge(entry.owner, max(1, self.weight(call.request)))", "pass"),
-        Bug("one that left has its turn", "if not call.scope.cancel_called:", "if True:"),
+        Bug("one that left has its turn", "                if not left:", "                if True:"),
     ),
     "supervisor/gateway.py": (
         Bug("a slow reader's answer is cut soon", "inf if outbox.dropped is None else door.limits", "door.limits"),
