@@ -179,6 +179,7 @@ async def _started(
 async def _attempt(
     spec: settings.EngineSpec, starts: Starts, house: EngineHouse, chatter: Chatter, stack: ExitStack
 ) -> _Started:
+    house.folder.restore()  # a node that runs for weeks below /tmp may find it gone
     place = Path(tempfile.mkdtemp(prefix="e", dir=house.folder.path))  # short: SGLang puts Unix sockets into it
     stack.callback(leftovers.remove, place)
     output, write = chatter.pipe()

@@ -30,6 +30,21 @@ class Folder:
     path: Path
     lock: int
 
+    def restore(self) -> None:
+        """Make the folder anew if it is gone, as what cleans /tmp leaves it; raises `OSError`.
+
+        The descriptor stays the same number: hosts inherit it.
+        """
+        if (self.path / LOCK).exists():
+            return
+        self.path.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+        lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.dup2(lock, self.lock, inheritable=False)
+        finally:
+            os.close(lock)
+
 
 @contextmanager
 def folder(base: Path) -> Iterator[Folder]:

@@ -81,6 +81,12 @@ TREE: Bugs = {
             "",
         ),
         Bug("the sweep enters what others may", "found.st_uid == os.geteuid() and stat", "stat"),
+        Bug(
+            "a folder that is made again is held by nobody",
+            "            os.dup2(lock, self.lock, inheritable=False)\n",
+            "            pass\n",
+        ),
+        Bug("a host's folder cannot be made again", "mode=stat.S_IRWXU, parents=True", "mode=stat.S_IRWXU"),
     ),
     "actors/engines/sglang/leftovers.py": (
         Bug(

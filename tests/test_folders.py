@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from contextlib import contextmanager
 
 import pytest
@@ -136,3 +137,25 @@ def test_b6_a_disk_without_room_is_one_clear_sentence(base, monkeypatch):
         folders.folder(base),
     ):
         raise AssertionError
+
+
+@pytest.mark.parametrize("gone", ["all", "the base", "the lock"])
+def test_o_a_folder_that_was_cleaned_away_is_made_again_and_is_held(base, gone):
+    with folders.folder(base) as folder:
+        if gone == "the lock":
+            (folder.path / "lock").unlink()
+        else:
+            shutil.rmtree(base if gone == "the base" else folder.path)
+        folder.restore()
+        assert folder.path.stat().st_mode & 0o777 == 0o700
+        (folder.path / "e1").mkdir()
+        assert folders.sweep(base) == [], "a node that lives holds it"
+        assert not os.get_inheritable(folder.lock)
+    assert not folder.path.exists()
+
+
+def test_a_folder_that_is_there_is_left_as_it_is(base):
+    with folders.folder(base) as folder:
+        before = (folder.path / "lock").stat().st_ino
+        folder.restore()
+        assert (folder.path / "lock").stat().st_ino == before == os.fstat(folder.lock).st_ino
