@@ -12,7 +12,7 @@ from tests.sim.cluster_seed import ClusterRun
 from tests.sim.seed import ALONE, Run, traced
 
 SEEDS = 3  # of each; the seeds of the simulator draw more
-CLUSTER_SEEDS = 5
+CLUSTER_SEEDS = 9
 
 
 @pytest.mark.parametrize(
