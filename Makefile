@@ -9,7 +9,7 @@ unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
 .PHONY: help demo demo-disagg test check wide units lint types hunt mutants abort-times endings soak crowd siege fuzz schema \
-	attacks chaos rolling pair-abort-times tensor clean
+	attacks chaos rolling pair-abort-times tensor cluster-cost clean
 
 help:  ## list the chores
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14

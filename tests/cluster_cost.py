@@ -145,6 +145,8 @@ async def measured(many: int) -> dict[str, float]:
             for what, asker in (("idle", ""), ("asked by the gateway", FRONT), ("asked by others", None)):
                 found |= await _period(what, asker, nodes, heres, steps)
             _routing(front.directory, found)
+            trio.lowlevel.remove_instrument(steps)
+            gc.unfreeze()
             nursery.cancel_scope.cancel()
     return found
 

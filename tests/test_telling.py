@@ -17,11 +17,13 @@ from protocol.errors import LinkLost, PeerViolation
 from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarChecked, GrammarKind, Started, Usage
 from protocol.peer import Peer
 from supervisor import grammars
+from supervisor.config import ClusterSection
 from supervisor.directory import Directory
 from supervisor.endpoints import ForOthers, Here
 from supervisor.link import Link
 from supervisor.plug import Plug
 from supervisor.telling import Teller
+from tests.cluster_cost import measured
 from tests.fakes import generate
 from tests.nodes import Engine
 from tests.sim import sim_pair
@@ -265,3 +267,16 @@ def test_loads_that_cannot_be_are_not_believed(lie):
 def test_a_pace_that_cannot_be_is_not_believed(tell_s):
     with pytest.raises(PeerViolation):
         check(NodeState(tell_s=tell_s))
+
+
+async def test_d1_what_a_gateway_hears_of_many_workers_is_bounded_in_steps_and_bytes(autojump_clock):
+    """Counted, so that no other load of the machine matters; `make cluster-cost` has the CPU."""
+    many = 60
+    found = await measured(many)
+    idle, busy = (found[f"{what}: steps of the gateway a second"] for what in ("idle", "asked by others"))
+    assert found["links of a worker"] == 1
+    assert idle <= 6 * many, "a heartbeat said and one heard, a second"
+    assert busy - idle <= ClusterSection().tells_max
+    assert found["asked by the gateway: steps of the gateway a second"] <= idle + 1, "it knows what it asks itself"
+    assert found["asked by others: bytes a second of the gateway"] <= 100 * ClusterSection().tells_max
+    assert found["idle: bytes a second of a worker"] <= 20
