@@ -31,6 +31,7 @@ from tests.test_outbox import fill, pair
 
 OF_THE_DOOR = [each.name for each in attrs.fields(DoorLimits)]
 OF_THE_GATEWAY = ["requests_max", "waiting_max", "admit_s", "first_token_s", "total_s", "prompt_tokens_max"]
+OF_A_WHOLE = {"key_share_max"}  # how much of another limit, where others are counts, bytes and seconds
 AROUND = [(-1, True), (0, True), (1, False)]  # how much more than the limit, and whether it is served
 
 
@@ -48,9 +49,10 @@ def test_every_limit_has_a_name_in_the_file_a_sane_default_and_no_senseless_valu
     section = DoorLimits if name in OF_THE_DOOR else config.GatewaySection
     assert name.endswith(("_max", "_s", "_bytes"))
     default = getattr(section(), name)
-    assert 1 <= default <= 2**28
+    assert 0 < default <= (1 if name in OF_A_WHOLE else 2**28)
+    assert default >= 1 or name in OF_A_WHOLE
     assert structure({name: default}, section) == section()
-    most = 1_000_000 if isinstance(default, float) else 1_000_000_000
+    most = 1 if name in OF_A_WHOLE else 1_000_000 if isinstance(default, float) else 1_000_000_000
     for value in (1, most):
         assert getattr(structure({name: value}, section), name) == value
     for value in (0, -1, most + 1, float("nan"), True, "5", None):
@@ -60,6 +62,7 @@ def test_every_limit_has_a_name_in_the_file_a_sane_default_and_no_senseless_valu
 
 def test_what_the_file_says_is_what_the_doors_keep(tmp_path):
     numbers = {name: 1000 + place for place, name in enumerate(OF_THE_GATEWAY + OF_THE_DOOR)}
+    numbers |= dict.fromkeys(OF_A_WHOLE, 0.5)
     lines = [f"{name} = {number}" for name, number in numbers.items()]
     text = "\n".join(["[gateway]", *lines[: len(OF_THE_GATEWAY)], "[gateway.limits]", *lines[len(OF_THE_GATEWAY) :]])
     text += f"\n[model.tiny]\npath = '{FOLDER}'\n[engine.a]\nmodel = 'tiny'\nkind = 'simulated'\nkv_tokens_max = 1024\n"
