@@ -52,6 +52,7 @@ class FairLine(Generic[T]):
     _least: list[tuple[float, str]] = field(factory=list)  # the accounts of those who wait, in order
     _numbers: Iterator[int] = field(factory=count)
     _size: int = 0
+    _away: int = 0  # owners with something in their account and nothing in line
 
     def __len__(self) -> int:
         """Return how many items wait."""
@@ -68,6 +69,7 @@ class FairLine(Generic[T]):
         entry = Entry(item, owner, priority, next(self._numbers))
         if (of := self._owners.get(owner)) is None:
             of = self._owners[owner] = _Owner(turn=entry.number)
+            self._away -= owner in self._accounts
             insort(self._least, (self.account(owner), owner))
         if (lane := of.lanes.get(priority)) is None:
             lane = of.lanes[priority] = OrderedDict()
@@ -91,15 +93,25 @@ class FairLine(Generic[T]):
         if not of.waiting:
             del self._least[bisect_left(self._least, (account, entry.owner))]
             del self._owners[entry.owner]
+            self._away += entry.owner in self._accounts
 
     def first(self) -> Entry[T] | None:
         """Return the entry whose turn it is, None if nothing waits."""
-        return next(self.heads(), None)
+        return self.head(0)
 
     def heads(self) -> Iterator[Entry[T]]:
         """Yield the first entry of each owner at each priority, in the order of their turns."""
-        for priority, _, _, owner in self._heads:
-            yield next(iter(self._owners[owner].lanes[-priority].values()))
+        place = 0
+        while (entry := self.head(place)) is not None:
+            yield entry
+            place += 1
+
+    def head(self, place: int) -> Entry[T] | None:
+        """Return the first entry of the owner and priority at a place in the order of turns, None behind the last."""
+        if place >= len(self._heads):
+            return None
+        priority, _, _, owner = self._heads[place]
+        return next(iter(self._owners[owner].lanes[-priority].values()))
 
     def last_of_largest(self) -> Entry[T] | None:
         """Return the last entry of the owner that has most in line, at the lowest priority in line."""
@@ -118,7 +130,7 @@ class FairLine(Generic[T]):
     @property
     def owners(self) -> int:
         """How many owners have something in line, or in their account."""
-        return len(self._owners.keys() | self._accounts.keys())
+        return len(self._owners) + self._away
 
     # Accounts ----------------------------------------------------------------------------
 
@@ -137,6 +149,7 @@ class FairLine(Generic[T]):
         else:
             self._accounts.pop(owner, None)
         if (of := self._owners.get(owner)) is None:
+            self._away += (after != 0) - (before != 0)
             return
         del self._least[bisect_left(self._least, (before, owner))]
         insort(self._least, (after, owner))
@@ -150,6 +163,7 @@ class FairLine(Generic[T]):
         """Raise an owner's account to the least of those who wait: who was away has saved nothing by it."""
         if not self._owners:
             self._accounts.clear()  # nobody waits, so nobody owes anybody
+            self._away = 0
         elif owner not in self._owners and self._least[0][0] > self.account(owner):
             self.charge(owner, self._least[0][0] - self.account(owner))
 

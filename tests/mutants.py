@@ -55,7 +55,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "stall": (STALL, ("stall", "examples")),
     "grammars": (GRAMMARS, ("grammars",)),
     "names": (NAMES, ("names",)),
-    "queue": (QUEUE, ("pending",)),
+    "queue": (QUEUE, ("pending", "fair")),
 }
 MUTANTS = [(path, bug, part) for part, (of, _) in PARTS.items() for path, bugs in of.items() for bug in bugs]
 SUITES = {  # the quickest first

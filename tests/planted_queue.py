@@ -32,6 +32,27 @@ QUEUE: Bugs = {
     "actors/routing/journey.py": (
         Bug("a prefill's prompts are pending until they are handed over", "prefill.begun(request.id)", "pass"),
     ),
+    "supervisor/doors/gate.py": (
+        Bug(
+            "many answers are passed for ever",
+            "            if waiter.weight <= min(waiter.passed_by",
+            "            if 0 > min(waiter.passed_by",
+        ),
+        Bug(
+            "one that fits no more is in everybody's way",
+            "min(waiter.passed_by, self.requests_max)",
+            "waiter.passed_by",
+        ),
+        Bug(
+            "who gives up is waited for",
+            "                self._admit()  # what was kept for it is free",
+            "                pass",
+        ),
+    ),
+    "actors/_fair.py": (
+        Bug("an owner that is away counts no more", "            self._away += entry.owner in self._accounts\n", ""),
+        Bug("an owner that comes back counts twice", "            self._away -= owner in self._accounts\n", ""),
+    ),
     "supervisor/endpoints.py": (
         Bug(
             "a prompt that never began is pending at its worker for ever",

@@ -77,6 +77,7 @@ def test_a_line_is_what_the_model_says_after_every_step(steps):
         assert {(each.owner, each.priority): each for each in line.heads()} == heads
         assert all(line.account(owner) == model.accounts[owner] for owner in "abc")
         assert all(line.waiting(owner) == sum(each.owner == owner for each in model.waiting) for owner in "abc")
+        assert line.owners == len({each.owner for each in model.waiting} | {o for o in "abc" if model.accounts[o]})
     for entry in model.waiting:
         line.remove(entry)
     assert (len(line), line._owners, line._heads, line._least) == (0, {}, [], [])

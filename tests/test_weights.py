@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from itertools import pairwise
 
 import pytest
 import trio
@@ -207,6 +209,82 @@ async def test_one_that_gives_up_frees_what_was_kept_for_it(autojump_clock):
             await hold(made, log, "a", 1, owner="a", weight=4)
     assert next(at for at, name, *_ in log if name == "b2") <= 5
     assert (made.inside, made.waiting) == (0, 0)
+
+
+async def test_b13_a_request_of_many_answers_is_passed_by_as_many_as_it_weighs_and_then_has_its_turn(autojump_clock):
+    made, log = gate(8), []
+
+    async def again_and_again(number):
+        await trio.sleep(number / 16)
+        for _ in range(20):
+            await hold(made, log, f"small {number}", owner="b")
+
+    async with trio.open_nursery() as nursery:
+        for number in range(16):
+            nursery.start_soon(again_and_again, number)
+        await trio.sleep(2.01)
+        before = len(log)
+        nursery.start_soon(lambda: hold(made, log, "heavy", owner="a", weight=8))
+    at = log.index(next(entry for entry in log if entry[1] == "heavy"))
+    assert len(log[at]) == 2, "it waited in vain"
+    assert at - before <= 8
+    assert log[at][0] <= 2.01 + 3, "half of the places are kept for it, so eight pass it in two seconds"
+    assert max(later[0] - earlier[0] for earlier, later in pairwise(log)) <= 1, "nobody stands still"
+
+
+async def test_one_that_waits_for_its_turn_and_gives_up_lets_the_others_on(autojump_clock):
+    made, log = gate(4, admit_s=3), []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: hold(made, log, "b", 100, owner="b"))
+        for number in range(12):
+            nursery.start_soon(lambda n=number: hold(made, log, f"small {n}", owner="c"))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(lambda: hold(made, log, "heavy", owner="a", weight=4))
+    assert (3, "heavy", "overloaded") in log
+    assert max(at for at, name, *_ in log if name.startswith("small")) >= 3
+    assert (made.inside, made.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("lowered", [3, 4])
+async def test_one_that_fits_no_more_since_a_reload_is_in_nobodys_way(lowered, autojump_clock):
+    made, log = gate(8, admit_s=50), []
+    async with trio.open_nursery() as nursery:
+        for number in range(40):
+            nursery.start_soon(lambda n=number: hold(made, log, f"small {n}", owner="b"))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(lambda: hold(made, log, "heavy", owner="a", weight=4))
+        await trio.sleep(0.5)
+        made.change(lowered, 50, 100)
+    assert ((50, "heavy", "overloaded") in log) == (lowered < 4)
+    assert max(at for at, name, *_ in log if name.startswith("small")) <= 20
+
+
+async def spent_s(keys):
+    """Return the processor time of ten looks along a line of so many keys in which nobody fits."""
+    made = gate(16, waiting_max=3000)
+
+    async def stay(number):
+        async with made.admitted(owner=f"key {number}", weight=15 + (number == 0)):
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(keys):
+            nursery.start_soon(stay, number)
+        await trio.testing.wait_all_tasks_blocked()
+        made.requests_max = 17  # one more is free, and fits nobody
+        began_s = time.thread_time()
+        for _ in range(10):
+            made._admit()
+        took_s = time.thread_time() - began_s
+        assert made.waiting == keys - 1
+        nursery.cancel_scope.cancel()
+    return took_s
+
+
+@pytest.mark.turns_exempt("two thousand come and go at once")
+async def test_b13_what_one_leave_costs_grows_with_the_keys_that_wait_and_not_with_their_square(autojump_clock):
+    few_s, many_s = await spent_s(250), await spent_s(2000)
+    assert many_s < 24 * few_s, f"{1e3 * few_s:.1f} ms, and {1e3 * many_s:.1f} ms"
 
 
 OWNER = st.sampled_from("abc")

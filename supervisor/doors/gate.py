@@ -27,6 +27,7 @@ class _Waiter:
     at_most: float  # places that its owner may hold
     woken: trio.Event = field(factory=trio.Event)
     has_place: bool = False
+    passed_by: int = 0  # generations behind it that were let in while it did not fit
     displaced: str = ""  # by what
 
 
@@ -36,7 +37,8 @@ class Gate:
 
     Of those who wait the highest priority goes first; of equals the one whose owner holds least inside, and then the
     one whose owner's turn was longest ago. One that does not fit yet lets others pass, except that what its owner is
-    entitled to (an equal share of all places) is kept for the first such. When `waiting_max` wait, one more displaces
+    entitled to (an equal share of all places) is kept for the first such; once as many have passed it as it weighs,
+    all that is free is kept for it. When `waiting_max` wait, one more displaces
     the last of those with a lower priority, or of the owner that has more in line; else it hears no.
     """
 
@@ -149,29 +151,36 @@ class Gate:
             self._emptied.unpark_all()
 
     def _admit(self) -> None:
-        """Give places to all that may have them now."""
-        while self.inside < self.requests_max and (entry := self._next()) is not None:
-            waiter = entry.item
-            self._line.remove(entry)
-            self._line.charge(waiter.owner, waiter.weight)
-            self.inside += waiter.weight
-            waiter.has_place = True
-            waiter.woken.set()
-
-    def _next(self) -> Entry[_Waiter] | None:
-        """Return the first in line that fits, None if nobody does."""
-        free, kept = self.requests_max - self.inside, 0
-        for entry in self._line.heads():
+        """Give places to all that may have them now, in one look along the line."""
+        place, kept = 0, 0
+        passed: list[tuple[_Waiter, int]] = []  # with what was inside then
+        while self.inside < self.requests_max and (entry := self._line.head(place)) is not None:
             waiter, held = entry.item, self._line.account(entry.owner)
+            free = self.requests_max - self.inside
             if held and held + waiter.weight > waiter.at_most:
-                continue  # it waits for its owner's own
+                place += 1  # it waits for its owner's own
+                continue
             if waiter.weight <= free - kept:
-                return entry
+                self._let_in(entry)  # its owner's next one has its place further back
+                continue
+            if waiter.weight <= min(waiter.passed_by, self.requests_max):
+                break
             if not kept:
                 kept = min(waiter.weight, int(max(0, self.requests_max // self._line.owners - held)))
             if kept >= free:
-                return None
-        return None
+                break
+            passed.append((waiter, self.inside))
+            place += 1
+        for waiter, inside in passed:
+            waiter.passed_by += self.inside - inside
+
+    def _let_in(self, entry: Entry[_Waiter]) -> None:
+        waiter = entry.item
+        self._line.remove(entry)
+        self._line.charge(waiter.owner, waiter.weight)
+        self.inside += waiter.weight
+        waiter.has_place = True
+        waiter.woken.set()
 
     def _check(self) -> None:
         if self.draining:
