@@ -22,6 +22,7 @@ ATTACKS: dict[str, Attack] = {
     "crashing-neighbours": on_a_node.crashing_neighbours,
     "huge-prompts": on_a_node.huge_prompts,
     "greedy-key": on_a_node.greedy_key,
+    "long-prompts": on_a_node.long_prompts,
     "slow-heads": on_a_node.slow_heads,
     "small-pieces": on_a_node.small_pieces,
     "twins": on_a_cluster.twins,

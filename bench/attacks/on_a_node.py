@@ -229,6 +229,28 @@ def greedy_key(folder: Path, verdict: Verdict) -> None:
         verdict.wrong.append(verdict.said)
 
 
+def long_prompts(folder: Path, verdict: Verdict) -> None:
+    """Have one key ask for 100 prompts of 6,000 tokens at a time, three times beside each other, of 32 slots."""
+    priced = SIMULATED.replace("per_prefill_token_s = 0.0", "per_prefill_token_s = 0.00005")
+    over = Event()
+    with attacked(folder, verdict, slots=32, engine=priced) as of:
+
+        def attack(number: int) -> None:
+            prompts = [[1 + (number * 7 + each * 13 + at) % 250 for at in range(6_000)] for each in range(100)]
+            body = json.dumps({"model": MODEL, "prompt": prompts, "max_tokens": 8, "ignore_eos": True}).encode()
+            while not over.is_set():
+                if post(of.port, "/v1/completions", body)[0] != 200:
+                    over.wait(0.2)
+
+        for number in range(3):
+            Thread(target=attack, args=(number,), daemon=True).start()
+        time.sleep(15.0)
+        over.set()
+    verdict.said = f"worst first token of the honest {verdict.worst_first_ms / 1000:.2f} s"
+    if verdict.worst_first_ms > 3_000:  # the prompt that is being computed and one turn take a second together
+        verdict.wrong.append(verdict.said)
+
+
 def slow_heads(folder: Path, verdict: Verdict) -> None:
     """Keep 1,300 connections from one address that never finish their heads, and reopen those that end."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
