@@ -32,6 +32,12 @@ QUEUE: Bugs = {
     "actors/routing/journey.py": (
         Bug("a prefill's prompts are pending until they are handed over", "prefill.begun(request.id)", "pass"),
     ),
+    "supervisor/doors/hearing.py": (
+        Bug("any number of messages waits to be read", "if many > self.door.limits.queued_max:", "if False:"),
+        Bug("a short message passes those that wait", "passes = not self._waiting or (", "passes = True or ("),
+        Bug("a cancel waits behind a long message", "and self.at_once(event)", "and False"),
+        Bug("a message that was read is kept", "                held.release()\n", ""),
+    ),
     "supervisor/doors/gate.py": (
         Bug(
             "many answers are passed for ever",

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from protocol.dialects import body, responses
-from supervisor.doors import websocket
+from supervisor.doors import hearing, websocket
 from tests.doors import Worker, at_rest, chat, create, frame, head, post, rig
 from tests.sockets import said, types, upgraded
 
@@ -333,7 +333,7 @@ async def test_an_event_that_cannot_be_read_is_decoded_once(rather_slow, monkeyp
         decoded.append(text)
         return body.decode(text)
 
-    for module in (websocket, responses):
+    for module in (hearing, responses):
         monkeypatch.setattr(module, "decode", counting)
     async with rig() as made:
         client = await upgraded(made)

@@ -60,7 +60,7 @@ class DoorLimits:
     body_bytes_max: Count = 4 * 1024 * 1024  # of an HTTP request, or of one WebSocket message
     backlog_bytes_max: Count = 1024 * 1024  # that a client has not read yet
     send_buffer_bytes: Count = 256 * 1024  # in the kernel, beside the backlog
-    queued_max: Count = 16  # responses that wait for their turn on one WebSocket
+    queued_max: Count = 16  # responses that wait for their turn on one WebSocket, and messages that wait to be read
     lanes_max: Count = 32  # of one WebSocket
     in_flight_max: Count = 16  # responses that are being answered at once on one WebSocket
     connection_memory_bytes_max: Count = 8 * 1024 * 1024  # of conversations that one WebSocket can continue

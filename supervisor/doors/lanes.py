@@ -124,6 +124,19 @@ class Lanes:
 
         Without an id it is whatever runs in that lane, or else waits there first.
         """
+        if (running := self._named(event)) is not None:
+            self.door.asking.cut(running.counted, Left("the client sent response.cancel"))
+            return
+        if event.response_id is None:  # one that waits has no id yet
+            waiting = (each for each in self._waiting if each.create.stream_id == event.stream_id)
+            if (first := next(waiting, None)) is not None:
+                self._drop(first)
+
+    def cancels(self, event: responses.Create | responses.CancelResponse) -> bool:
+        """Whether an event ends something that runs, whatever the client has said before it."""
+        return isinstance(event, responses.CancelResponse) and self._named(event) is not None
+
+    def _named(self, event: responses.CancelResponse) -> _Running | None:
         for running in self._running.values():
             in_lane = event.stream_id == running.create.stream_id
             if running.events.id == event.response_id:
@@ -131,12 +144,8 @@ class Lanes:
             else:
                 named = in_lane and event.response_id is None
             if named:
-                self.door.asking.cut(running.counted, Left("the client sent response.cancel"))
-                return
-        if event.response_id is None:  # one that waits has no id yet
-            waiting = (each for each in self._waiting if each.create.stream_id == event.stream_id)
-            if (first := next(waiting, None)) is not None:
-                self._drop(first)
+                return running
+        return None
 
     def close(self) -> None:
         """Give back all memory: the connection has ended."""

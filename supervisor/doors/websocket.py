@@ -10,7 +10,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import inf
-from typing import TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 import trio
@@ -18,9 +17,7 @@ from attrs import define, field
 from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_server_stream
 from wsproto.utilities import LocalProtocolError
 
-from actors._text.aside import LONG
 from protocol.dialects import responses
-from protocol.dialects.body import decode, reading_work
 from protocol.errors import (
     BadRequest,
     ConnectionExpired,
@@ -34,13 +31,12 @@ from protocol.trace import Trace, span_after
 from supervisor.doors.budgets import Held
 from supervisor.doors.door import Door
 from supervisor.doors.frame_heads import FrameHeads
+from supervisor.doors.hearing import Data, Event, Hearing
 from supervisor.doors.keys import Key
 from supervisor.doors.lanes import WHAT, Lanes
 from supervisor.doors.outbox import READ_BYTES, Outbox, close_frame, text_frame
 
 log = logging.getLogger(__name__)
-
-Event: TypeAlias = "responses.Create | responses.CancelResponse"
 
 VIOLATIONS = {1002, 1003, 1007}  # of the protocol by the client, which the library notices
 CLOSE = b"\x88"  # the first byte of a close frame
@@ -195,7 +191,6 @@ class Session:
     _scope: trio.CancelScope | None = None
     _too_slow: SlowClient | None = None
     _closing: bool = False
-    _reading: bool = False  # a long message, which is to be answered
     _lanes: Lanes | None = None
 
     @property
@@ -236,8 +231,19 @@ class Session:
                 self.outbox,
             )
             self._lanes = lanes
-            nursery.start_soon(self._listen, lanes)
-            code, reason = await self._time_to_go(lanes)
+            hearing = Hearing(
+                self.door,
+                self.key,
+                self.model,
+                self.stream.while_open,
+                self._hear,
+                lanes.cancels,
+                self._lost,
+                self._look_again,
+                nursery,
+            )
+            nursery.start_soon(self._listen, hearing)
+            code, reason = await self._time_to_go(lanes, hearing)
             self._closing = True
             with trio.move_on_after(self.door.limits.close_s):
                 await self.socket.aclose(code=code, reason=reason)
@@ -245,11 +251,11 @@ class Session:
         if self._too_slow is not None:
             self.outbox.put_farewell(close_frame(TRY_AGAIN, self._too_slow.detail))
 
-    async def _time_to_go(self, lanes: Lanes) -> tuple[int, str]:
+    async def _time_to_go(self, lanes: Lanes, hearing: Hearing) -> tuple[int, str]:
         """Wait until nothing is being answered and nothing more will be; return the close code and the reason."""
         limits = self.door.limits
         while True:
-            busy = lanes.busy or self._reading
+            busy = lanes.busy or hearing.busy
             now, idle_at = trio.current_time(), self.stream.heard_at + limits.websocket_idle_s
             if not busy and self._draining:
                 return RESTARTING, "the server is shutting down"
@@ -262,6 +268,9 @@ class Session:
 
     def _at_rest(self) -> None:
         self.stream.heard_at = trio.current_time()  # the client may have been waiting for this
+        self._look_again()
+
+    def _look_again(self) -> None:
         self._news.unpark_all()
 
     def _expired(self) -> tuple[int, str]:
@@ -273,7 +282,7 @@ class Session:
 
     # Listening ---------------------------------------------------------------------------
 
-    async def _listen(self, lanes: Lanes) -> None:
+    async def _listen(self, hearing: Hearing) -> None:
         """Take whatever the client says, at once: the reader of a socket never waits for its answers."""
         try:
             while True:
@@ -281,8 +290,8 @@ class Session:
                 if isinstance(message, bytes) and not self._closing:
                     self._say(responses.error_event(BadRequest("send text; binary messages mean nothing here")))
                 elif isinstance(message, str):
-                    await self._hear(message, lanes)
-                self.stream.held.release()  # what was asked is held by its lane from here on
+                    hearing.take(message)
+                self.stream.held.release()  # what was said is held by whoever has it from here on
         except ConnectionClosed as error:
             self._farewell(error)
             self._lost(error)
@@ -296,11 +305,11 @@ class Session:
             with suppress(trio.BrokenResourceError):  # it is gone already
                 self.outbox.put_farewell(close_frame(error.reason.code, error.reason.reason or ""))
 
-    async def _hear(self, message: str, lanes: Lanes) -> None:
-        data: dict[str, object] = {}
-        event = await self._read(message, data)
-        if self._closing or event is None:
-            return  # after our close frame nothing may be said, and to who has left nothing is
+    def _hear(self, event: Event | RequestError, data: Data, size_bytes: int) -> None:
+        """Do what a message says; after our close frame nothing may be said."""
+        lanes = self._lanes
+        if self._closing or lanes is None:
+            return
         try:
             if data.get("type") != "response.cancel":  # what cannot be read counts too
                 (self.key or self.door.keys.anybody).charge()
@@ -309,32 +318,7 @@ class Session:
         except RequestError as error:
             self._misheard(error, data, lanes)
             return
-        self._obey(event, message.__sizeof__(), lanes)
-
-    async def _read(self, message: str, data: dict[str, object]) -> Event | RequestError | None:
-        """Return what a message says, or what is wrong with it, putting it into `data`; None if its client has left.
-
-        A long one is read aside, and threads may be busy for long: whoever leaves meanwhile is let go at once.
-        """
-
-        def read() -> Event:
-            data.update(decode(message))
-            return responses.read_event(data, default_model=self.model)
-
-        try:
-            if (size := reading_work(message)) < LONG:  # in the turn in which it came: nothing may come between
-                return read()
-            self._reading, owner = True, (self.key or self.door.keys.anybody).name
-            event: Event | None = None
-            try:
-                with self.stream.while_open():
-                    event = await self.door.aside(read, owner=owner, size=size)
-            finally:
-                self._reading = False
-                self._news.unpark_all()
-        except RequestError as error:
-            return error
-        return event
+        self._obey(event, size_bytes, lanes)
 
     def _obey(self, event: Event, size_bytes: int, lanes: Lanes) -> None:
         try:
