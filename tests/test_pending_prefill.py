@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
+from pathlib import Path
 
 import pytest
 import trio
@@ -28,8 +29,8 @@ from supervisor.run import supervise
 from supervisor.sections import EngineSection
 from tests.fakes import Costs, FakeEngine
 from tests.houses import built
-from tests.test_spanning import ROOT
 
+ROOT = Path(__file__).parent.parent
 LONG, ONE_S = 6_000, 0.6  # tokens, and what computing them takes
 IDS = count(2**64, 2**16)  # far from the node's own
 CLUSTER = f"""
