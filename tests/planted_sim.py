@@ -112,7 +112,7 @@ SIM: Bugs = {
     "supervisor/doors/gate.py": (
         Bug(
             "what an owner holds inside is not put on its account",
-            "            self._line.charge(waiter.owner, waiter.weight)\n",
+            "        self._line.charge(waiter.owner, waiter.weight)\n",
             "",
         ),
         Bug(
