@@ -26,6 +26,7 @@ from supervisor import wires
 from supervisor.config import EVERYWHERE, LOOPBACK, ClusterSection
 from supervisor.crossing import plain
 from supervisor.directory import FORGET_S, Directory
+from supervisor.doors.strangers import Strangers, address_of
 from supervisor.endpoints import ForOthers
 from supervisor.heart import Heart
 from supervisor.link import Link, Serves
@@ -84,7 +85,7 @@ class Links:
     _dialing: set[str] = field(factory=set)  # who is dialed, by a task of its own
     _dialed: set[str] = field(factory=set)  # whose link was dialed from here
     _carried: dict[str, _Carried] = field(factory=dict)
-    _strangers: dict[trio.SocketStream, trio.CancelScope] = field(factory=dict)  # the oldest comes first
+    _strangers: Strangers[trio.SocketStream] = field(factory=Strangers)
     _operators: int = 0
 
     @teller.default
@@ -190,20 +191,16 @@ class Links:
         async def talk(wire: wires.Wire) -> None:
             nonlocal who
             who, incarnation = await self._greeted("listens", None, wire)
-            self._strangers.pop(stream, None)
+            self._strangers.remove(stream)
             if who.startswith(OPERATOR):
                 await self._attend(wire)
             else:
                 await self._carry(who, wire, who, incarnation)
 
-        if len(self._strangers) >= (most := self.section.greets_max):
-            # The oldest goes: a node needs a moment only, and must not be kept out.
-            oldest = next(iter(self._strangers))
-            self._strangers.pop(oldest).cancel(reason="too many others have come")
-            self._others.say(host, PeerRefused(f"more than {most} (greets_max) that do not say who they are"))
         try:
             with trio.CancelScope() as scope:
-                self._strangers[stream] = scope
+                self._strangers.add(stream, address_of(stream), scope)
+                self._make_room()
                 await self.accept(stream, self.tls.listens if self.tls else None, self.section.greet_s, talk)
         except ActorError as error:
             known = self._others if not who or who.startswith(OPERATOR) else self._nodes
@@ -211,7 +208,14 @@ class Links:
         except Exception:
             log.exception("a bug ended a link")
         finally:
-            self._strangers.pop(stream, None)
+            self._strangers.remove(stream)
+
+    def _make_room(self) -> None:
+        """End a stranger if there are too many: a node needs a moment only, and must not be kept out by others."""
+        most = self.section.greets_max
+        while len(self._strangers) > most and (oldest := self._strangers.end_oldest_of_most()) is not None:
+            said = f"more than {most} (greets_max) that do not say who they are"
+            self._others.say(_host(oldest), PeerRefused(said))
 
     # One link ----------------------------------------------------------------------------
 

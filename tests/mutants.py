@@ -76,7 +76,10 @@ SUITES = {  # the quickest first
         f"tests/test_{name}.py"
         for name in ("config", "config_files", "toml_lines", "reloading", "scrape_turns", "operate")
     ],
-    "names": [f"tests/test_{name}.py" for name in ("grammar_permission", "promised", "link_names")],
+    "names": [
+        f"tests/test_{name}.py"
+        for name in ("grammar_permission", "promised", "strangers", "link_names", "link_strangers")
+    ],
     "loop": [f"tests/test_{name}.py" for name in ("say", "chatter", "upward", "turns", "hung", "turn_budget")],
     "tree": [
         f"tests/test_{name}.py"

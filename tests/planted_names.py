@@ -36,6 +36,14 @@ NAMES: Bugs = {
             "wire.certified() if self.section.binds_names else None",
             "None",
         ),
+        Bug("the oldest stranger goes, wherever it is from", ".end_oldest_of_most())", ".end_oldest())"),
+    ),
+    "supervisor/doors/strangers.py": (
+        Bug(
+            "the address that has fewest here makes room",
+            "most = max(map(len, self._by_address.values()), default=0)",
+            "most = min(map(len, self._by_address.values()), default=0)",
+        ),
     ),
     "supervisor/doors/asking.py": (
         Bug(

@@ -165,3 +165,18 @@ def test_strangers_are_those_who_came_in_their_order(steps):
                 assert scopes[oldest[0]].cancel_called
         assert all(made.of(each) == sum(own == each for _, own in all_) for each in "ab")
     assert list(made._all) == [number for number, _ in all_]
+
+
+@given(st.lists(st.sampled_from("abc")))
+def test_d9_the_oldest_of_the_address_that_has_most_goes_first(addresses):
+    made, left = Strangers(), list(enumerate(addresses))
+    for number, address in left:
+        made.add(number, address, trio.CancelScope())
+    while left:
+        own = [address for _, address in left]
+        most = max(map(own.count, own))
+        expected = next(each for each in left if own.count(each[1]) == most)
+        assert len(made) == len(left)
+        assert made.end_oldest_of_most() == expected[0]
+        left.remove(expected)
+    assert (made.end_oldest_of_most(), len(made)) == (None, 0)

@@ -132,7 +132,7 @@ class Door:
     backlogs: Backlogs = field(init=False)
     ending: trio.Semaphore = field(factory=lambda: trio.Semaphore(ENDING_A_TURN))
     reading: trio.Semaphore = field(factory=lambda: trio.Semaphore(1))  # many small pieces of what a client says
-    strangers: Strangers = field(factory=Strangers)
+    strangers: Strangers[Outbox] = field(factory=Strangers)
     _owners: dict[Outbox, Key] = field(factory=dict)  # in whose name a connection is counted
     _left: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 

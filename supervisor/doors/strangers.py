@@ -1,39 +1,46 @@
-"""Connections that have presented no key yet: those that make room when there is none.
+"""Connections that have not shown yet who they are: those that make room when there is none.
 
 Whoever has a key must not be kept out by those who have none, however many they are and however slowly they speak. A
-connection is a stranger until one of its requests has been let in by its key (or, where no keys are wanted, at all).
+client's connection is a stranger until one of its requests has been let in by its key (or, where no keys are wanted, at
+all), a node's until it has proved its name.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from ipaddress import ip_address
+from typing import Generic, TypeVar
 
 import trio
 from attrs import define, field
 
-from supervisor.doors.outbox import Outbox
+One = TypeVar("One", bound=Hashable)
 
 SITE_BYTES = 8  # of an IPv6 address: whoever has one has as many as it likes of the same first half
 
 
 @define(eq=False)
-class Strangers:
+class Strangers(Generic[One]):
     """Every stranger in the order in which they came, in all and by address."""
 
-    _all: OrderedDict[Outbox, str] = field(factory=OrderedDict)
-    _by_address: dict[str, OrderedDict[Outbox, trio.CancelScope]] = field(factory=dict)
+    _all: OrderedDict[One, str] = field(factory=OrderedDict)
+    _by_address: dict[str, OrderedDict[One, trio.CancelScope]] = field(factory=dict)
 
-    def add(self, outbox: Outbox, address: str, scope: trio.CancelScope) -> None:
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._all)
+
+    def add(self, stranger: One, address: str, scope: trio.CancelScope) -> None:
         """Note one who has come; to cancel its scope ends it."""
-        self._all[outbox] = address
-        self._by_address.setdefault(address, OrderedDict())[outbox] = scope
+        self._all[stranger] = address
+        self._by_address.setdefault(address, OrderedDict())[stranger] = scope
 
-    def remove(self, outbox: Outbox) -> trio.CancelScope | None:
+    def remove(self, stranger: One) -> trio.CancelScope | None:
         """Forget one that is gone, or is none any more; return its scope if it was one."""
-        if (address := self._all.pop(outbox, None)) is None:
+        if (address := self._all.pop(stranger, None)) is None:
             return None
-        scope = self._by_address[address].pop(outbox)
+        scope = self._by_address[address].pop(stranger)
         if not self._by_address[address]:
             del self._by_address[address]
         return scope
@@ -42,7 +49,7 @@ class Strangers:
         """Return how many have come from an address."""
         return len(self._by_address.get(address, ()))
 
-    def end_oldest(self, address: str | None = None) -> Outbox | None:
+    def end_oldest(self, address: str | None = None) -> One | None:
         """End the stranger that came first, of an address or of all, and return it, None if there is none."""
         among = self._all if address is None else self._by_address.get(address, ())
         if (oldest := next(iter(among), None)) is None:
@@ -51,6 +58,15 @@ class Strangers:
         assert scope is not None  # it was one
         scope.cancel(reason="others need its place")
         return oldest
+
+    def end_oldest_of_most(self) -> One | None:
+        """End the stranger that came first of the address that has most here, and return it, None if there is none.
+
+        Of addresses that have as many it is the one whose first came first.
+        """
+        most = max(map(len, self._by_address.values()), default=0)
+        address = next((each for each in self._all.values() if len(self._by_address[each]) == most), None)
+        return None if address is None else self.end_oldest(address)
 
 
 def address_of(stream: trio.SocketStream) -> str:
