@@ -95,6 +95,7 @@ PAIRS: Bugs = {
             "whoever waits for room is never let in",
             "        entry.item.inside.set()\n        self._move()\n",
             "        entry.item.inside.set()\n",
+            harmless="a receiver takes those who wait for room, too, and the next to come lets them in",
         ),
     ),
     "supervisor/node.py": (

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.doors import at_rest, create, frame, rig
+from tests.doors import Client, at_rest, create, frame, post, rig
 from tests.sockets import collected, upgraded
 
 
@@ -167,5 +167,29 @@ async def test_a_slow_reader_of_many_lanes_loses_them_all_at_once(rather_slow):
         while made.worker.left < 3:  # noqa: ASYNC110  # a fake has no event for it
             await trio.sleep(0.01)
         assert await client.close_code() == 1013
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+async def test_c5_the_ends_of_long_answers_come_as_fast_as_their_client_reads(rather_slow):
+    """The last events repeat the whole text several times: two answers that ended together were cut for it."""
+    async with rig(backlog_bytes_max=6_000, send_buffer_bytes=4096) as made:
+        client = Client(await made.connect(receive_buffer=2048))
+        assert (await client.upgrade()).status == 101
+        for lane in "abc":
+            await client.say(create("n=1000 s=0.01", stream_id=lane))
+        texts = [(await client.events())[-1]["response"]["output"][0]["content"][0]["text"] for _ in "abc"]
+        assert list(map(len, texts)) == [1120] * 3
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+async def test_c5_the_end_of_a_long_streamed_response_comes_as_fast_as_its_client_reads(rather_slow):
+    async with rig(backlog_bytes_max=8_500, send_buffer_bytes=2048) as made:
+        client = Client(await made.connect(receive_buffer=2048))
+        await client.send(post({"model": "tiny", "input": "n=60 s=0.001", "stream": True}, "/v1/responses"))
+        await trio.sleep(5)  # all deltas have come, and most of them wait
+        reply = await client.reply()
+        assert (reply.whole, b"response.completed" in reply.body) == (True, True)
         await client.stream.aclose()
         await at_rest(made)

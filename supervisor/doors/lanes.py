@@ -268,6 +268,7 @@ class Lanes:
             self._failed(running, failed_by_a_bug(bug, counted.request_id, counted.trace))
             return
         else:
+            await self.outbox.wait_room(sum(map(len, last)))  # they repeat the text several times
             counted.sent_bytes += self.say(*last)
         said = create.turns() + (() if create.warm_up else (Turn(Role.ASSISTANT, events.text),))
         self._memory.remember(create.stream_id, Said.after(before, events.id, *said))

@@ -63,6 +63,7 @@ async def _streamed(exchange: Exchange, asked: responses.CreateHttp) -> None:
         else:
             exchange.finish(failed)  # it says itself that the answer is not whole, so the body may end as bodies do
     else:
+        await exchange.outbox.wait_room(len(last))  # they repeat the text several times
         exchange.finish(last)
 
 
