@@ -16,10 +16,9 @@ from actors.engines.sglang import settings
 from bench._cluster import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
 from protocol.messages import Generate, RunRank
-from supervisor import check, config, known, ranks, scrape
+from supervisor import check, config, folders, known, ranks, scrape
 from supervisor import hosts as hosts_module
 from supervisor.directory import Directory
-from supervisor.folders import Folder
 from supervisor.metrics import Metrics
 from supervisor.plug import Plug
 from supervisor.process import Hurry
@@ -217,10 +216,11 @@ def hosts(tmp_path):
         boots.append(boot)
         raise StartFailed("nothing starts here")
 
-    folder, cluster = Folder(tmp_path, -1), config.read(tmp_path / "cluster.toml")
-    own = {"folder": folder, "logs": tmp_path, "hurry": Hurry(), "metrics": Metrics(), "reserve": Reserve()}
-    world = SimpleNamespace(now=lambda: 5.0, **own)
-    return SimpleNamespace(cluster=cluster, starts=dict.fromkeys(cluster.engine, starts), world=world, boots=boots)
+    cluster = config.read(tmp_path / "cluster.toml")
+    with folders.folder(tmp_path) as folder:
+        own = {"folder": folder, "logs": tmp_path, "hurry": Hurry(), "metrics": Metrics(), "reserve": Reserve()}
+        world = SimpleNamespace(now=lambda: 5.0, **own)
+        yield SimpleNamespace(cluster=cluster, starts=dict.fromkeys(cluster.engine, starts), world=world, boots=boots)
 
 
 async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(hosts):
