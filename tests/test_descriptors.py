@@ -52,16 +52,16 @@ def limited(monkeypatch):
 def test_b6_a_node_that_may_not_have_the_descriptors_that_its_file_allows_is_refused(cluster, limited):
     limited(1024, 1024)
     sentence = (
-        r"^node main may need 1,256 file descriptors, and its process may have 1,024: 1,000 for connections \+ 16 for"
-        r" engines \+ 160 for listeners \+ 64 for the process \+ 16 for the reserve; raise the limit \(ulimit -n\), or"
+        r"^node main may need 1,224 file descriptors, and its process may have 1,024: 1,000 for connections \+ 16 for"
+        r" engines \+ 128 for listeners \+ 64 for the process \+ 16 for the reserve; raise the limit \(ulimit -n\), or"
         r" lower gateway\.limits\.connections_max$"
     )
     with pytest.raises(StartFailed, match=sentence):
         check.text(cluster, "main", {})
     with pytest.raises(StartFailed, match=sentence):
         check.ahead(cluster, "main")
-    limited(1256, 1256)
-    assert "file descriptors: 1,256 at most: 1,000 for connections + " in check.text(cluster, "main", {})
+    limited(1224, 1224)
+    assert "file descriptors: 1,224 at most: 1,000 for connections + " in check.text(cluster, "main", {})
     limited(resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     check.ahead(cluster, "main")
 

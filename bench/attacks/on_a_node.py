@@ -8,8 +8,8 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -24,6 +24,7 @@ TIMEOUT_S = 60.0
 ENDS_WITHIN_S = 40.0
 FIRST_FRAME, EMPTY_FRAMES = b"\x01\x80\0\0\0\0", b"\x00\x80\0\0\0\0" * 10_000  # of a message that stays empty
 UNREAD_REQUESTS = 400  # a pipe is full after some 140 lines
+DESCRIPTORS_MAX = 256  # as few as a node with 32 connections starts with
 
 
 @contextmanager
@@ -36,14 +37,16 @@ def attacked(
     more: str = "",
     prefix: Sequence[str] = (),
     output: int | None = None,
+    drained: Callable[[], object] = lambda: None,
 ) -> Iterator[Node]:
-    """Run a node with an honest client beside it while the body attacks, and have it end well."""
+    """Run a node with an honest client beside it while the body attacks, and end it; `drained` runs as it ends."""
     gateway = GATEWAY.format(keys=keys_file(folder)) + more
     with node(folder, slots=slots, engine=engine, gateway=gateway, prefix=prefix, output=output) as of:
         with beside(folder, of.port, verdict):
             yield of
         if of.process.poll() is None:
             of.signal(signal.SIGTERM)
+        drained()
         if of.wait_exit(ENDS_WITHIN_S) is None:
             verdict.wrong.append(f"SIGTERM did not end the node within {ENDS_WITHIN_S:g} s")
         elif of.process.returncode != 0:
@@ -89,33 +92,28 @@ def unread_logs(folder: Path, verdict: Verdict) -> None:
 
 
 def slow_readers(folder: Path, verdict: Verdict) -> None:
-    """Read whole answers at 100 kB a second, with `Connection: close` and through a drain."""
+    """Read answers that fit into a backlog at 200 kB a second, with `Connection: close` and through a drain."""
     body = {
         "model": MODEL,
         "prompt": "x",
-        "n": 32,
+        "n": 20,
         "max_tokens": 100,
         "ignore_eos": True,
         "stream": True,
         "logprobs": 5,
     }
-    with attacked(folder, verdict) as of:
-        with ThreadPoolExecutor(2) as pool:
-            closed = pool.submit(slowly, of.port, body, "close")
-            drained = pool.submit(slowly, of.port, body, "keep-alive")
-            time.sleep(9.0)  # it is whole by then, and not read
-            ends = [closed.result()]
-            of.signal(signal.SIGTERM)
-            ends.append(drained.result())
-        verdict.said = ", ".join(
-            f"{how} {'whole' if whole else 'CUT'}" for how, whole in zip(("closed", "drained"), ends, strict=True)
-        )
-        if not all(ends):
-            verdict.wrong.append(verdict.said)
+    readers: dict[str, Future[bool]] = {}
+    with ThreadPoolExecutor(2) as pool, attacked(folder, verdict, drained=lambda: wait(readers.values())) as of:
+        readers["closed"] = pool.submit(slowly, of.port, body, "close", 6.0)
+        readers["drained"] = pool.submit(slowly, of.port, body, "keep-alive", 18.0)  # it is whole before it is read
+        readers["closed"].result()
+    verdict.said = ", ".join(f"{how} {'whole' if reader.result() else 'CUT'}" for how, reader in readers.items())
+    if "CUT" in verdict.said:
+        verdict.wrong.append(verdict.said)
 
 
-def slowly(port: int, body: object, connection: str) -> bool:
-    """Ask, read slowly, and return whether the answer was whole."""
+def slowly(port: int, body: object, connection: str, unread_s: float) -> bool:
+    """Ask, read nothing for so long and then slowly, and return whether the answer was whole."""
     data = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {ATTACKER}\r\n"
     head += f"content-type: application/json\r\nconnection: {connection}\r\ncontent-length: {len(data)}\r\n\r\n"
@@ -124,7 +122,7 @@ def slowly(port: int, body: object, connection: str) -> bool:
         sock.settimeout(20.0)
         sock.connect(("127.0.0.1", port))
         sock.sendall(head.encode() + data)
-        time.sleep(6.0)
+        time.sleep(unread_s)
         tail = b""
         with suppress(OSError):
             while piece := sock.recv(10_000):
@@ -136,19 +134,20 @@ def slowly(port: int, body: object, connection: str) -> bool:
 
 
 def descriptors(folder: Path, verdict: Verdict) -> None:
-    """Use up every descriptor of a node that may have 96, and have it reap a child meanwhile."""
-    few = {"more": "[gateway.limits]\nconnections_max = 32\n", "prefix": ("prlimit", "--nofile=96:96")}
+    """Connect more strangers than a node may have descriptors, which are few, and have it reap a child meanwhile."""
+    most = f"--nofile={DESCRIPTORS_MAX}:{DESCRIPTORS_MAX}"
+    few = {"more": "[gateway.limits]\nconnections_max = 32\n", "prefix": ("prlimit", most)}
     with attacked(folder, verdict, **few) as of:
         with ExitStack() as stack:
             strangers = 0
-            for _ in range(200):
+            for _ in range(2 * DESCRIPTORS_MAX):
                 with suppress(OSError):
                     stack.enter_context(socket.create_connection(("127.0.0.1", of.port), timeout=0.2))
                     strangers += 1
             for _ in range(10):
                 os.kill(of.pid, signal.SIGCHLD)
                 time.sleep(0.5)
-        verdict.said = f"{strangers} strangers, at most 96 descriptors"
+        verdict.said = f"{strangers} strangers, at most {DESCRIPTORS_MAX} descriptors"
 
 
 def crashing_neighbours(folder: Path, verdict: Verdict) -> None:
