@@ -114,6 +114,12 @@ def look(pid: int) -> Seen | None:
     return Seen(pid, int(fields[1]), int(fields[3]), fields[19], fields[0], command or name)
 
 
+def cpu_s(pid: int) -> float:
+    """Return how much CPU time a process has taken."""
+    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def all_seen() -> list[Seen]:
     """Return every process of the machine that this one may see."""
     numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())

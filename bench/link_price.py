@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
-from pathlib import Path
 
 from bench._client import TIMEOUT_S, chat_body
 from bench._cluster import Plan, cluster, simulated
-from bench._node import Node, node, place
+from bench._node import Node, cpu_s, node, place
 
 WORKER = "worker"
 COSTS = {"fixed_s": 0.02, "per_prefill_token_s": 0.0, "per_running_s": 0.0}  # 50 tokens a second for everybody
@@ -30,13 +28,6 @@ context_max = 8192
 kv_tokens_max = 1_000_000
 [engine.tiny-0.simulated.costs]
 """
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_s(of: Node) -> float:
-    """Return how much CPU time a node's own process has taken."""
-    fields = (Path("/proc") / str(of.pid) / "stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
 
 
 def read_one(port: int, tokens: int) -> None:
@@ -50,10 +41,10 @@ def read_one(port: int, tokens: int) -> None:
 
 def burst(nodes: Sequence[Node], streams: int, tokens: int) -> list[float]:
     """Return what each node takes for a token while streams are read from the first, in microseconds."""
-    before = [cpu_s(each) for each in nodes]
+    before = [cpu_s(each.pid) for each in nodes]
     with ThreadPoolExecutor(streams) as readers:
         list(readers.map(read_one, [nodes[0].port] * streams, [tokens] * streams))
-    return [1e6 * (cpu_s(each) - was) / (streams * tokens) for each, was in zip(nodes, before, strict=True)]
+    return [1e6 * (cpu_s(each.pid) - was) / (streams * tokens) for each, was in zip(nodes, before, strict=True)]
 
 
 def row(name: str, taken: Sequence[float]) -> None:

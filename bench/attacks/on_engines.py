@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bench._node import SGLANG, Node, wait_until
+from bench._node import SGLANG, Node, cpu_s, wait_until
 from bench.attacks.on_a_node import attacked, restarts
 from bench.attacks.scene import Verdict
 
@@ -27,7 +28,7 @@ def stopped_scheduler(folder: Path, verdict: Verdict) -> None:
     """Stop the scheduler of an idle engine of another model, which nothing but its own silence tells of."""
     other = OTHER.format(path=Path("examples/tiny").resolve())
     with attacked(folder, verdict, slots=16, engine=SGLANG + other) as of:
-        idle = schedulers(of)[-1]
+        idle = idlest(schedulers(of))
         before = restarts(of)
         os.kill(idle, signal.SIGSTOP)
         noticed_s = wait_until(lambda: restarts(of) > before, NOTICED_WITHIN_S, every_s=0.1)
@@ -39,9 +40,16 @@ def stopped_scheduler(folder: Path, verdict: Verdict) -> None:
 
 
 def schedulers(of: Node) -> list[int]:
-    """Return the processes of the node's schedulers that live, the youngest last."""
+    """Return the processes of the node's schedulers that live."""
     of.look()
     return [pid for pid, role in of.roles.items() if role == "scheduler" and of.known[pid].lives]
+
+
+def idlest(processes: Sequence[int]) -> int:
+    """Return the process that computes least within a second."""
+    before = {pid: cpu_s(pid) for pid in processes}
+    time.sleep(1.0)
+    return min(processes, key=lambda pid: cpu_s(pid) - before[pid])
 
 
 def full_disk(folder: Path, verdict: Verdict) -> None:
