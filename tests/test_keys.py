@@ -435,7 +435,10 @@ async def test_a_concurrency_counts_what_runs_and_what_waits_but_not_what_has_en
     key = Key("alice", KeySection(sha256="", concurrency_max=2))
     with key.asking():
         with key.asking():
-            with pytest.raises(ConcurrencyLimited, match="has 2 requests running") as caught, key.asking():
+            with (
+                pytest.raises(ConcurrencyLimited, match="has 2 answers running, and asks for 1 more") as caught,
+                key.asking(),
+            ):
                 pass
             assert caught.value.http_status == 429
         with pytest.raises(KeyError), key.asking():

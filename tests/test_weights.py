@@ -139,6 +139,14 @@ async def test_an_owner_holds_no_more_than_it_may_and_the_rest_is_for_others(aut
     assert sorted(log) == [(0, "a0"), (0, "a1"), (0, "a2"), (0, "b"), (5, "a3")]
 
 
+async def test_whoever_waits_for_its_owners_own_in_vain_is_told_so(autojump_clock):
+    made = gate(4, admit_s=3)
+    async with made.admitted(owner="a", weight=2, at_most=2):
+        with pytest.raises(Overloaded, match=r"^no place of the 2 that its key may have at once was free within 3 s$"):
+            async with made.admitted(owner="a", at_most=2):
+                pass
+
+
 async def test_one_request_that_is_more_than_its_owner_may_hold_goes_alone(autojump_clock):
     made, log = gate(8), []
     mine = {"owner": "a", "at_most": 3}
@@ -333,7 +341,7 @@ def test_b13_a_keys_concurrency_counts_generations():
     key = Key("alice", KeySection(sha256=digest("x" * 30), concurrency_max=4))
     with key.asking(3):
         with (
-            pytest.raises(Exception, match="has 3 requests running, and asks for 2 more; it may have 4"),
+            pytest.raises(Exception, match="has 3 answers running, and asks for 2 more; it may have 4"),
             key.asking(2),
         ):
             pass

@@ -133,7 +133,9 @@ class Gate:
             if waiter.displaced:
                 raise Overloaded(f"as many requests wait as may, and {waiter.displaced} displaced this one")
             if not waiter.has_place:
-                raise Overloaded(f"no place was free within {self.admit_s} s")
+                held, most = self._line.account(waiter.owner), waiter.at_most
+                own = f" of the {most:g} that its key may have at once" if held + waiter.weight > most else ""
+                raise Overloaded(f"no place{own} was free within {self.admit_s} s")
             admitted = True
         finally:
             if waiter.has_place and not admitted:

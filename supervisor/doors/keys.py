@@ -63,9 +63,9 @@ class Key:
                 param=param,
             )
         if limit is not None and self.running + weight > limit:
-            more = f", and asks for {weight} more" if weight > 1 else ""
             raise ConcurrencyLimited(
-                f"the key {self.name!r} has {self.running} requests running{more}; it may have {limit}"
+                f"the key {self.name!r} has {self.running} answers running, and asks for {weight} more;"
+                f" it may have {limit}"
             )
         self.running += weight
         try:

@@ -31,7 +31,7 @@ class BadEngine(Alone):
     @staticmethod
     def shape(rng: random.Random) -> dict[str, object]:
         workers = rng.choice((2, 3))
-        return PATIENT | {"workers": workers, "route": Limits(), "streams": 12, "never_up": {}}
+        return PATIENT | {"workers": workers, "route": Limits(), "streams": 12, "never_up": {}, "far": False}
 
     @abstractmethod
     async def go_wrong(self) -> None:
