@@ -89,9 +89,10 @@ siege: $(VENV)/ready-dev  ## wrong keys, slow heads, a flood of connections: doe
 cluster-cost: $(VENV)/ready-dev  ## what a cluster of 10, 100 and 1,000 workers costs to keep: bytes, CPU, routing
 	$(BIN)/python -m tests.cluster_cost
 
-attacks: $(VENV)/ready-dev  ## fifteen attacks from outside, each beside an honest client that must notice nothing
+attacks: $(VENV)/ready-dev  ## sixteen attacks, and 83 grammars, beside an honest client that must notice nothing
 	$(BIN)/python -m bench.attacks
 	$(BIN)/python -m bench.attacks --engines sglang
+	$(BIN)/python -m pytest tests/engine/test_grammars.py
 
 chaos: $(VENV)/ready-dev  ## ten minutes of kills, stops, drains and cut links in a cluster, three with real engines; SEED=n
 	$(BIN)/python -m bench.chaos $(SEED:%=--seed %)
