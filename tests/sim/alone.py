@@ -169,7 +169,8 @@ class UnfairKeys(Alone):
             await trio.sleep(1 + self.rng.random())
             one_s = HEAVY_TOKENS * system.costs.step_s  # for which a heavy answer keeps a slot
             gate_s = system.requests_max / slots * one_s if full else 0.0  # until one of those inside has ended
-            fair_s = gate_s + (2 + len(greedy)) * one_s + SOON_S
+            # Of keys that hold nothing inside each has a turn, whoever came first: another's request has just ended.
+            fair_s = len(greedy) * gate_s + (2 + len(greedy)) * one_s + SOON_S
             modest = self.honest("modest")
             for _ in range(3):
                 outcome, took_s = await modest.ask(4, **_key(system, "modest"))
