@@ -177,6 +177,7 @@ class Call(Generic[Req, Rep, Res]):
     answer: Answer[Rep, Res]
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     begun: bool = False  # somebody answers it
+    when_left: Callable[[], None] | None = None  # called when its asker leaves before that
 
     @contextmanager
     def answering(self, bugs: Bugs) -> Iterator[Answer[Rep, Res]]:
@@ -260,6 +261,8 @@ class Address(Generic[Req, Rep, Res]):
             call.answer.enough()
             if not call.begun:  # nobody holds anything for it
                 call.answer.fail(Left("the asker left before anybody answered"))
+                if call.when_left is not None:
+                    call.when_left()
 
 
 def mailbox(size: int) -> tuple[Address[Req, Rep, Res], trio.MemoryReceiveChannel[Call[Req, Rep, Res]]]:

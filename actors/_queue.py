@@ -53,6 +53,7 @@ class Queue(Generic[Req, Rep, Res]):
         """Put a call in, waiting while there is no room."""
         await trio.lowlevel.checkpoint_if_cancelled()
         waiting, owner = _Waiting(call), self.owner(call.request)
+        call.when_left = self.retry  # whoever is behind it may fit
         self._line.catch_up(owner)
         entry = self._line.add(waiting, owner, self.urgency(call.request))
         self._outside[entry.number] = waiting
@@ -68,7 +69,7 @@ class Queue(Generic[Req, Rep, Res]):
     async def receive(self, fits: Callable[[Req], bool] = _always) -> Call[Req, Rep, Res]:
         """Wait for the next call, and take it once its request fits: it is not passed by others that would.
 
-        Who is next is judged anew whenever somebody comes, and after `retry`.
+        Who is next is judged anew whenever somebody comes or leaves, and after `retry`.
         """
         await trio.lowlevel.checkpoint()
         while True:

@@ -16,6 +16,7 @@ QUEUE: Bugs = {
             "        self._news.unpark_all()  # also if",
             "        pass  # also if",
         ),
+        Bug("who leaves the head of the line is waited for", "call.when_left = self.retry", "pass"),
     ),
     "actors/decode.py": (
         Bug(

@@ -191,6 +191,26 @@ async def test_who_has_waited_for_room_and_left_is_in_nobodys_way(autojump_clock
         assert engine.log == ["submit a", "submit c"]
 
 
+@pytest.mark.parametrize("room", [1, 16], ids=["for room in the queue", "in the queue"])
+async def test_b13_who_was_next_and_leaves_lets_the_one_behind_in_at_once(room, autojump_clock):
+    address, inbox = queue(room, lambda _: 0)
+    got = []
+
+    async def take():
+        while True:
+            got.append((await inbox.receive(lambda request: len(request.tokens) < 9)).request.id)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        leaving = [wanted(name, 40) for name in "ab"]
+        for number, request in enumerate((*leaving, wanted("c", 4)), start=1):
+            nursery.start_soon(ask, address, request, number if request in leaving else 1e3)
+            await wait_all_tasks_blocked()
+        await trio.sleep(2.5)
+        assert got == ["c"]
+        nursery.cancel_scope.cancel()
+
+
 def call(name, size):
     return Call((name, size), Answer(0))
 
