@@ -99,6 +99,11 @@ DOORS: Bugs = {
     ),
     "supervisor/doors/routes/answering.py": (
         Bug(
+            "events that wait are counted as tokens",
+            "            held.grow(max(0, waiting_bytes",
+            "            max((0, waiting_bytes",
+        ),
+        Bug(
             "an error in the middle of a stream is swallowed",
             "exchange.cut(chunks.failed(error), error)",
             'exchange.cut(b"", error)',

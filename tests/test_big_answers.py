@@ -179,6 +179,27 @@ async def test_c2_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_s
             assert reply.status == 200
 
 
+@pytest.mark.parametrize(("answers_bytes_max", "whole"), [(10_000_000, True), (200_000, False)])
+async def test_c2_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_as_they_are(
+    answers_bytes_max, whole, rather_slow
+):
+    """A token was counted as the 8 bytes of an answer in one piece, and its event has 200: here 26 kB for 600."""
+    body = {"model": "tiny", "n": 8, "max_tokens": 400, "prompt": "n=400", "echo": True, "stream": True}
+    limits = {"answers_bytes_max": answers_bytes_max, "backlog_bytes_max": 30_000, "send_buffer_bytes": 4096}
+    async with rig(requests_max=256, stall_s=600.0, **limits) as made:
+        client = Client(await made.connect(receive_buffer=4096))
+        await client.send(post(body, "/v1/completions"))
+        await trio.sleep(60)
+        counted_bytes = made.door.answers.held_bytes
+        reply = await client.reply()
+        assert (reply.whole, b"answers_bytes_max" in reply.body) == (whole, not whole)
+        if whole:
+            assert len(reply.body) - 100_000 < counted_bytes < len(reply.body)
+        await client.stream.aclose()
+        await at_rest(made)
+        assert made.door.answers.held_bytes == 0
+
+
 async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock):
     """The likeliest of 128 drafts was told in one turn, and all were kept as objects: 4 kB a token."""
     body = {"model": "tiny", "n": 64, "best_of": 128, "max_tokens": 100, "prompt": "n=100", "logprobs": 20}

@@ -51,21 +51,27 @@ async def _at_the_clients_pace(exchange: Exchange, counted: Counted, respond: Re
     """Write each event once the client has read most of those before it.
 
     An answer that repeats its prompt is long at once, for each of its choices, and nobody reads megabytes in a turn.
-    What waits is accounted as an answer in one piece.
+    What waits is accounted as an answer in one piece, and as what it is where that is more: an event is longer than its
+    token.
     """
-    counted.held = exchange.answer_held
-    served, failed = _served(exchange, counted), list[Exception]()
-    send, receive = trio.open_memory_channel[bytes](inf)  # at most what `counted.held` accounts
+    counted.held = held = exchange.answer_held
+    served, failed, waiting_bytes = _served(exchange, counted), list[Exception](), 0
+    send, receive = trio.open_memory_channel[bytes](inf)  # at most what `held` accounts
 
     def pass_on(reply: TextReply) -> None:
+        nonlocal waiting_bytes
         if events := _events(reply, chunks):
+            held.grow(max(0, waiting_bytes + len(events) - held.size_bytes))
+            waiting_bytes += len(events)
             send.send_nowait(events)
 
     async def write() -> None:
+        nonlocal waiting_bytes
         try:
             async for events in receive:
                 await exchange.outbox.wait_room(len(events))
                 exchange.stream(events)
+                waiting_bytes -= len(events)
         except (SlowClient, trio.BrokenResourceError) as error:
             failed.append(error)
             nursery.cancel_scope.cancel(reason="the client is gone")
