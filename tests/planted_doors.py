@@ -126,9 +126,10 @@ DOORS: Bugs = {
     "supervisor/doors/lanes.py": (
         Bug(
             "the end of a long answer does not wait for its reader",
-            "            await self.outbox.wait_room(sum(map(len, last)))  # they repeat the text several times\n",
+            "                    await self.outbox.wait_room(size)  # they repeat the text several times\n",
             "",
         ),
+        Bug("the end of a long answer waits in memory of nobody's", "held.grow(size := sum(", "(size := sum("),
         Bug(
             "a cancel ends the response of another lane",
             "in_lane = event.stream_id == running.create.stream_id",

@@ -8,7 +8,7 @@ import trio.testing
 
 from protocol.messages import Role, Turn
 from supervisor.doors.memory import TURN_BYTES, Memory, Said
-from tests.doors import at_rest, create, rig
+from tests.doors import Client, at_rest, create, rig
 from tests.sockets import collected, said, types, upgraded, whole
 
 
@@ -280,3 +280,17 @@ async def test_a_warm_up_says_nothing_and_can_be_continued(rather_slow):
         assert (last["output"], last["usage"]["output_tokens"]) == ([], 0)
         await whole(client, create("then n=2", stream_id="a", previous_response_id=last["id"]))
         assert made.worker.prompts[-1] == "user\nwarm n=3\nuser\nthen n=2\nassistant\n"
+
+
+@pytest.mark.parametrize(("answers_bytes_max", "waits"), [(10_000_000, True), (2000, False)])
+async def test_c2_the_end_of_an_answer_that_waits_for_its_reader_is_counted(answers_bytes_max, waits, rather_slow):
+    """It repeats the text several times, and is in no backlog: one that finds no memory goes there at once."""
+    limits = {"answers_bytes_max": answers_bytes_max, "backlog_bytes_max": 60_000, "send_buffer_bytes": 4096}
+    async with rig(stall_s=600.0, **limits) as made:
+        client = Client(await made.connect(receive_buffer=4096))
+        await client.upgrade()
+        await client.say(create("n=240"))
+        await trio.sleep(60)
+        assert (made.door.answers.held_bytes > 2000) is waits
+        assert (await client.events())[-1]["type"] == "response.completed"
+        assert made.door.answers.held_bytes == 0
