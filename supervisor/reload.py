@@ -18,7 +18,7 @@ from supervisor import check, config, file_checks
 from supervisor.config import Cluster, NodeSection
 from supervisor.doors.door import Door
 from supervisor.doors.keys import Keys
-from supervisor.file_threads import FileThreads
+from supervisor.file_threads import READ_S, FileThreads
 from supervisor.files import Reads
 from supervisor.house import House
 from supervisor.link_tls import Tls
@@ -34,6 +34,7 @@ TLS_FILES = ("tls_certificate", "tls_key", "tls_authority")
 AT_THE_GATE = ("requests_max", "admit_s", "waiting_max")
 ASKING = ("first_token_s", "total_s")
 RESTART = "until this node is started again"
+REST_S = 2 * READ_S + 1.0  # for the keys and the certificate, each of which has its own deadline
 
 
 @frozen
@@ -122,10 +123,12 @@ class Reloader:
             log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
             told.refused.append(f"the file changes nothing: {error}")
         if (door := self.house.door or self.house.scraped) is not None:
-            refused = await door.reload(self.reads)
-            told.refused += refused
-            if door.keys.wanted and not any(each.startswith("the keys") for each in refused):
-                told.changed.append(f"keys: {door.keys.count} are known now")
+            # Whoever asked may leave meanwhile: what is applied by now is worth little without the rest.
+            with trio.move_on_after(REST_S, shield=True):
+                refused = await door.reload(self.reads)
+                told.refused += refused
+                if door.keys.wanted and not any(each.startswith("the keys") for each in refused):
+                    told.changed.append(f"keys: {door.keys.count} are known now")
         if self.ask_launcher is not None:
             self.ask_launcher()
         if not told.refused:

@@ -58,11 +58,12 @@ CONFIG: Bugs = {
         ),
     ),
     "supervisor/reload.py": (
+        Bug("who leaves a reload leaves half of it", "move_on_after(REST_S, shield=True)", "move_on_after(REST_S)"),
         Bug("reloads overtake each other", "async with self._one:", "async with trio.Lock():"),
         Bug(
             "keys are not read anew where the file is wrong",
-            "if (door := self.house.door or self.house.scraped) is not None:\n            refused",
-            "if not told.refused and (door := self.house.door or self.house.scraped) is not None:\n            refused",
+            "if (door := self.house.door or self.house.scraped) is not None:\n            # Whoever",
+            "if not told.refused and (door := self.house.door or self.house.scraped) is not None:\n            # Whoever",
         ),
     ),
 }

@@ -376,6 +376,25 @@ async def test_c1_reloads_come_one_after_the_other(front):
     assert (most, trio.current_time() - began) == (1, pytest.approx(6, abs=0.5))  # each reads the file and the keys
 
 
+async def test_c1_a_reload_that_has_begun_to_apply_ends_though_whoever_asked_has_left(front, tmp_path):
+    """The file was applied, its new keys were not, and the launcher heard nothing of new nodes."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.toml").write_text(line(name, f"{name}s-secret-of-32-characters-0001"))
+    asked = []
+
+    async def reads(function):
+        await trio.sleep(1)
+        return function()
+
+    keyed = 'requests_max = 8\nkeys = "{0}.toml"'
+    node = front(text=FILE.replace("requests_max = 8", keyed.format("a")), reads=reads)
+    node.reloader.ask_launcher = lambda: asked.append("start what is new")
+    with trio.move_on_after(1.5):
+        await node.reload((keyed.format("a"), keyed.format("b").replace("8", "4")))
+    assert node.house.door.gate.requests_max == 4
+    assert (node.house.door.keys.names(admin=False), asked) == (["b"], ["start what is new"])
+
+
 # What cannot ----------------------------------------------------------------------------------
 
 
