@@ -127,7 +127,11 @@ class Turns(trio.abc.Instrument):
     def _look(self) -> None:
         """Say once of each step that does not end where it is; runs in a thread of its own."""
         told: float | None = None
+        looked_at = self.clock()
         while not self._over.wait(LOOKS_S):
+            looks_at, looked_at = looked_at, self.clock()
+            if looked_at - looks_at > STANDSTILL_S:
+                continue  # the whole process stood still, this thread too
             since = self._since
             if not self._waits and since != told and self.clock() - since > STANDSTILL_S:
                 told = since

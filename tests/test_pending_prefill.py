@@ -56,7 +56,9 @@ per_prefill_token_s = 0.0001
 @asynccontextmanager
 async def node(folder, *legs) -> AsyncIterator[House]:
     """Run what stands behind the gateway of a node."""
-    (folder / "cluster.toml").write_text(CLUSTER + "".join(map(ENGINE.format, legs)))
+    bound = {"prefill": "pending_prefill_tokens_max = 4096\nslots"}  # as much as an engine of both legs has by default
+    text = CLUSTER + "".join(ENGINE.format(leg).replace("slots", bound.get(leg, "slots")) for leg in legs)
+    (folder / "cluster.toml").write_text(text)
     house, _ = built(config.read(folder / "cluster.toml"), "main")
     children = [each for each in house.tree.children if each.name != "gateway"]
     needs = [tuple(name for name in each.needs or () if name != "gateway") for each in children]
@@ -277,7 +279,8 @@ def section(**more) -> EngineSection:
         (section(device="cuda", prefill_chunk=4096), 8192),
         (section(kind="simulated"), 4096),
         (section(device="cuda", prefill_chunk=4096, pending_prefill_tokens_max=100), 100),
-        (section(device="cuda", leg="prefill"), 16_384),
+        (section(device="cuda", leg="prefill"), 0),
+        (section(device="cuda", leg="prefill", pending_prefill_tokens_max=100), 100),
         (section(device="cuda", leg="decode"), 0),
     ],
 )

@@ -112,6 +112,24 @@ async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock):
     }
 
 
+async def test_a_process_that_was_stopped_has_no_loop_that_stood_still(clock, caplog):
+    looks, stops = [], iter((7.0,))
+    turns = Turns(0.02, clock, start=looks.append)
+
+    def wait(_):
+        stop_s = next(stops, None)
+        clock.now += stop_s or 0.0
+        return stop_s is None
+
+    turns._over.wait = wait
+    with turns.watching():
+        await trio.lowlevel.checkpoint()
+        clock.now += 0.1
+        looks[0]()
+        await trio.lowlevel.checkpoint()
+    assert "the event loop stands still" not in caplog.messages
+
+
 async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog):
     looking, said = [], threading.Event()
 
