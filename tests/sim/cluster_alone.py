@@ -36,6 +36,7 @@ TWO_OF_SOME = (  # legs of which there is another to go to
 TWO_OF_ALL = (TWO_OF_SOME[0], TWO_OF_SOME[-1])
 TOKENS_MAX = 24
 CLIENTS = 2  # so that one worker, or one pair, is enough for them
+CROWD = 8  # and for these one is not
 
 
 def shape(rng: random.Random, legs: tuple[tuple[Leg, ...], ...]) -> dict[str, object]:
@@ -133,6 +134,11 @@ class LinkedAlone(Alone):
                 nursery.start_soon(self._stay, self.honest(f"h{number}"))
             await trio.sleep(self.rng.random())
             await self.go_wrong()
+            await trio.sleep(SOON_S)
+            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            for number in range(CROWD):
+                nursery.start_soon(self._come, self.honest(f"c{number}"))
             await self._until_asked()
             nursery.cancel_scope.cancel()
         self.note("well again")
@@ -144,6 +150,12 @@ class LinkedAlone(Alone):
             assert outcome == "whole", f"it costs an answer: {outcome}"
             most_s = self.within_s + (1 + CLIENTS) * one_s + SOON_S
             assert took_s <= most_s, f"it keeps a client waiting for {took_s} s, not {most_s} s"
+
+    async def _come(self, client: Honest) -> None:
+        client.crowds = True
+        while True:
+            await client.ask(self.rng.randint(1, TOKENS_MAX))
+            await trio.sleep(0.1)
 
     async def _until_asked(self) -> None:
         """Wait until the node has been asked once more."""
@@ -165,7 +177,10 @@ class Stopped(LinkedAlone):
         LinkedAlone.__attrs_post_init__(self)
         longest_s = SECTION.stalled_s - 2 * SECTION.beat_s
         self.gateway = self.rng.random() < 0.4
-        shorter, longer = (2.0, SECTION.silent_s + 2.0, longest_s), (2.0, longest_s, SECTION.stalled_s + 5.0)
+        patient_s = min(
+            longest_s, self.system.deadlines.first_token_s - 1.0
+        )  # a leg whose other was not asked gives up
+        shorter, longer = (2.0, SECTION.silent_s + 2.0, patient_s), (2.0, longest_s, SECTION.stalled_s + 5.0)
         self.lasts_s = self.rng.choice(shorter if self.gateway else longer)
 
     @property
