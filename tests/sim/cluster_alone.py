@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from actors.routing.route import Limits
 from protocol.cluster import Leg
@@ -17,6 +17,7 @@ from supervisor.wires import At
 from tests.sim.alone import PATIENT, SOON_S, Alone, BlackHole, Honest, ejection
 from tests.sim.cluster import SECTION
 from tests.sim.nodes import Back
+from tests.sim.seed import DEADLINES
 
 if TYPE_CHECKING:
     import random
@@ -112,7 +113,8 @@ class LinkedAlone(Alone):
 
     @staticmethod
     def shape(rng: random.Random) -> dict[str, object]:
-        return shape(rng, TWO_OF_ALL)
+        # A leg whose other one was not asked within its time fails, as it must: no gateway stands still for so long.
+        return shape(rng, TWO_OF_ALL) | {"deadlines": evolve(DEADLINES, first_token_s=2 * SECTION.stalled_s)}
 
     @abstractmethod
     async def go_wrong(self) -> None:
@@ -177,10 +179,7 @@ class Stopped(LinkedAlone):
         LinkedAlone.__attrs_post_init__(self)
         longest_s = SECTION.stalled_s - 2 * SECTION.beat_s
         self.gateway = self.rng.random() < 0.4
-        patient_s = min(
-            longest_s, self.system.deadlines.first_token_s - 1.0
-        )  # a leg whose other was not asked gives up
-        shorter, longer = (2.0, SECTION.silent_s + 2.0, patient_s), (2.0, longest_s, SECTION.stalled_s + 5.0)
+        shorter, longer = (2.0, SECTION.silent_s + 2.0, longest_s), (2.0, longest_s, SECTION.stalled_s + 5.0)
         self.lasts_s = self.rng.choice(shorter if self.gateway else longer)
 
     @property

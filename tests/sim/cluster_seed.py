@@ -226,7 +226,8 @@ class ClusterRun(Run):
         section = evolve(SECTION, streams_max=rng.choice((8, 64)))
         plan = Plan(Net(rng, network), section, Rooms(rng.choice((0.0, 0.3, 1.0))), rng)
         shape = self.shape.pop("legs", None) or rng.choice(SHAPES)
-        kwargs = {"inbox_size": rng.randint(1, 3), "deadlines": DEADLINES, "network": network}
+        deadlines = self.shape.get("deadlines", DEADLINES)
+        kwargs = {"inbox_size": rng.randint(1, 3), "deadlines": deadlines, "network": network}
         deaf = rng.choice((None, None, *range(len(shape))))
         for number, leg in enumerate(shape):
             name = f"{rng.choice('az')}{number}"  # it dials the gateway's node, or is dialed by it
