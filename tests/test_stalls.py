@@ -240,11 +240,8 @@ class Wire:
         return 0.0
 
 
-async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(nursery, autojump_clock):
-    node = Node("a", section=evolve(Node("a").section, beat_s=1.0, silent_s=3.0, stalled_s=15.0))
-    directory, (address, inbox) = node.directory, queue(2, lambda request: request.priority)
-    plug, offer = Plug(directory.changed), Offer("a-0", "oak", Leg.BOTH, 2, up=False)
-    here = directory.here["a-0"] = Here("a", offer, address, plug, directory.changed, inbox, directory)
+async def linked(node, nursery):
+    """Link a node with one of the name b, and return the other end of their wire."""
     near, far = memory_stream_pair()
 
     async def carry():
@@ -254,6 +251,15 @@ async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(nurse
     nursery.start_soon(carry)
     await far.send_all(encode(Hello(VERSION, "b", 8)))
     await wait_all_tasks_blocked()
+    return far
+
+
+async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(nursery, autojump_clock):
+    node = Node("a", section=evolve(Node("a").section, beat_s=1.0, silent_s=3.0, stalled_s=15.0))
+    directory, (address, inbox) = node.directory, queue(2, lambda request: request.priority)
+    plug, offer = Plug(directory.changed), Offer("a-0", "oak", Leg.BOTH, 2, up=False)
+    here = directory.here["a-0"] = Here("a", offer, address, plug, directory.changed, inbox, directory)
+    far = await linked(node, nursery)
     link = directory.nodes["b"][1]
     link.told(NodeState((OFFER,)))
     with trio.fail_after(5):
@@ -271,15 +277,7 @@ async def test_d8_nobody_chooses_a_node_that_stands_still_and_readiness_and_metr
 ):
     node = Node("a", section=evolve(Node("a").section, beat_s=1.0, silent_s=3.0, stalled_s=15.0))
     del node.directory.here["a-0"]
-    near, far = memory_stream_pair()
-
-    async def carry():
-        with suppress(PeerLost):
-            await node.links._carry("b", Wire(near), "b")
-
-    nursery.start_soon(carry)
-    await far.send_all(encode(Hello(VERSION, "b", 8)))
-    await wait_all_tasks_blocked()
+    far = await linked(node, nursery)
     link = node.directory.nodes["b"][1]
     link.told(NodeState((OFFER,)))
     assert [each.load.name for each in node.directory.workers("oak")] == ["b/b-0"]
