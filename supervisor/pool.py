@@ -101,5 +101,9 @@ class Workers:
         return self.directory.models.standing.get(self.model)
 
     async def wait_changed(self) -> None:
-        """Wait until a worker has come, gone, or has room."""
+        """Wait until a worker has come, gone, or has room, or until `wake`."""
         await self.directory.room(self.model).park()
+
+    def wake(self) -> None:
+        """End the waiting of all in `wait_changed`: a place that was kept at a worker is kept no longer."""
+        self.directory.room(self.model).unpark_all()

@@ -15,7 +15,8 @@ ROUTER: Bugs = {
         ),
         Bug("one cut way sets a worker aside", "if others > 1 and self._set", "if others and self._set"),
         Bug("a worker answers for what another has failed with it", "self._acquit(each.name)", "pass"),
-        Bug("any number of requests tries a worker", "breaker.until or breaker.trying", "breaker.until"),
+        Bug("any number of requests tries a worker", "breaker.until or breaker.tried_by is not None", "breaker.until"),
+        Bug("whoever ends lets others try", " is not None and breaker.tried_by is by:", " is not None:"),
     ),
     "actors/routing/journey.py": (
         Bug(
@@ -26,6 +27,9 @@ ROUTER: Bugs = {
         Bug("a drain uses up a resume", "self._losses += not (unready or planned)", "self._losses += not unready"),
         Bug("what an engine refuses counts against it at once", "if self._refused is not None:", "if False:"),
         Bug("a request that moves is at both", "self._asking.cancel(", "str("),
+    ),
+    "actors/routing/route.py": (
+        Bug("a place that is let go wakes nobody", "        self._freed()\n", "        pass\n"),
     ),
     "actors/decode.py": (
         Bug("one stuck slot costs the engine", "if len(self.kept) >= most:", "if self.kept:"),

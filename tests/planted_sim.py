@@ -32,7 +32,7 @@ SIM: Bugs = {
     "actors/routing/outliers.py": (
         Bug(
             "a worker that was set aside is never asked again",
-            "return now < breaker.until or breaker.trying",
+            "return now < breaker.until or breaker.tried_by is not None",
             "return True",
         ),
     ),

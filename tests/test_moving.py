@@ -8,9 +8,10 @@ from attrs import define
 from trio.testing import wait_all_tasks_blocked
 
 from actors.routing.load import Load
-from actors.routing.route import Limits
+from actors.routing.outliers import Ejection
+from actors.routing.route import Limits, Need, Route
 from protocol.cluster import Leg
-from protocol.errors import EngineLost, HandOffFailed, Preempted
+from protocol.errors import EngineLost, HandOffFailed, Internal, Preempted
 from tests.test_router import Fake, Play, ask, check_whole, generate, routed
 
 SILENT = Play(None, 0)
@@ -95,6 +96,46 @@ async def test_leaving_while_a_request_moves_keeps_no_place(autojump_clock):
                     nursery.start_soon(ask, world, generate())
                     await wait_all_tasks_blocked()
                     world.worker("a").kv = 120
+
+
+async def test_a_place_that_is_let_go_is_had_at_once_by_whoever_waits(autojump_clock):
+    async with routed(Fake("a", slots=1)) as world, trio.open_nursery() as nursery:
+        routing, got = world.routing, list[Route]()
+        kept = routing.choose(Need())
+
+        async def wait(another):
+            got.append(await another)
+
+        nursery.start_soon(wait, routing.wait_for_other(Need(), (), (), 0.0))
+        await wait_all_tasks_blocked()
+        assert not got
+        kept.end()
+        await wait_all_tasks_blocked()
+        assert [each.name for each in got] == ["a"], "nothing else has happened"
+        got[0].end()
+
+
+async def test_a_worker_that_was_tried_is_had_at_once_by_whoever_waits(autojump_clock):
+    limits = Limits(ejection=Ejection(failures_max=1, aside_s=1))
+    workers = Fake("a"), Fake("b", slots=0), Fake("c", slots=0)
+    async with routed(*workers, limits=limits) as world, trio.open_nursery() as nursery:
+        routing, got = world.routing, list[Route]()
+        routing.failed("a", Internal("a bug"))
+        await trio.sleep(2)
+        tries = routing.choose(Need())
+        for name in tries.names:
+            tries._let_go(name)  # as if it had been asked
+
+        async def wait(another):
+            got.append(await another)
+
+        nursery.start_soon(wait, routing.wait_for_other(Need(), (), (), 0.0))
+        await wait_all_tasks_blocked()
+        assert not got
+        tries.end()
+        await wait_all_tasks_blocked()
+        assert [each.name for each in got] == ["a"], "nothing else has happened"
+        got[0].end()
 
 
 @pytest.mark.parametrize("_", range(20))  # who runs first in a turn is chance

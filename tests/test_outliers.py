@@ -60,13 +60,37 @@ def test_a_rate_of_failures_sets_a_worker_aside_as_well():
 def test_one_request_at_a_time_tries_whether_it_is_well_again():
     outliers = Outliers()
     fail(outliers, times=3)
-    assert outliers.try_again("a")
+    assert outliers.try_again("a", "one")
     assert outliers.avoided("a", 10), "somebody tries"
-    outliers.tried("a")
+    outliers.tried("a", "one")
     assert not outliers.avoided("a", 10)
     assert outliers.answered("a", LIMITS, 11)
     assert not outliers
-    assert not outliers.try_again("a")
+    assert not outliers.try_again("a", "one")
+
+
+def test_b11_while_one_request_tries_it_nobody_else_begins_whoever_else_ends_or_fails():
+    outliers = Outliers()
+    fail(outliers, times=3)
+    assert outliers.try_again("a", "first")
+    assert outliers.try_again("a", "where there is no other worker"), "it fails on one that must be tried"
+    outliers.tried("a", "where there is no other worker")
+    assert outliers.avoided("a", 10), "the first one tries it still"
+    assert fail(outliers, at=11) == [True]
+    assert outliers.avoided("a", 1_000), "the first one still"
+    outliers.tried("a", "first")
+    assert not outliers.avoided("a", 1_000)
+
+
+def test_b11_whoever_tried_it_before_it_was_well_ends_no_later_try():
+    outliers = Outliers()
+    fail(outliers, times=3)
+    assert outliers.try_again("a", "first")
+    assert outliers.answered("a", LIMITS, 11), "and the first goes on to speak"
+    fail(outliers, times=3, at=12)
+    assert outliers.try_again("a", "second")
+    outliers.tried("a", "first")
+    assert outliers.avoided("a", 1_000), "the second one tries it"
 
 
 def test_what_was_asked_before_it_was_set_aside_says_nothing_of_it_now():
@@ -122,14 +146,14 @@ def test_whatever_happens_a_share_stays_and_each_of_the_others_can_come_back(hap
                 outliers.answered(name, limits, now)
             case "try":
                 if not outliers.avoided(name, now):
-                    outliers.try_again(name)
+                    outliers.try_again(name, name)
             case "tried":
-                outliers.tried(name)
+                outliers.tried(name, name)
         aside = list(outliers.aside(now))
         assert len(aside) <= share * 4
         assert all(0 <= each.for_s <= 60 for each in aside)
     for each in list(outliers.aside(now)):
-        outliers.tried(each.name)
+        outliers.tried(each.name, each.name)
         assert not outliers.avoided(each.name, now + 60)
         assert outliers.answered(each.name, limits, now + 60)
     assert not outliers

@@ -177,6 +177,9 @@ class FakePool:
     async def wait_changed(self) -> None:
         await self.changed.park()
 
+    def wake(self) -> None:
+        self.changed.unpark_all()
+
     def change(self, *gone: str) -> None:
         self.gone = set(gone) if gone else self.gone
         self.changed.unpark_all()

@@ -65,7 +65,7 @@ class _Breaker:
     closed: bool = True
     closed_at: float = -inf
     why: str = ""
-    trying: bool = False
+    tried_by: object | None = None
 
     def note(self, limits: Ejection, failed_with: str | None) -> None:
         self.recent.append(failed_with)
@@ -127,7 +127,7 @@ class Outliers:
             return False
         if now < breaker.until:
             return False
-        breaker.closed, breaker.closed_at = True, now
+        breaker.closed, breaker.closed_at, breaker.tried_by = True, now, None
         breaker.recent.clear()
         self._aside.discard(name)
         return True
@@ -137,19 +137,20 @@ class Outliers:
         if name not in self._aside:
             return False
         breaker = self._breakers[name]
-        return now < breaker.until or breaker.trying
+        return now < breaker.until or breaker.tried_by is not None
 
-    def try_again(self, name: str) -> bool:
-        """Begin to try it, until `tried`; return whether it is one that must be tried."""
-        if name in self._aside:
-            self._breakers[name].trying = True
-            return True
-        return False
+    def try_again(self, name: str, by: object) -> bool:
+        """Begin to try it, until `tried`, unless somebody does so already; return whether it is one to be tried."""
+        if name not in self._aside:
+            return False
+        if (breaker := self._breakers[name]).tried_by is None:
+            breaker.tried_by = by
+        return True
 
-    def tried(self, name: str) -> None:
-        """Let others try it, whatever came of this one."""
-        if (breaker := self._breakers.get(name)) is not None:
-            breaker.trying = False
+    def tried(self, name: str, by: object) -> None:
+        """Let others try it, whatever came of this one; nothing changes if it is somebody else who tries it."""
+        if (breaker := self._breakers.get(name)) is not None and breaker.tried_by is by:
+            breaker.tried_by = None
 
     def keep(self, known: Callable[[str], bool]) -> None:
         """Forget those that are not known any more."""
@@ -196,5 +197,5 @@ class Outliers:
         again = not breaker.closed or now < breaker.closed_at + limits.aside_max_s
         breaker.opened = breaker.opened + 1 if again else 1
         breaker.until = now + min(limits.aside_s * 2 ** min(breaker.opened - 1, 60), limits.aside_max_s)
-        breaker.closed, breaker.why, breaker.trying = False, why, False
+        breaker.closed, breaker.why = False, why
         self._aside.add(name)

@@ -45,7 +45,10 @@ class Pool(Protocol):
         """Return which weights those have that can be asked now, None if that is not known."""
 
     async def wait_changed(self) -> None:
-        """Wait until a worker has come, gone, or become less busy."""
+        """Wait until a worker has come, gone, or become less busy, or until `wake`."""
+
+    def wake(self) -> None:
+        """End the waiting of all in `wait_changed`: a place that was kept at a worker is kept no longer."""
 
 
 class Watch:

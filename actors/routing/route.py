@@ -90,6 +90,7 @@ class Route:
     prefill: Worker | None
     _places: Places
     _outliers: Outliers
+    _freed: Callable[[], None]  # wakes those who wait for a place, or for a try
     _prompt: int  # tokens
     _kept: list[str] = field(init=False)
     tries: list[str] = field(init=False)  # what had been set aside, and is tried again by this one request
@@ -98,7 +99,7 @@ class Route:
         self._kept = list(self.names)
         for name in self._kept:
             self._places.keep(name, self._prompt)
-        self.tries = [name for name in {*self.names, self.name} if self._outliers.try_again(name)]
+        self.tries = [name for name in {*self.names, self.name} if self._outliers.try_again(name, self)]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,10 +128,13 @@ class Route:
 
     def end(self) -> None:
         """Let go of the places of those that were not asked, and let others try what this one has tried."""
+        if not (self._kept or self.tries):
+            return
         for name in tuple(self._kept):
             self._let_go(name)
         for name in self.tries:
-            self._outliers.tried(name)
+            self._outliers.tried(name, self)
+        self._freed()
 
     def _let_go(self, name: str) -> None:
         self._kept.remove(name)
@@ -174,8 +178,11 @@ class Routing:
         whole = self._free(workers, Leg.BOTH, need)
         prefill, decode = self._pair(workers, need, but)
         if prefill is None or decode is None or (whole is not None and need.prompt < self.prefill_tokens_min):
-            return None if whole is None else Route(whole, None, self._places, self.outliers, need.prompt)
-        return Route(decode, prefill, self._places, self.outliers, need.prompt)
+            return None if whole is None else self._route(whole, None, need)
+        return self._route(decode, prefill, need)
+
+    def _route(self, decode: Worker, prefill: Worker | None, need: Need) -> Route:
+        return Route(decode, prefill, self._places, self.outliers, self.pool.wake, need.prompt)
 
     def _first(self, ranked: Iterable[Worker], leg: Leg, need: Need) -> Iterator[Worker]:
         """Yield workers from the least busy on, up to the first that none behind it is preferred to.
