@@ -6,6 +6,7 @@ last holder, whatever killed it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -30,18 +31,35 @@ class Folder:
     path: Path
     lock: int
 
+    @property
+    def stands(self) -> bool:
+        """Whether the folder is there, is this user's alone, and is held; raises `OSError` if nobody can say.
+
+        It takes no descriptor, and follows no link.
+        """
+        try:
+            return _is_ours(self.path.lstat()) and os.path.samestat((self.path / LOCK).lstat(), os.fstat(self.lock))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
     def restore(self) -> None:
         """Make the folder anew if it is gone, as what cleans /tmp leaves it; raises `OSError`.
 
-        The descriptor stays the same number: hosts inherit it.
+        One that others have made in its place is not taken. The descriptor stays the same number: hosts inherit it.
         """
-        if (self.path / LOCK).exists():
+        if self.stands:
             return
-        self.path.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
-        lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.path.mkdir(mode=stat.S_IRWXU)
+        with _opened(self.path, None) as made:
+            if not _is_ours(os.fstat(made)):
+                raise PermissionError(errno.EPERM, "it is another's, or others may enter it", str(self.path))
+            lock = os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=made)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.dup2(lock, self.lock, inheritable=False)
+            with suppress(BlockingIOError):  # another thread of this node has made it at the same time
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.dup2(lock, self.lock, inheritable=False)
         finally:
             os.close(lock)
 
@@ -110,10 +128,11 @@ def _is_ours(found: os.stat_result) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a node's folder with all that its hosts left."""
+    """Remove a node's folder with all that its hosts left; one that others have made in its place is left alone."""
     with suppress(OSError), _opened(path, None) as folder:  # somebody may be faster
-        _empty(folder)
-        path.rmdir()
+        if _is_ours(os.fstat(folder)):
+            _empty(folder)
+            path.rmdir()
 
 
 @contextmanager

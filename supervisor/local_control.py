@@ -6,28 +6,35 @@ crosses. Beside it stands what the node is, so that a command finds it by the fi
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from os.path import samestat
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import trio
-from attrs import frozen
+from attrs import define, field, frozen
 
 from protocol.errors import PeerLost, PeerViolation
 from protocol.peer import Peer
 from supervisor.engine import SocketTransport
-from supervisor.folders import LOCK, PREFIX
+from supervisor.folders import LOCK, PREFIX, Folder
 from supervisor.heart import Heart
 from supervisor.link import Link, Serves
+from supervisor.text_threads import NO_THREAD
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SOCKET = "control"
 ABOUT = "node.json"
@@ -35,6 +42,7 @@ ABOUT_BYTES_MAX = 16 * 1024
 OPERATORS_MAX = 16  # at a time; others wait. A constant: all of them are this node's own user
 STREAMS_MAX = 4
 BACKLOG = 16
+LOOKS_S = 3.0  # between two looks whether both still stand in the folder
 CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
@@ -82,21 +90,70 @@ def _is_held(folder: Path) -> bool:
 @contextmanager
 def address(folder: Path) -> Iterator[str]:
     """Yield a short way to the socket of a folder: a socket's address holds no more than 107 bytes."""
+    with _opened(folder) as within:
+        yield _address(within)
+
+
+def _address(within: int) -> str:
+    return f"/proc/self/fd/{within}/{SOCKET}"
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """Open a folder, following no link to it; raises `OSError`."""
     opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{opened}/{SOCKET}"
+        yield opened
     finally:
         os.close(opened)
 
 
-async def serve(folder: Path, file: Path, node: str, serves: Serves, heart: Heart) -> None:
-    """Answer operators until cancelled; a node that cannot be asked this way says so in its log, and runs on."""
-    try:
-        listener = _listener(folder)
-        _describe(folder, file, node)
-    except OSError as error:
-        log.warning("operators cannot ask this node by its socket", extra={"reason": str(error)})
-        return
+@define(eq=False)
+class _Place:
+    """The socket and the description of a node in its run folder, and which files these are."""
+
+    folder: Folder
+    about: bytes
+    _made: dict[str, os.stat_result] = field(factory=dict)
+
+    def is_whole(self) -> bool:
+        """Whether both are those that were made, in a folder that stands; raises `OSError` if nobody can say."""
+        if not self.folder.stands:
+            return False
+        try:
+            return all(samestat((self.folder.path / name).lstat(), made) for name, made in self._made.items())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def make(self) -> socket.socket:
+        """Make both, whatever stands at their names, and the folder if that is gone too; raises `OSError`."""
+        self.folder.restore()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with _opened(self.folder.path) as within:
+                for name in (SOCKET, ABOUT):
+                    with suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=within)
+                listener.bind(_address(within))
+                listener.listen(BACKLOG)
+                made = os.open(ABOUT, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=within)
+                with os.fdopen(made, "wb") as about:
+                    about.write(self.about)
+                self._made = {name: os.stat(name, dir_fd=within, follow_symlinks=False) for name in (SOCKET, ABOUT)}
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+
+async def serve(
+    folder: Folder, file: Path, node: str, serves: Serves, heart: Heart, *, looks_s: float = LOOKS_S
+) -> None:
+    """Answer operators until cancelled; a node that cannot be asked this way says so in its log, and runs on.
+
+    What cleans /tmp may remove the socket of a node that runs for weeks: it is made anew.
+    """
+    place = _Place(folder, _about(folder.path, file, node))
     room = trio.CapacityLimiter(OPERATORS_MAX)
 
     async def attend(stream: trio.SocketStream) -> None:
@@ -104,24 +161,51 @@ async def serve(folder: Path, file: Path, node: str, serves: Serves, heart: Hear
             async with room:
                 await _attend(stream, node, serves, heart)
 
-    await trio.serve_listeners(attend, [trio.SocketListener(listener)])
+    async with trio.open_nursery() as operators:
+        was_made, failed = False, ""
+        while True:
+            try:
+                listener = await _aside(place.make, abandons=False)
+            except OSError as error:
+                if failed != str(error):
+                    failed = str(error)
+                    log.warning("operators cannot ask this node by its socket", extra={"reason": failed})
+                await trio.sleep(looks_s)
+                continue
+            if was_made:
+                log.warning("made the socket for operators anew: it was gone", extra={"folder": str(folder.path)})
+            was_made, failed = True, ""
+            async with trio.open_nursery() as nursery:
+                listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
+                nursery.start_soon(partial(trio.serve_listeners, attend, listeners, handler_nursery=operators))
+                await _wait_gone(place, looks_s)
+                nursery.cancel_scope.cancel(reason="nobody finds this socket any more")
 
 
-def _describe(folder: Path, file: Path, node: str) -> None:
-    about = RunningNode(str(file.resolve()), node, os.getpid(), str(folder))
-    (folder / ABOUT).write_bytes(msgspec.json.encode(about))
+async def _wait_gone(place: _Place, looks_s: float) -> None:
+    """Wait until nobody finds a node by its run folder any more."""
+    while True:
+        await trio.sleep(looks_s)
+        with suppress(OSError):  # nobody can say at this moment
+            if not await _aside(place.is_whole, abandons=True):
+                return
 
 
-def _listener(folder: Path) -> trio.socket.SocketType:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+async def _aside(function: Callable[[], T], *, abandons: bool) -> T:
+    """Return what a function returns in a thread: a disk may not answer. Raises `OSError`, also if there is no thread.
+
+    What makes files is not abandoned: it would make them after this node has removed them.
+    """
     try:
-        with address(folder) as where:
-            made.bind(where)
-        made.listen(BACKLOG)
-    except OSError:
-        made.close()
+        return await trio.to_thread.run_sync(function, abandon_on_cancel=abandons)
+    except RuntimeError as error:
+        if str(error) == NO_THREAD:
+            raise OSError(errno.EAGAIN, NO_THREAD) from error
         raise
-    return trio.socket.from_stdlib_socket(made)
+
+
+def _about(folder: Path, file: Path, node: str) -> bytes:
+    return msgspec.json.encode(RunningNode(str(file.resolve()), node, os.getpid(), str(folder)))
 
 
 def _may_ask(stream: trio.SocketStream) -> bool:

@@ -191,8 +191,8 @@ class _Node:
     async def _answer_operators(self) -> None:
         cluster, controls = self.cluster, self.house.controls
         heart = Heart(cluster.cluster.beat_s, cluster.cluster.silent_s)
-        folder = self.world.folder.path
-        await local_control.serve(folder, cluster.file, self.house.directory.name, controls.serves, heart)
+        name = self.house.directory.name
+        await local_control.serve(self.world.folder, cluster.file, name, controls.serves, heart)
 
     async def _watch_turns(self) -> None:
         turns = Turns(self.cluster.node[self.house.directory.name].turn_max_s)

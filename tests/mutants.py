@@ -83,7 +83,15 @@ SUITES = {  # the quickest first
     "loop": [f"tests/test_{name}.py" for name in ("say", "chatter", "upward", "turns", "hung", "turn_budget")],
     "tree": [
         f"tests/test_{name}.py"
-        for name in ("supervise_together", "supervise", "descriptors", "folders", "engine_failures", "supervise_any")
+        for name in (
+            "supervise_together",
+            "supervise",
+            "descriptors",
+            "folders",
+            "local_control",
+            "engine_failures",
+            "supervise_any",
+        )
     ],
     "text": [f"tests/test_{name}.py" for name in ("choices", "reading", "scores", "processor")],
     "sizes": [f"tests/test_{name}.py" for name in ("text_threads", "encoding", "big_answers")],

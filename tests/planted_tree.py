@@ -83,10 +83,29 @@ TREE: Bugs = {
         Bug("the sweep enters what others may", "found.st_uid == os.geteuid() and stat", "stat"),
         Bug(
             "a folder that is made again is held by nobody",
-            "            os.dup2(lock, self.lock, inheritable=False)\n",
-            "            pass\n",
+            "                os.dup2(lock, self.lock, inheritable=False)\n",
+            "                pass\n",
         ),
-        Bug("a host's folder cannot be made again", "mode=stat.S_IRWXU, parents=True", "mode=stat.S_IRWXU"),
+        Bug("a host's folder cannot be made again", "mkdir(parents=True, exist_ok=True)", "exists()"),
+        Bug("a folder of others is taken", "            if not _is_ours(os.fstat(made)):", "            if False:"),
+        Bug("a folder of others is emptied", "        if _is_ours(os.fstat(folder)):", "        if True:"),
+    ),
+    "supervisor/local_control.py": (
+        Bug(
+            "a description that is gone stays gone",
+            "for name, made in self._made.items())",
+            "for name, made in self._made.items() if name == SOCKET)",
+        ),
+        Bug(
+            "a socket that is made anew cuts whoever is answered",
+            "listeners, handler_nursery=operators))",
+            "listeners))",
+        ),
+        Bug(
+            "a look that is not possible ends the node",
+            "with suppress(OSError):  # nobody can",
+            "if True:  # nobody can",
+        ),
     ),
     "actors/engines/sglang/leftovers.py": (
         Bug(

@@ -154,6 +154,33 @@ def test_o_a_folder_that_was_cleaned_away_is_made_again_and_is_held(base, gone):
     assert not folder.path.exists()
 
 
+@pytest.mark.parametrize("placed", ["a link", "open to others"])
+def test_b12_what_others_put_in_the_place_of_a_folder_is_neither_taken_nor_emptied(base, tmp_path, placed):
+    precious = left(tmp_path, "precious", mode=0o777)
+    with folders.folder(base) as folder:
+        shutil.rmtree(folder.path)
+        if placed == "a link":
+            precious.chmod(0o700)
+            folder.path.symlink_to(precious)
+        else:
+            precious.rename(folder.path)
+            precious = folder.path
+        assert not folder.stands
+        with pytest.raises(OSError, match=r"it is another's|Not a directory|Too many levels"):
+            folder.restore()
+    assert (precious / "e1" / "deep" / "file").exists()
+
+
+def test_o_a_lock_that_is_not_the_one_that_is_held_is_taken_anew(base):
+    with folders.folder(base) as folder:
+        (folder.path / "lock").unlink()
+        (folder.path / "lock").touch()
+        assert not folder.stands
+        folder.restore()
+        assert folder.stands
+        assert folders.sweep(base) == [], "a node that lives holds it"
+
+
 def test_a_folder_that_is_there_is_left_as_it_is(base):
     with folders.folder(base) as folder:
         before = (folder.path / "lock").stat().st_ino
