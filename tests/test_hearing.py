@@ -52,6 +52,28 @@ async def test_b1_behind_a_long_message_pings_are_answered_and_a_cancel_counts(r
         may.set()
 
 
+async def test_b5_a_drain_waits_for_the_answer_to_what_is_being_read(rather_slow):
+    async with reading() as (made, client, may):
+        await client.say({"type": "response.cancel"})
+        assert (await client.events("response.incomplete"))[-1]["type"] == "response.incomplete"
+        made.door.drain()
+        async with trio.open_nursery() as nursery:
+            answered = trio.Event()
+
+            async def wait():
+                await made.door.wait_answered()
+                answered.set()
+
+            nursery.start_soon(wait)
+            await trio.sleep(1)
+            assert not answered.is_set(), "a drain would cut what has been heard"
+            may.set()
+            with trio.fail_after(5):
+                assert (await client.events("error"))[-1]["error"]["code"] == "draining"
+                assert await client.close_code() == 1012
+                await answered.wait()
+
+
 async def test_b1_what_comes_behind_a_long_message_is_heard_in_its_order(rather_slow):
     async with reading() as (_, client, may):
         for lane, wrong in (("a", 5), ("b", [5] * 50_000), ("c", 6)):

@@ -192,11 +192,12 @@ class Session:
     _too_slow: SlowClient | None = None
     _closing: bool = False
     _lanes: Lanes | None = None
+    _hearing: Hearing | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether a response runs or waits."""
-        return self._lanes is not None and self._lanes.busy
+        """Whether a response runs or waits, or a message waits to be read."""
+        return any(part is not None and part.busy for part in (self._lanes, self._hearing))
 
     def drain(self) -> None:
         """End when the last response has ended."""
@@ -231,7 +232,7 @@ class Session:
                 self.outbox,
             )
             self._lanes = lanes
-            hearing = Hearing(
+            self._hearing = Hearing(
                 self.door,
                 self.key,
                 self.model,
@@ -242,8 +243,8 @@ class Session:
                 self._look_again,
                 nursery,
             )
-            nursery.start_soon(self._listen, hearing)
-            code, reason = await self._time_to_go(lanes, hearing)
+            nursery.start_soon(self._listen, self._hearing)
+            code, reason = await self._time_to_go()
             self._closing = True
             with trio.move_on_after(self.door.limits.close_s):
                 await self.socket.aclose(code=code, reason=reason)
@@ -251,11 +252,11 @@ class Session:
         if self._too_slow is not None:
             self.outbox.put_farewell(close_frame(TRY_AGAIN, self._too_slow.detail))
 
-    async def _time_to_go(self, lanes: Lanes, hearing: Hearing) -> tuple[int, str]:
+    async def _time_to_go(self) -> tuple[int, str]:
         """Wait until nothing is being answered and nothing more will be; return the close code and the reason."""
         limits = self.door.limits
         while True:
-            busy = lanes.busy or hearing.busy
+            busy = self.busy
             now, idle_at = trio.current_time(), self.stream.heard_at + limits.websocket_idle_s
             if not busy and self._draining:
                 return RESTARTING, "the server is shutting down"
