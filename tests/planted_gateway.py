@@ -94,6 +94,13 @@ GATEWAY: Bugs = {
     "supervisor/gateway.py": (
         Bug("a slow reader's answer is cut soon", "inf if outbox.dropped is None else door.limits", "door.limits"),
     ),
+    "supervisor/doors/websocket.py": (
+        Bug(
+            "a drain does not see what is being read",
+            "for part in (self._lanes, self._hearing))",
+            "for part in (self._lanes,))",
+        ),
+    ),
     "supervisor/node.py": (Bug("a drain does not wait for slow readers", "await house.door.wait_answered()", "pass"),),
     "supervisor/doors/outbox.py": (
         Bug(

@@ -17,8 +17,8 @@ from supervisor.doors.budgets import Budget
 from supervisor.doors.exchange import BODY_BYTES_FREE
 from supervisor.doors.keys import KEYS, Keys, Sources
 from supervisor.doors.memory import Memories, Memory, Said
-from supervisor.doors.outbox import Backlogs
-from tests.doors import at_rest, chat, create, head, post, rig
+from supervisor.doors.outbox import READ_BYTES, Backlogs
+from tests.doors import at_rest, chat, create, frame, head, post, rig
 from tests.sockets import upgraded, whole
 
 
@@ -78,7 +78,9 @@ def test_d11_one_key_holds_at_most_three_quarters_or_one_thing_that_is_more():
     assert (made.held_bytes, made._of) == (0, {})
 
 
-STEPS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["grow", "release"]), st.integers(0, 50)), max_size=40)
+STEPS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(["grow", "shrink", "release"]), st.integers(0, 50)), max_size=40
+)
 
 
 @given(STEPS)
@@ -90,6 +92,8 @@ def test_a_budget_is_what_its_holders_hold(steps):
         held = holders[which]
         if what == "release":
             held.release()
+        elif what == "shrink":
+            held.shrink(min(size, held.size_bytes))
         else:
             with suppress(Overloaded):
                 held.grow(size)
@@ -163,6 +167,20 @@ async def test_d11_half_a_message_counts_as_it_comes(rather_slow):
         made.hang_up()
         await at_rest(made)
         assert made.door.bodies.held_bytes == 0
+
+
+async def test_d11_a_message_that_was_taken_gives_back_its_own_memory_alone(rather_slow):
+    async with rig(bodies_bytes_max=300_000) as made:
+        client = await upgraded(made)
+        begun = bytes([0x81, 0xFF]) + (200_000).to_bytes(8, "big") + bytes(4) + b" " * 100_000
+        await client.send(frame(b'{"type": "response.cancel"}') + frame(b"ping", 0x89) + begun)
+        await trio.sleep(1)
+        assert made.door.bodies.held_bytes == 100_000 - READ_BYTES
+        await client.send(b" " * 100_000)
+        await trio.sleep(1)
+        assert made.door.bodies.held_bytes == 0
+        made.hang_up()
+        await at_rest(made)
 
 
 # Answers in one piece ------------------------------------------------------------------------------

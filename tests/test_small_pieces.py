@@ -119,3 +119,28 @@ def test_frames_are_counted_however_their_bytes_come(sizes, cuts, most):
             assert size > 0
             counted, read = counted + frames, read + size
     assert (counted, read) == (len(sizes), len(data))
+
+
+MESSAGES = st.lists(st.lists(SIZES, min_size=1, max_size=4), max_size=8)
+
+
+@given(MESSAGES, st.lists(st.integers(1, 400), max_size=60), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_messages_are_kept_until_they_are_taken_however_their_bytes_come(messages, cuts, most, rng):
+    data, whole = b"", []
+    for parts in messages:
+        for number, size in enumerate(parts):
+            last = number == len(parts) - 1
+            data += frame(bytes(size), 0x80 * last | (not number)) + frame(b"still there", 0x89)
+        whole.append((len(data), sum(parts)))  # behind a ping, which is of no message
+    heads, read, taken = FrameHeads(), 0, 0
+    for cut in [*cuts, len(data)]:
+        end = min(read + cut, len(data))
+        while read < end:
+            read += heads.take(data[read:end], most)[0]
+            while taken < len(whole) and whole[taken][0] <= read and rng.random() < 0.5:
+                assert heads.message_taken() == whole[taken][1]
+                taken += 1
+        assert heads.kept_bytes >= sum(size for at, size in whole[taken:] if at <= read)
+    assert heads.kept_bytes == sum(size for _, size in whole[taken:])
+    assert [heads.message_taken() for _ in whole[taken:]] == [size for _, size in whole[taken:]]
+    assert heads.kept_bytes == 0

@@ -80,6 +80,12 @@ class Held:
             self.budget.take(self.owner, more)
         self.size_bytes += size
 
+    def shrink(self, size: int) -> None:
+        """Give back so many bytes of what it holds."""
+        if (less := self._counted(self.size_bytes) - self._counted(self.size_bytes - size)) > 0:
+            self.budget.give(self.owner, less)
+        self.size_bytes -= size
+
     def release(self) -> None:
         """Give everything back; idempotent."""
         if counted := self._counted(self.size_bytes):

@@ -55,8 +55,7 @@ class _Replayed(trio.abc.HalfCloseableStream):
     stream: Outbox
     handshake: bytes
     _unread: bytes | bytearray  # what has come, and is more than a turn may read
-    held: Held  # the memory of a message that has come in part
-    held_bytes_max: int  # what more has come than a message may have was no part of one: pings have no end
+    held: Held  # the memory of messages that have come, in part or as a whole, and that nobody has taken
     wait_turn: Callable[[], Awaitable[None]]  # before many frames are read
     accepted: trio.Event = field(factory=trio.Event)  # before it, the library would not look at what follows
     closed: bool = False
@@ -77,6 +76,7 @@ class _Replayed(trio.abc.HalfCloseableStream):
             self._unread = await self._receive(max_bytes)
         size, frames = self._heads.take(self._unread[:max_bytes], FRAMES_A_TURN)
         data, self._unread = self._unread[:size], self._unread[size:]
+        self._hold()
         if frames > FRAMES_FREE:
             await self.wait_turn()
         return data
@@ -90,13 +90,20 @@ class _Replayed(trio.abc.HalfCloseableStream):
         if not data:
             self._end()
         self.heard_at = trio.current_time()
+        return data
+
+    def _hold(self) -> None:
+        """Take the memory of what has come of messages."""
         try:
-            self.held.grow(min(len(data), self.held_bytes_max - self.held.size_bytes))
+            self.held.grow(self._heads.kept_bytes - self.held.size_bytes)
         except Overloaded as error:
             self.said_goodbye = True
             self.stream.put_farewell(close_frame(TRY_AGAIN, error.detail))
             raise trio.BrokenResourceError(error.detail) from error
-        return data
+
+    def message_taken(self) -> None:
+        """Give back the memory of the oldest message: whoever has it holds it from here on."""
+        self.held.shrink(self._heads.message_taken())
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         self._check_open()
@@ -150,8 +157,7 @@ async def _serve(
     async with trio.open_nursery() as nursery:
         try:
             head, blank, after = raw.lstrip().partition(b"\r\n\r\n")
-            most = READ_BYTES + door.limits.body_bytes_max
-            stream = _Replayed(outbox, head + blank, after, held, most, door.wait_turn, heard_at=trio.current_time())
+            stream = _Replayed(outbox, head + blank, after, held, door.wait_turn, heard_at=trio.current_time())
             # A handshake that we take for one and the library does not would be waited for without end.
             with trio.move_on_after(door.limits.head_s) as patience:
                 proposal = await wrap_server_stream(nursery, stream, max_message_size=door.limits.body_bytes_max)
@@ -292,7 +298,7 @@ class Session:
                     self._say(responses.error_event(BadRequest("send text; binary messages mean nothing here")))
                 elif isinstance(message, str):
                     hearing.take(message)
-                self.stream.held.release()  # what was said is held by whoever has it from here on
+                self.stream.message_taken()
         except ConnectionClosed as error:
             self._farewell(error)
             self._lost(error)
