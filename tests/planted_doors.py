@@ -83,6 +83,11 @@ DOORS: Bugs = {
         Bug("a farewell tears a frame", "del self._rest[self._begun :]", "del self._rest[:]"),
     ),
     "supervisor/doors/http.py": (
+        Bug(
+            "the WebSocket library reads whatever a client puts into its handshake",
+            "raw = _handshake(exchange) + self._syntax.trailing_data[0]",
+            'raw = bytes(self._raw or b"")',
+        ),
         Bug("a client that leaves is answered to the end", 'answering.cancel(reason="the client left")', "pass"),
         Bug(
             "what is asked ahead is lost",

@@ -125,6 +125,27 @@ async def test_a_handshake_that_can_be_read_in_two_ways_is_refused(twice, rather
         await at_rest(made)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["sec-websocket-protocol: \xff", "sec-websocket-extensions: a\xe9", "host: xn--a"],
+)
+async def test_a_handshake_with_what_the_library_cannot_read_is_accepted(line, rather_slow, caplog):
+    """Whoever knows another name of the host, or speaks another extension, is a client all the same."""
+    async with rig() as made:
+        made.door.names = frozenset({"*"})
+        client = await made.client()
+        lines = {"upgrade": "websocket", "connection": "Upgrade"}
+        lines |= {"sec_websocket_version": 13, "sec_websocket_key": "eA=="}
+        if line.startswith("host: "):
+            await client.send(head("GET", "/v1/responses", host=line[6:], **lines))
+        else:
+            await client.send(head("GET", "/v1/responses", **lines)[:-2] + line.encode("latin-1") + b"\r\n\r\n")
+        assert (await client.reply()).status == 101
+        await client.stream.aclose()
+        await at_rest(made)
+    assert "a bug ended a connection" not in caplog.messages
+
+
 @pytest.mark.parametrize("key", ["x", "%%%", "dGhlIHNhbXBsZSBub25jZQ==" * 50])
 async def test_a_strange_key_leaves_nothing_behind(key, rather_slow):
     async with rig() as made:

@@ -247,7 +247,8 @@ class HttpConnection:
             exchange.fail(error)
         else:
             self._unheard = True
-            await self.upgrade(bytes(self._raw or b""), exchange.request_id, key, exchange.caller)
+            raw = _handshake(exchange) + self._syntax.trailing_data[0]
+            await self.upgrade(raw, exchange.request_id, key, exchange.caller)
         return True
 
     async def _respond(self, exchange: Exchange) -> None:
@@ -334,8 +335,21 @@ def _has_two_lengths(exchange: Exchange) -> bool:
     return bool(exchange.header(b"transfer-encoding") and exchange.header(b"content-length"))
 
 
+def _handshake(exchange: Exchange) -> bytes:
+    """Return the handshake as the WebSocket library reads it, which stumbles over bytes that mean nothing here."""
+    lines = (
+        b"GET %b HTTP/1.1" % (b"" if exchange.request is None else exchange.request.target),
+        b"host: localhost",  # the client's own has been looked at
+        b"upgrade: websocket",
+        b"connection: Upgrade",
+        b"sec-websocket-version: 13",
+        b"sec-websocket-key: %b" % exchange.header(b"sec-websocket-key"),
+    )
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
 def _is_handshake(exchange: Exchange) -> bool:
-    """Whether the WebSocket library, which reads the same bytes again, will find what it needs and nothing else."""
+    """Whether a request is a WebSocket handshake, and can be read in one way only."""
     if exchange.request is None:
         return False
     names = [name for name, _ in exchange.request.headers]
