@@ -16,8 +16,30 @@ PIECES: Bugs = {
     "supervisor/doors/http.py": (
         Bug(
             "all clients' chunks are read in one turn",
-            "await self.door.wait_turn()",
-            "await trio.lowlevel.checkpoint()",
+            "                        await self.door.wait_turn()\n",
+            "                        await trio.lowlevel.checkpoint()\n",
+        ),
+        Bug(
+            "all clients' requests that come ahead are read in one turn",
+            "        if self._ahead > AHEAD_FREE:\n",
+            "        if False:\n",
+        ),
+        Bug(
+            "a request that comes ahead is answered in the turn of the one before it",
+            "            await trio.lowlevel.checkpoint()\n",
+            "            pass\n",
+        ),
+        Bug(
+            "whoever sends few requests ahead waits for those who send many",
+            "        if self._ahead > AHEAD_FREE:\n",
+            "        if self._ahead:\n",
+        ),
+    ),
+    "supervisor/doors/exchange.py": (
+        Bug(
+            "all that has come of a body that nobody wants is read in one turn",
+            "range(UNREAD_PIECES_MAX)",
+            "range(2**31)",
         ),
     ),
     "supervisor/doors/frame_heads.py": (

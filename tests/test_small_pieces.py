@@ -92,6 +92,71 @@ async def test_bodies_of_single_bytes_are_read_one_at_a_time(rather_slow, seen):
             assert (await each.reply()).status == 200
 
 
+async def test_the_rest_of_a_body_that_nobody_wants_is_not_read_in_one_turn(rather_slow, seen):
+    async with rig() as made:
+        client = await made.client()
+        trio.lowlevel.add_instrument(seen)
+        await client.send(head("POST", "/nothing", transfer_encoding="chunked") + b"1\r\n \r\n" * 600)
+        reply = await client.reply()
+        assert (reply.status, reply.headers["connection"]) == (404, "close")
+        assert seen.most <= A_TURN
+
+
+@pytest.fixture
+def heads(monkeypatch):
+    """How many requests have been read, in one pass of the event loop at most."""
+    made = Pass()
+    next_event = h11.Connection.next_event
+
+    def requests(self):
+        event = next_event(self)
+        made.add(isinstance(event, h11.Request))
+        return event
+
+    monkeypatch.setattr(h11.Connection, "next_event", requests)
+    return made
+
+
+AHEAD = 200  # requests in one piece
+
+
+async def test_requests_that_are_sent_ahead_are_refused_one_at_a_time(rather_slow, heads):
+    async with rig() as made:
+        clients = [await made.client() for _ in range(CLIENTS)]
+        trio.lowlevel.add_instrument(heads)
+        for each in clients:
+            await each.send(head(path="/nothing") * AHEAD)
+        for each in clients:
+            for _ in range(AHEAD):
+                assert (await each.reply()).status == 404
+        assert heads.all == AHEAD * CLIENTS
+        assert heads.most <= 1 + CLIENTS  # one of the client whose turn it is, and each one's that waits for nobody
+
+
+async def test_each_request_that_is_sent_ahead_has_a_turn_of_its_own(rather_slow, heads):
+    async with rig() as made:
+        client = await made.client()
+        trio.lowlevel.add_instrument(heads)
+        await client.send(head(path="/nothing") * FREE)
+        for _ in range(FREE):
+            assert (await client.reply()).status == 404
+        assert heads.most == 1
+
+
+async def test_whoever_sends_few_requests_ahead_waits_for_nobody_who_sends_many(rather_slow, heads):
+    async with rig() as made:
+        many, few = await made.client(), await made.client()
+        await made.door.reading.acquire()  # as if somebody had very many
+        await many.send(head(path="/nothing") * AHEAD)
+        await few.send(head() * FREE)
+        for _ in range(FREE):
+            assert (await few.reply()).status == 200
+        assert heads.all <= 2 * FREE + 1
+        made.door.reading.release()
+        for _ in range(AHEAD):
+            assert (await many.reply()).status == 404
+
+
 async def test_whoever_sends_few_frames_waits_for_nobody_who_sends_many(rather_slow, seen):
     async with rig() as made:
         many, few = await upgraded(made), await upgraded(made)

@@ -33,6 +33,7 @@ TEXT = (b"content-type", b"text/plain; charset=utf-8")
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")  # what is safe in any log and any shell
 QUERY_FIELDS_MAX = 32
+UNREAD_PIECES_MAX = 64  # of a body that nobody wants, read to keep its connection: a piece can be a single byte
 BODY_BYTES_FREE = 16 * 1024  # of each body, so that small requests are read whatever else is kept
 
 
@@ -231,14 +232,16 @@ class Exchange:
         self.reply(status, headers, shapes.error_body(error))
 
     def all_read(self) -> bool:
-        """Whether the next request can be told from the rest of this one; reads of it what is there already."""
+        """Whether the next request can be told from the rest of this one; reads a little of what is there already."""
         try:
-            while self.syntax.their_state is h11.SEND_BODY:
+            for _ in range(UNREAD_PIECES_MAX):
+                if self.syntax.their_state is not h11.SEND_BODY:
+                    return self.syntax.their_state is not h11.ERROR
                 if not isinstance(self.syntax.next_event(), h11.Data | h11.EndOfMessage):
                     return False
         except h11.RemoteProtocolError:
-            return False
-        return self.syntax.their_state is not h11.ERROR
+            pass
+        return False
 
     # --------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ SAID_CHARACTERS_MAX = 200
 SHUTS_DOWN = "the server is shutting down"
 PIECES_A_TURN = 64  # of a body, before others may run: a piece can be a single byte
 PIECES_FREE = 4  # that are read without waiting for those who send many
+AHEAD_FREE = 4  # requests in a row that came before the answer to the one before them, and wait for nobody
 
 Upgrade = Callable[[bytes, str, Key, Trace | None], Awaitable[None]]
 
@@ -57,6 +58,7 @@ class HttpConnection:
     _cut: bool = False
     busy: bool = False  # a whole request has come, and its answer has not ended
     _served: int = 0
+    _ahead: int = 0  # requests in a row that have come before the answer to the one before them
     _cut_short: bool = False  # more came ahead than is kept: one more is answered, with the word that it is the last
     _unheard: bool = False
 
@@ -108,8 +110,20 @@ class HttpConnection:
                 self._syntax.start_next_cycle()
                 self.busy = False
                 self._raw = bytearray(self._syntax.trailing_data[0])
+                await self._wait_turn()
         except (Gone, SlowClient, trio.BrokenResourceError):
             pass
+
+    async def _wait_turn(self) -> None:
+        """Let others run before a request that was sent ahead; whoever sends many of those waits for the others who do.
+
+        A head is short, and may be refused in the turn in which it is read: thousands come in one piece.
+        """
+        self._ahead = self._ahead + 1 if self._raw else 0
+        if self._ahead > AHEAD_FREE:
+            await self.door.wait_turn()
+        else:
+            await trio.lowlevel.checkpoint()
 
     def _exchange(self, request: h11.Request | None = None) -> Exchange:
         return Exchange(self.door, self.outbox, self._syntax, request)
