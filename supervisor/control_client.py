@@ -35,14 +35,12 @@ from supervisor.engine import SocketTransport
 from supervisor.heart import Heart
 from supervisor.link import Link
 from supervisor.link_tls import Tls
+from supervisor.patience import ANSWERS_S, OTHERS_S, RELOADS_S
 from supervisor.transport import Transport
 
 Route: TypeAlias = wires.At | Path
 """How a node is asked: at an address, or by the socket in its run folder."""
 
-ANSWERS_S = 5.0
-RELOADS_S = 25.0  # files are read, a few after each other, and for each there is a deadline
-PASSED_ON_S = 15.0  # for all nodes that are asked through others
 NAME_BYTES = 4
 
 
@@ -68,7 +66,7 @@ class Operator:
         async with trio.open_nursery() as nursery:
             for name, at in listens.items():
                 nursery.start_soon(self._see, name, at, seen)
-        with trio.move_on_after(PASSED_ON_S):  # a node may tell of many that do not answer, and lie
+        with trio.move_on_after(OTHERS_S):  # a node may tell of many that do not answer, and lie
             while await self._see_others(seen):
                 pass
         return seen
@@ -80,6 +78,7 @@ class Operator:
             status = seen[through]
             others = [each.node for each in status.links if each.up] if isinstance(status, Status) else []
             for name in sorted(set(others) - self.routes.keys()):
+                seen[name] = f"node {through} has a link to it, through which it has not answered in time"
                 await self._see(name, at, seen)
         return len(self.routes) > len(before)
 

@@ -12,11 +12,12 @@ from attrs import define, evolve, field, frozen
 from actors._kit import Answer
 from protocol.cluster import Drain, GateState, GetStatus, LinkState, NodeState, Reload, Reloaded, SetAside, Status
 from protocol.codec import Message
-from protocol.errors import Internal, NotReady, RequestError
+from protocol.errors import DeadlineExceeded, Internal, NotReady, RequestError
 from protocol.messages import Done, EngineLoad
 from supervisor.directory import Directory
 from supervisor.doors.gate import Gate
 from supervisor.link import Link, Serves
+from supervisor.patience import HOP_S
 from supervisor.standing import Standing
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,8 @@ class Controls:
     async def answer(self, request: Message) -> Message:
         """Answer a question about this node, or pass it on to the one that it is about.
 
-        Raises `NotReady` if there is no link to that one, and whatever that one answers with.
+        Raises `NotReady` if there is no link to that one, `DeadlineExceeded` before whoever asks gives up, and whatever
+        that one answers with.
         """
         assert isinstance(request, GetStatus | Drain | Reload)  # nothing else is served by this
         if request.node not in {"", self.directory.name}:
@@ -93,8 +95,14 @@ class Controls:
     async def _pass_on(self, request: GetStatus | Drain | Reload) -> Message:
         if (link := self._towards(request.node)) is None:
             raise NotReady(f"node {self.directory.name} has no link to node {request.node}")
-        async with link.ask(request, 0) as answer:
-            result = await answer.result()
+        try:
+            with trio.fail_at(trio.current_effective_deadline() - HOP_S):
+                async with link.ask(request, 0) as answer:
+                    result = await answer.result()
+        except trio.TooSlowError as error:
+            raise DeadlineExceeded(
+                f"node {request.node} has not answered node {self.directory.name} in time"
+            ) from error
         if not isinstance(result, Status | Done | Reloaded):
             raise Internal(f"node {request.node} answered with something else")
         return result

@@ -10,11 +10,11 @@ from attrs import define, field
 
 from protocol.errors import StartFailed
 from supervisor import files
+from supervisor.patience import READ_S
 from supervisor.text_threads import NO_THREAD
 
 T = TypeVar("T")
 
-READ_S = 5.0  # for a file and what it names; a constant, because whoever asks for a reload waits for longer than that
 THREADS_MAX = 4  # nobody can end a thread that waits for a dead disk, and another disk may be read meanwhile
 
 

@@ -132,11 +132,12 @@ class _Node:
     _tree: trio.CancelScope = field(factory=trio.CancelScope)
     _nursery: trio.Nursery | None = None  # while it runs
     _signalled: bool = False
-    _hung_up: trio.Event = field(factory=trio.Event)
+    _reloader: Reloader | None = None
     _failure: ActorError | None = None
 
     def obey(self, reloader: Reloader) -> None:
         """Let operators drain this node, reload its file and see who is at its gate."""
+        self._reloader = reloader
         self.house.controls.drain = partial(self.drain, "an operator asks for it")
         self.house.controls.reload = reloader.reload
         if self.house.door is not None:
@@ -165,7 +166,8 @@ class _Node:
             if self.pulse is not None:
                 nursery.start_soon(_pulses, self.pulse, self.cluster.node[self.house.directory.name].hung_s)
             nursery.start_soon(self._answer_operators)
-            nursery.start_soon(self._keep_up_with_file)
+            if self._reloader is not None:
+                nursery.start_soon(self._reloader.run)
             await nursery.start(self._listen, nursery)
 
             def ready() -> None:
@@ -227,7 +229,8 @@ class _Node:
             async for number in signals:
                 name = signal.Signals(number).name
                 if number == signal.SIGHUP and not self.terminal.gone:
-                    self._hung_up.set()
+                    if self._reloader is not None:
+                        self._reloader.ask()
                 elif not self._signalled:
                     self._signalled = True
                     self.drain(name)
@@ -236,16 +239,6 @@ class _Node:
                     self.exit_code = 128 + number
                     self.world.hurry.now()
                     nursery.start_soon(self._exit_hard)
-
-    async def _keep_up_with_file(self) -> None:
-        """Read the file anew after each hang-up; those that come before it is opened are one."""
-        while True:
-            await self._hung_up.wait()
-            self._hung_up = trio.Event()
-            try:
-                await self.house.controls.reload()
-            except Exception:  # a node must not fall because of what stands in a file
-                log.exception("a bug ended a reload")
 
     async def _shut_down(self) -> None:
         """Stop admitting, let streams finish, end the rest truthfully, stop the tree."""

@@ -13,12 +13,12 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from protocol.cluster import Reloaded
-from protocol.errors import StartFailed
+from protocol.errors import Internal, StartFailed
 from supervisor import check, config, file_checks
 from supervisor.config import Cluster, NodeSection
 from supervisor.doors.door import Door
 from supervisor.doors.keys import Keys
-from supervisor.file_threads import READ_S, FileThreads
+from supervisor.file_threads import FileThreads
 from supervisor.files import Reads
 from supervisor.house import House
 from supervisor.link_tls import Tls
@@ -34,7 +34,6 @@ TLS_FILES = ("tls_certificate", "tls_key", "tls_authority")
 AT_THE_GATE = ("requests_max", "admit_s", "waiting_max")
 ASKING = ("first_token_s", "total_s")
 RESTART = "until this node is started again"
-REST_S = 2 * READ_S + 1.0  # for the keys and the certificate, each of which has its own deadline
 
 
 @frozen
@@ -89,6 +88,15 @@ class _Told:
 
 
 @define(eq=False)
+class _Next:
+    """The reload that comes next, for all who ask before it begins."""
+
+    wanted: trio.Event = field(factory=trio.Event)
+    over: trio.Event = field(factory=trio.Event)
+    told: Reloaded | None = None
+
+
+@define(eq=False)
 class Reloader:
     """What one node needs to read its file anew; `cluster` is the file as it was when the node started."""
 
@@ -100,16 +108,44 @@ class Reloader:
     ask_launcher: Callable[[], None] | None = None  # to start what is new in the file
     reads: Reads = field(factory=FileThreads)
     _applied: dict[tuple[str, ...], object] = field(factory=dict)  # and what has been changed since
-    _one: trio.Lock = field(factory=trio.Lock)
+    _new: set[str] = field(factory=set)  # nodes that came into the file, and to this host, while this one runs
+    _placed: set[str] = field(init=False)  # the nodes of this host, by the file as it was read last
+    _next: _Next = field(factory=_Next)
+
+    def __attrs_post_init__(self) -> None:
+        self._placed = self._placed_by(self.cluster)
+
+    def ask(self) -> None:
+        """Have file, keys and certificate read anew a moment later."""
+        self._next.wanted.set()
 
     async def reload(self) -> Reloaded:
         """Read file, keys and certificate anew, apply what can be, and return a sentence for each difference.
 
         A file that cannot be read or does not answer, or in which something is wrong, changes nothing but the keys.
-        Reloads come one after the other.
+        Raises `Internal` if a bug ended it.
         """
-        async with self._one:
-            return await self._reload()
+        one = self._next
+        self.ask()
+        await one.over.wait()
+        if one.told is None:
+            raise Internal("the node made a mistake; its log has the details")
+        return one.told
+
+    async def run(self) -> None:
+        """Read anew whenever that is asked for, until cancelled: one after the other, and all who wait share the next.
+
+        It is a task of the node's own: it ends what it has begun though whoever asked has left, and with the node.
+        """
+        while True:
+            await self._next.wanted.wait()
+            one, self._next = self._next, _Next()
+            try:
+                one.told = await self._reload()
+            except Exception:  # a node must not fall because of what stands in a file
+                log.exception("a bug ended a reload")
+            finally:
+                one.over.set()
 
     async def _reload(self) -> Reloaded:
         told = _Told()
@@ -123,12 +159,10 @@ class Reloader:
             log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
             told.refused.append(f"the file changes nothing: {error}")
         if (door := self.house.door or self.house.scraped) is not None:
-            # Whoever asked may leave meanwhile: what is applied by now is worth little without the rest.
-            with trio.move_on_after(REST_S, shield=True):
-                refused = await door.reload(self.reads)
-                told.refused += refused
-                if door.keys.wanted and not any(each.startswith("the keys") for each in refused):
-                    told.changed.append(f"keys: {door.keys.count} are known now")
+            refused = await door.reload(self.reads)
+            told.refused += refused
+            if door.keys.wanted and not any(each.startswith("the keys") for each in refused):
+                told.changed.append(f"keys: {door.keys.count} are known now")
         if self.ask_launcher is not None:
             self.ask_launcher()
         if not told.refused:
@@ -176,12 +210,20 @@ class Reloader:
                 links.tls = read.tls  # its files may have others in them
 
     def _to_start(self, new: Cluster) -> list[str]:
-        """Return the nodes that the launcher of this one may start now: those of its host that nobody reaches."""
+        """Return the nodes that the launcher of this one may start now: those new on its host that nobody reaches.
+
+        Others that are away may have been drained: the launcher starts those no more.
+        """
+        before, self._placed = self._placed, self._placed_by(new)
+        self._new = self._placed & (self._new | self._placed - before)
         if self.ask_launcher is None:
             return []
-        host, known = new.node[self.name].host, self.house.directory.nodes
-        away = (name for name in new.node if name != self.name and (name not in known or known[name][1] is None))
-        return [name for name in away if new.node[name].host == host]
+        known = self.house.directory.nodes
+        return [name for name in new.node if name in self._new and (name not in known or known[name][1] is None)]
+
+    def _placed_by(self, cluster: Cluster) -> set[str]:
+        host = cluster.node[self.name].host
+        return {name for name, node in cluster.node.items() if node.host == host}
 
     def _note(self, change: Change, new: Cluster, told: _Told) -> None:
         """Note what has been applied, and whether the launcher that started this node now starts a new one."""

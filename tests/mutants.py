@@ -74,7 +74,7 @@ SUITES = {  # the quickest first
     "grammars": ["tests/test_grammars.py", "tests/protocol/test_grammars.py"],
     "config": [
         f"tests/test_{name}.py"
-        for name in ("config", "config_files", "toml_lines", "reloading", "scrape_turns", "operate")
+        for name in ("config", "config_files", "toml_lines", "reloading", "scrape_turns", "operate", "controls")
     ],
     "names": [
         f"tests/test_{name}.py"

@@ -57,13 +57,36 @@ CONFIG: Bugs = {
             "self.certificate.context()",
         ),
     ),
+    "supervisor/controls.py": (
+        Bug(
+            "who passes a question on gives up with whoever asked",
+            "trio.current_effective_deadline() - HOP_S",
+            "trio.current_effective_deadline()",
+        ),
+    ),
+    "supervisor/patience.py": (
+        Bug("a reload behind another is not waited for", "RELOADED_S = 2 * RELOAD_S", "RELOADED_S = RELOAD_S"),
+    ),
     "supervisor/reload.py": (
-        Bug("who leaves a reload leaves half of it", "move_on_after(REST_S, shield=True)", "move_on_after(REST_S)"),
-        Bug("reloads overtake each other", "async with self._one:", "async with trio.Lock():"),
+        Bug(
+            "a reload takes the loop with it",
+            "            except Exception:  # a node must",
+            "            except OSError:  # a node must",
+        ),
+        Bug(
+            "whoever comes while files are read hears of what was read before",
+            "one, self._next = self._next, _Next()",
+            "one = self._next",
+        ),
+        Bug(
+            "nodes that were drained are said to start",
+            "(self._new | self._placed - before)",
+            "(self._new | self._placed)",
+        ),
         Bug(
             "keys are not read anew where the file is wrong",
-            "if (door := self.house.door or self.house.scraped) is not None:\n            # Whoever",
-            "if not told.refused and (door := self.house.door or self.house.scraped) is not None:\n            # Whoever",
+            "if (door := self.house.door or self.house.scraped) is not None:\n            refused",
+            "if not told.refused and (door := self.house.door or self.house.scraped) is not None:\n            refused",
         ),
     ),
 }

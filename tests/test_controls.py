@@ -24,9 +24,10 @@ from protocol.cluster import (
     Reloaded,
     check,
 )
-from protocol.errors import Internal, LinkLost, NotReady, PeerLost, PeerRefused, PeerViolation
+from protocol.errors import DeadlineExceeded, Internal, LinkLost, NotReady, PeerLost, PeerRefused, PeerViolation
 from protocol.messages import Done, EngineLoad, FlushCache
 from protocol.peer import Peer
+from supervisor import patience
 from supervisor.config import ClusterSection
 from supervisor.controls import Controls
 from supervisor.directory import Directory
@@ -194,6 +195,54 @@ async def test_a_node_that_nobody_knows_or_that_has_gone_is_named(autojump_clock
         with pytest.raises(LinkLost):
             await ask(one, GetStatus("front"))
         release.set()
+
+
+@asynccontextmanager
+async def asked_by_way_of_two():
+    """A node that has no link to the last of three, which is reached by way of the one that routes."""
+    one, front, two = Node("one"), Node("front"), Node("two")
+    one.directory.routes = two.directory.routes = False
+    async with joined(one, front), joined(front, two):
+        one.directory.told("front", NodeState((), routes=True))
+        yield one, two
+
+
+async def test_o_the_longest_reload_of_all_is_answered_to_whoever_asked_by_way_of_two_nodes(autojump_clock):
+    async def longest():
+        await trio.sleep(patience.RELOADED_S)
+        return Reloaded(("two did",))
+
+    async with asked_by_way_of_two() as (one, two):
+        two.controls.reload = longest
+        with trio.fail_after(patience.RELOADS_S):
+            assert (await ask(one, Reload("two"))).changed == ("two did",)
+
+
+@pytest.mark.parametrize(("request_", "within_s"), [(Reload("two"), patience.RELOADS_S), (GetStatus("two"), 5.0)])
+async def test_o_a_node_that_never_answers_is_named_before_whoever_asked_gives_up(request_, within_s, autojump_clock):
+    """Each gave up at the same time as whoever had asked it, who heard nothing of what was wrong."""
+    async with asked_by_way_of_two() as (one, two):
+        two.controls.reload = two.controls.loads = trio.sleep_forever
+        began = trio.current_time()
+        with trio.fail_after(within_s), pytest.raises(DeadlineExceeded, match="node two has not answered node front"):
+            await ask(one, request_)
+        assert within_s - patience.WAY_S <= trio.current_time() - began < within_s - patience.HOP_S
+
+
+async def test_whoever_asks_without_a_deadline_hears_as_soon_as_the_link_is_lost(autojump_clock):
+    one, front = Node("one"), Node("front")
+    front.controls.reload = trio.sleep_forever
+    async with joined(one, front) as wire, trio.open_nursery() as nursery:
+        nursery.start_soon(after, 3, wire.cut)
+        began = trio.current_time()
+        with pytest.raises(LinkLost):
+            await ask(one, Reload("front"))
+        assert trio.current_time() - began == pytest.approx(3, abs=0.5)
+
+
+async def after(seconds, then):
+    await trio.sleep(seconds)
+    then()
 
 
 # Operators ------------------------------------------------------------------------------------

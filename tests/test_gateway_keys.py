@@ -12,12 +12,15 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.cluster import Reloaded
 from supervisor import node
+from supervisor.config import NodeSection
 from supervisor.directory import Directory
 from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.doors.tls import Certificate
 from supervisor.files import read_here
 from supervisor.process import Hurry
+from supervisor.reload import Reloader
 from supervisor.say import Terminal
 from tests import certificate
 from tests.doors import SECRET, Client, at_rest, chat, create, head, post, rig
@@ -348,14 +351,26 @@ async def test_one_connection_too_many_is_refused_and_there_is_room_again_later(
 # A hang-up ------------------------------------------------------------------------------------------
 
 
+class Reloading(Reloader):
+    """What a node needs to read its file anew, but for the file."""
+
+    def __init__(self, reload):
+        super().__init__("main", SimpleNamespace(node={"main": NodeSection()}), None, {}, None)
+        self.does = reload
+
+    async def _reload(self):
+        await self.does()
+        return Reloaded()
+
+
 async def test_c1_a_signal_is_heard_while_a_file_that_is_read_anew_does_not_answer(monkeypatch, autojump_clock):
     drained: list[str] = []
-    house = SimpleNamespace(controls=SimpleNamespace(reload=trio.sleep_forever))
-    made = node._Node(None, house, None, Terminal(SimpleNamespace(isatty=lambda: True), live=False), 30.0)
+    made = node._Node(None, None, None, Terminal(SimpleNamespace(isatty=lambda: True), live=False), 30.0)
+    reloader = made._reloader = Reloading(trio.sleep_forever)
     monkeypatch.setattr(node._Node, "drain", lambda _, why: drained.append(why))
     async with trio.open_nursery() as nursery:
         await nursery.start(made._listen, nursery)
-        nursery.start_soon(made._keep_up_with_file)
+        nursery.start_soon(reloader.run)
         for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
             signal.raise_signal(number)
             await trio.testing.wait_all_tasks_blocked()
@@ -381,13 +396,13 @@ async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live
         await trio.lowlevel.checkpoint()
         done.append("reload")
 
-    controls = SimpleNamespace(reload=reload)
-    house = SimpleNamespace(directory=Directory("main"), door=door, links=None, controls=controls)
+    house = SimpleNamespace(directory=Directory("main"), door=door, links=None)
     made = node._Node(None, house, world, terminal, 30.0)
+    reloader = made._reloader = Reloading(reload)
     async with trio.open_nursery() as nursery:
         made._nursery = nursery
         await nursery.start(made._listen, nursery)
-        nursery.start_soon(made._keep_up_with_file)
+        nursery.start_soon(reloader.run)
         for _ in range(2):
             signal.raise_signal(signal.SIGHUP)
             await trio.testing.wait_all_tasks_blocked()
