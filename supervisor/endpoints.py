@@ -43,6 +43,12 @@ def _tokens_of(request: Generate) -> int:
     return len(request.tokens) + max(0, request.sampling.tokens_max)  # what asks may come from another node
 
 
+def _bounds(offer: Offer) -> tuple[int, int]:
+    """Return how many tokens of prompts a worker has at most, by itself and shared by those that it works for."""
+    most = offer.pending_prefill_tokens_max
+    return (0, most) if offer.leg is Leg.PREFILL else (most, 0)
+
+
 @define(eq=False)
 class Here:
     """A worker of this node."""
@@ -84,8 +90,8 @@ class Here:
         last = self.plug.last
         kv_tokens_max = 0 if last is None or last.info is None else last.info.kv_tokens_max
         slots, tokens = self.offered.slots, self.tokens
-        name, pending_max = f"{self.node}/{self.offered.name}", self.offered.pending_prefill_tokens_max
-        return Load(name, self.busy, slots, tokens, tokens, kv_tokens_max, self.pending.tokens, pending_max)
+        name, bounds = f"{self.node}/{self.offered.name}", _bounds(self.offered)
+        return Load(name, self.busy, slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds)
 
     def load_but(self, hearer: str) -> OfferLoad:
         """Return how busy it is with what everybody but one other node asks."""
@@ -201,8 +207,8 @@ class There:
         tokens = self.tokens + offer.tokens
         kv_tokens_max = 0 if offer.engine is None else offer.engine.kv_tokens_max
         busy = self.busy + offer.running + offer.waiting
-        name, pending_max = f"{self.node}/{offer.name}", offer.pending_prefill_tokens_max
-        return Load(name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, pending_max)
+        name, bounds = f"{self.node}/{offer.name}", _bounds(offer)
+        return Load(name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds)
 
     def judged(self, offer: Offer) -> None:
         """Note another offer of the same worker, which is as busy as before."""

@@ -178,13 +178,9 @@ class EngineSection:
 
     @property
     def pending_prefill_max(self) -> int:
-        """The prompt tokens that it has at most before their first tokens; 0 for any number.
-
-        A prefill says that a prompt has begun once its decode has the cache. One decode that takes none would keep such
-        a bound full, and the prefill from all other decodes, so it has one only where the file says so.
-        """
-        if self.leg != "both":
-            return self.pending_prefill_tokens_max or 0
+        """The prompt tokens that it has at most before their first tokens, 0 where other engines compute prompts."""
+        if self.leg == "decode":
+            return 0
         own = self.simulated.prefill_chunk if self.kind == "simulated" else PREFILL_CHUNK.get(self.device or "", 0)
         return self.pending_prefill_tokens_max or 2 * (self.prefill_chunk or own)
 

@@ -97,7 +97,7 @@ SUITES = {  # the quickest first
     "sizes": [f"tests/test_{name}.py" for name in ("text_threads", "encoding", "big_answers")],
     "fair": [f"tests/test_{name}.py" for name in ("fair", "weights", "queue", "gate")],
     "delivery": ["tests/test_delivery.py"],
-    "pending": ["tests/test_pending_prefill.py", "tests/test_hearing.py"],
+    "pending": ["tests/test_pending_prefill.py", "tests/simulated/test_legs.py", "tests/test_hearing.py"],
     "budgets": ["tests/test_budgets.py"],
     "strangers": ["tests/test_strangers.py", "tests/test_heads.py"],
     "pieces": ["tests/test_small_pieces.py"],

@@ -72,8 +72,10 @@ PAIRS: Bugs = {
         ),
         Bug("the loss of a link fails the request", "HandOffFailed, LinkLost, NotReady", "HandOffFailed, NotReady"),
     ),
-    "actors/routing/route.py": (
+    "actors/routing/places.py": (
         Bug("places that are kept are not counted", "busy=load.busy + requests,", "busy=load.busy,"),
+    ),
+    "actors/routing/route.py": (
         Bug(
             "a prompt of any length goes to two legs",
             "and need.prompt < self.prefill_tokens_min",

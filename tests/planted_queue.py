@@ -38,6 +38,40 @@ QUEUE: Bugs = {
             harmless="its answer ends with its first token",
         ),
     ),
+    "actors/routing/places.py": (
+        Bug("one decode has all of a prefill", "handed.tokens * decodes >= prefill", "handed.tokens >= prefill"),
+        Bug("one decode has all slots of a prefill", "handed.requests * decodes < prefill.slots and ", ""),
+        Bug("no slot is left for a decode that has nothing", " and prefill.busy + without < prefill.slots", ""),
+        Bug(
+            "a longer prompt than its share waits for ever",
+            "            return True\n",
+            "            handed = _Handed(1)\n",
+        ),
+    ),
+    "actors/routing/route.py": (
+        Bug(
+            "a prompt of a prefill is pending for ever",
+            "            self._places.discard(*self._pair, self._prompt)\n",
+            "",
+        ),
+        Bug(
+            "only the least busy decode is tried",
+            "        if (others := self._meeting(need, but, takes_well)) is not None:\n            return others\n",
+            "        return None\n",
+        ),
+    ),
+    "actors/engines/simulated/batch.py": (
+        Bug(
+            "a simulated prefill waits for a decode that was left",
+            "        self._leave(held)\n        self.waiting.pop(",
+            "        self.waiting.pop(",
+        ),
+        Bug(
+            "a simulated decode takes what it has no room for",
+            "            self.meetings.expect(held.room)\n",
+            "            pass\n",
+        ),
+    ),
     "supervisor/doors/hearing.py": (
         Bug("any number of messages waits to be read", "if many > self.door.limits.queued_max:", "if False:"),
         Bug("a short message passes those that wait", "passes = not self._waiting or (", "passes = True or ("),
@@ -66,6 +100,7 @@ QUEUE: Bugs = {
         Bug("an owner that comes back counts twice", "            self._away -= owner in self._accounts\n", ""),
     ),
     "supervisor/endpoints.py": (
+        Bug("a prefill's bound is one for all", "(0, most) if offer.leg is Leg.PREFILL else (most, 0)", "(most, 0)"),
         Bug(
             "a prompt that never began is pending at its worker for ever",
             "            self.pending.discard(request.id)\n            self._count(asker",

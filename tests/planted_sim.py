@@ -25,8 +25,8 @@ SIM: Bugs = {
     "actors/routing/route.py": (
         Bug(
             "a pair that is set aside is asked while the others are busy",
-            "return (None, None) if self._is_pair_in_favour(but, now) else (prefill, decode)",
-            "return prefill, decode",
+            "if not self.outliers or self._is_pair_in_favour(but, now):",
+            "if not self.outliers:",
         ),
     ),
     "actors/routing/outliers.py": (

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 import trio
-from attrs import define
+from attrs import Factory, define
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.routing.load import least_loaded
 from actors.routing.outliers import Ejection, Outliers, Suspect
+from actors.routing.places import Places
 from actors.routing.ports import Watch
 from actors.routing.route import Limits, Need, Routing
 from protocol.cluster import Leg
@@ -378,12 +380,18 @@ class Ordered:
     """Workers as a router prefers them, and how often one was looked at."""
 
     workers: list
-    looks: int = 0
+    leg: Leg = Leg.BOTH
+    looks: Counter = Factory(Counter)
 
     def of(self, leg):
-        order = [each for each in self.workers if each.leg is leg]
-        for each in sorted(order, key=lambda each: (each.load.busy / each.slots, each.load.tokens, each.name)):
-            self.looks += 1
+        return Ordered([each for each in self.workers if each.leg is leg], leg, self.looks)
+
+    def __len__(self):
+        return len(self.workers)
+
+    def __iter__(self):
+        for each in sorted(self.workers, key=lambda each: (each.load.busy / each.slots, each.load.tokens, each.name)):
+            self.looks[self.leg] += 1
             yield each
 
 
@@ -407,7 +415,28 @@ async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_set_aside(autoj
     workers[7].more = 1
     route = routing.choose(Need(10, 20))
     assert route.name != "w7"
-    assert ordered.looks <= 3
+    assert ordered.looks.total() <= 3
+
+
+async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock):
+    """Ten decodes take nothing, and are the least busy."""
+
+    class Counted(Places):
+        asked = 0
+
+        def takes(self, prefill, decode, decodes):
+            self.asked += 1
+            return super().takes(prefill, decode, decodes)
+
+    prefills = [Fake(f"p{number}", leg=Leg.PREFILL, slots=40, bootstrap=("p", 1)) for number in range(30)]
+    decodes = [Fake(f"d{number}", leg=Leg.DECODE, slots=40, more=int(number >= 10)) for number in range(40)]
+    routing, _ = await chooses([*prefills, *decodes])
+    routing._places = places = Counted()
+    for one in prefills:
+        for two in decodes[:10]:
+            places.add(one.name, two.name, 100)
+    assert routing.choose(Need(100, 200)).names == ("d10", "p0")
+    assert places.asked <= len(prefills) * 10 + len(prefills) + len(decodes) + 1
 
 
 @pytest.mark.parametrize("seed", range(200))

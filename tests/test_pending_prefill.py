@@ -18,6 +18,7 @@ from actors._prefill import PendingPrefill
 from actors._queue import Queue, queue
 from actors.decode import Deadlines, decode
 from actors.routing.load import Load, least_loaded
+from actors.routing.places import Places
 from protocol.cluster import Leg
 from protocol.errors import RequestError
 from protocol.messages import Accepted, Generate, Respond, Sampling
@@ -43,7 +44,7 @@ ENGINE = """
 [engine.{0}]
 model = "tiny"
 kind = "simulated"
-leg = "{0}"
+leg = "{1}"
 slots = 16
 kv_tokens_max = 1_000_000
 context_max = 8192
@@ -56,9 +57,8 @@ per_prefill_token_s = 0.0001
 @asynccontextmanager
 async def node(folder, *legs) -> AsyncIterator[House]:
     """Run what stands behind the gateway of a node."""
-    bound = {"prefill": "pending_prefill_tokens_max = 4096\nslots"}  # as much as an engine of both legs has by default
-    text = CLUSTER + "".join(ENGINE.format(leg).replace("slots", bound.get(leg, "slots")) for leg in legs)
-    (folder / "cluster.toml").write_text(text)
+    text = "".join(ENGINE.format(f"{leg}-{at}", leg) for at, leg in enumerate(legs))
+    (folder / "cluster.toml").write_text(CLUSTER + text)
     house, _ = built(config.read(folder / "cluster.toml"), "main")
     children = [each for each in house.tree.children if each.name != "gateway"]
     needs = [tuple(name for name in each.needs or () if name != "gateway") for each in children]
@@ -86,7 +86,12 @@ async def first_s(house, owner, lists, tokens_max=4):
     return first_at - began_at
 
 
-@pytest.mark.parametrize("legs", [("both",), ("prefill", "decode")], ids="-".join)
+LEGS = pytest.mark.parametrize(
+    "legs", [("both",), ("prefill", "decode"), ("prefill", "decode", "decode")], ids="-".join
+)
+
+
+@LEGS
 @pytest.mark.parametrize("tokens_max", [4, 400])
 async def test_b13_a_key_with_many_long_prompts_makes_nobody_wait_for_all_of_them(
     legs, tokens_max, autojump_clock, tmp_path
@@ -96,12 +101,12 @@ async def test_b13_a_key_with_many_long_prompts_makes_nobody_wait_for_all_of_the
             nursery.start_soon(first_s, house, "greedy", prompts(100, LONG), tokens_max)
         await trio.sleep(1)
         waited_s = await first_s(house, "honest", prompts(1, 20))
-        # The prompt that is being computed, and one turn of the other key.
-        assert waited_s < 2 * ONE_S + 0.1, waited_s
+        # The prompt that is being computed, those for other decodes, and one turn of the other key.
+        assert waited_s < (1 + max(1, legs.count("decode"))) * ONE_S + 0.1, waited_s
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("legs", [("both",), ("prefill", "decode")], ids="-".join)
+@LEGS
 async def test_what_waits_for_other_prompts_is_all_answered_and_nothing_of_it_is_left(legs, autojump_clock, tmp_path):
     async with node(tmp_path, *legs) as house:
         async with trio.open_nursery() as nursery:
@@ -109,6 +114,37 @@ async def test_what_waits_for_other_prompts_is_all_answered_and_nothing_of_it_is
                 nursery.start_soon(first_s, house, f"key {number % 3}", prompts(3, 50 + 250 * number))
         workers = house.directory.workers("tiny")
         assert [(each.load.busy, each.load.pending) for each in workers] == [(0, 0)] * len(legs)
+
+
+@pytest.mark.parametrize("size", [20, 300, LONG], ids="{} tokens".format)
+async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(size, autojump_clock, tmp_path):
+    answered: list[float] = []
+
+    async def ask_once(house):
+        answered.append(await first_s(house, "a", prompts(1, size)))
+
+    async with node(tmp_path, "prefill", "decode", "decode") as house, trio.open_nursery() as nursery:
+        house.directory.here["decode-1"].plug.now.stall(1e6)
+        for _ in range(3):
+            for _ in range(25):
+                nursery.start_soon(ask_once, house)
+            await trio.sleep(27 * ONE_S)
+        # Half of the slots and of two chunks, and of longer prompts one.
+        held = house.directory.here["decode-1"].busy
+        assert held == min(8, -(-2048 // size))
+        assert len(answered) == 75 - held
+        nursery.cancel_scope.cancel()
+
+
+async def test_b13_a_decode_that_takes_again_is_given_prompts_again(autojump_clock, tmp_path):
+    async with node(tmp_path, "prefill", "decode", "decode") as house, trio.open_nursery() as nursery:
+        house.directory.here["decode-1"].plug.now.stall(20)
+        for _ in range(50):
+            nursery.start_soon(first_s, house, "a", prompts(1, 300))
+        await trio.sleep(19)
+        assert [each.load.busy for each in house.directory.workers("tiny")] == [7, 7, 0]
+        await trio.sleep(2)
+        assert [each.load.busy for each in house.directory.workers("tiny")] == [0, 0, 0]
 
 
 async def test_short_prompts_are_computed_together(autojump_clock, tmp_path):
@@ -264,6 +300,38 @@ def test_a_worker_with_prompts_enough_is_behind_all_that_have_room():
     assert [each.load.name for each in ranked] == ["c", "b", "a"]
 
 
+def held(places, decode, *sizes):
+    for size in sizes:
+        places.add("p", decode, size)
+
+
+def test_a_decode_has_its_share_of_a_prefill_and_always_one_prompt():
+    prefill, places = Load("p", 0, 8, shared_max=100), Places()
+    held(places, "a", 49)
+    assert [places.takes(prefill, each, 2) for each in "ab"] == [True, True]
+    held(places, "a", 1)
+    assert [places.takes(prefill, each, 2) for each in "ab"] == [False, True]
+    assert places.takes(prefill, "a", 1), "the other one is gone"
+    held(places, "b", 9_000)
+    assert [places.takes(prefill, each, 3) for each in "abc"] == [False, False, True]
+    for each, size in (("a", 49), ("a", 1), ("b", 9_000)):
+        places.discard("p", each, size)
+    assert [places.takes(prefill, each, 2) for each in "ab"] == [True, True]
+    assert not places.pending
+
+
+@pytest.mark.parametrize("most", [0, 1000])
+def test_a_decode_has_its_share_of_a_prefills_slots_and_leaves_one_to_each_that_has_none(most):
+    places = Places()
+    held(places, "a", 1, 1, 1)
+    for busy, decodes, more in ((3, 2, True), (3, 3, False), (6, 2, True), (7, 2, False)):
+        assert places.takes(Load("p", busy, 8, shared_max=most), "a", decodes) is more
+    held(places, "b", 1)
+    assert places.takes(Load("p", 7, 8, shared_max=most), "a", 2)
+    held(places, "a", 1)
+    assert not places.takes(Load("p", 5, 8, shared_max=most), "a", 2)
+
+
 # In cluster.toml --------------------------------------------------------------------------
 
 
@@ -279,7 +347,7 @@ def section(**more) -> EngineSection:
         (section(device="cuda", prefill_chunk=4096), 8192),
         (section(kind="simulated"), 4096),
         (section(device="cuda", prefill_chunk=4096, pending_prefill_tokens_max=100), 100),
-        (section(device="cuda", leg="prefill"), 0),
+        (section(device="cuda", leg="prefill"), 16_384),
         (section(device="cuda", leg="prefill", pending_prefill_tokens_max=100), 100),
         (section(device="cuda", leg="decode"), 0),
     ],
@@ -289,7 +357,7 @@ def test_two_chunks_are_enough_unless_the_file_says_otherwise(made, most):
 
 
 def test_the_file_says_of_an_engine_that_computes_prompts_how_many_it_has(tmp_path):
-    text = CLUSTER + ENGINE.format("prefill") + ENGINE.format("decode")
+    text = CLUSTER + ENGINE.format("prefill", "prefill") + ENGINE.format("decode", "decode")
     (tmp_path / "cluster.toml").write_text(text.replace("slots", "pending_prefill_tokens_max = 9\nslots"))
     with pytest.raises(config.FileMistakes, match=r"decode\.pending_prefill_tokens_max: is for engines that compute"):
         config.read(tmp_path / "cluster.toml")

@@ -203,6 +203,7 @@ class World:
     def check_at_rest(self) -> None:
         assert [worker.busy for worker in self.pool.all] == [0] * len(self.pool.all)
         assert not self.routing._places.requests
+        assert not self.routing._places.pending
 
 
 @asynccontextmanager

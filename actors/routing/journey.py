@@ -159,6 +159,7 @@ class Journey:
                 return
             self.unstarted.discard(self)
             self._handed_over(route)
+            route.begun()
             route.decode.begun(request.id)
             if self._first is None:
                 self._first = route
@@ -174,6 +175,7 @@ class Journey:
     async def _prefill(self, route: Route, prefill: Worker, request: Generate) -> None:
         def note(reply: Started | Tokens) -> None:
             if isinstance(reply, Started):
+                route.begun()
                 prefill.begun(request.id)
                 if self._first is None or self._first is route:
                     self._cached = reply.cached_tokens

@@ -14,8 +14,8 @@ class Load:
 
     `kv_tokens` of its `kv_tokens_max` tokens of KV memory are held or promised; a maximum of 0 says that this is not
     known. Of `pending` tokens are the prompts that it was given from here and that have not begun; with a
-    `pending_max` above 0 it is given no more than that at a time, and one prompt. No two workers of one pool have the
-    same `name`.
+    `pending_max` above 0 it is given no more than that at a time, and one prompt. Of a prefill the decodes share
+    `shared_max` instead. No two workers of one pool have the same `name`.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Load:
     kv_tokens_max: int = 0
     pending: int = 0
     pending_max: int = 0
+    shared_max: int = 0
 
     @property
     def full(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from actors._kit import Answer, Asks
@@ -30,6 +30,16 @@ class Worker(Asks[Generate, Started | Tokens, Finished], Protocol):
 
     def begun(self, request_id: str) -> None:
         """Hear that the first token of a request is there, so that its prompt is pending no more."""
+
+
+class Ranking(Protocol):
+    """Workers in the order in which a policy prefers them."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def __iter__(self) -> Iterator[Worker]:
+        """Yield the preferred first."""
 
 
 class Pool(Protocol):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from actors.routing.load import Load, Policy
 from actors.routing.outliers import Ejection, Outliers, Suspect
-from actors.routing.ports import Pool, Replies, Watch, Worker
+from actors.routing.places import Places
+from actors.routing.ports import Pool, Ranking, Replies, Watch, Worker
 from protocol.cluster import Leg
 from protocol.errors import RequestError
 from protocol.messages import Generate
@@ -52,33 +53,6 @@ class Need:
 
 
 @define(eq=False)
-class Places:
-    """What is kept at workers, by their names, for those that are about to ask: requests, and tokens of prompts."""
-
-    requests: Counter[str] = field(factory=Counter)
-    prompts: Counter[str] = field(factory=Counter)
-
-    def keep(self, name: str, prompt: int) -> None:
-        """Keep a place for a request with a prompt of so many tokens."""
-        self.requests[name] += 1
-        self.prompts[name] += prompt
-
-    def let_go(self, name: str, prompt: int) -> None:
-        """Keep it no longer."""
-        self.requests[name] -= 1
-        self.prompts[name] -= prompt
-        if not self.requests[name]:
-            del self.requests[name], self.prompts[name]
-
-    def with_kept(self, load: Load) -> Load:
-        """Return a load as it is when all for whom places are kept have asked."""
-        if load.name not in self.requests:
-            return load
-        requests, prompts = self.requests[load.name], self.prompts[load.name]
-        return evolve(load, busy=load.busy + requests, pending=load.pending + prompts)
-
-
-@define(eq=False)
 class Route:
     """Who computes a request: one worker, or a decode with a prefill before it; each keeps a place until it is asked.
 
@@ -93,12 +67,16 @@ class Route:
     _freed: Callable[[], None]  # wakes those who wait for a place, or for a try
     _prompt: int  # tokens
     _kept: list[str] = field(init=False)
+    _pair: tuple[str, str] | None = field(init=False, default=None)  # whose prompt has not begun
     tries: list[str] = field(init=False)  # what had been set aside, and is tried again by this one request
 
     def __attrs_post_init__(self) -> None:
         self._kept = list(self.names)
         for name in self._kept:
             self._places.keep(name, self._prompt)
+        if self.prefill is not None:
+            self._pair = self.prefill.load.name, self.decode.load.name
+            self._places.add(*self._pair, self._prompt)
         self.tries = [name for name in {*self.names, self.name} if self._outliers.try_again(name, self)]
 
     @property
@@ -121,15 +99,28 @@ class Route:
         """Whether the memory of its workers has room."""
         return self.decode.load.fits(need.total) and (self.prefill is None or self.prefill.load.fits(need.prompt))
 
-    def ask(self, worker: Worker, request: Generate) -> AbstractAsyncContextManager[Replies]:
-        """Ask one of them, to be entered in the same turn: from then on the worker counts the request itself."""
+    @asynccontextmanager
+    async def ask(self, worker: Worker, request: Generate) -> AsyncIterator[Replies]:
+        """Ask one of them: from then on the worker counts the request itself."""
         self._let_go(worker.load.name)
-        return worker.ask(request, request.sampling.tokens_max)
+        try:
+            async with worker.ask(request, request.sampling.tokens_max) as replies:
+                yield replies
+        finally:
+            if worker is self.prefill:
+                self.begun()  # in the turn in which the worker has it no more: those who wait for room look in the next
+
+    def begun(self) -> None:
+        """Note that the prompt is pending no more at the prefill, if there is one."""
+        if self._pair is not None:
+            self._places.discard(*self._pair, self._prompt)
+            self._pair = None
 
     def end(self) -> None:
         """Let go of the places of those that were not asked, and let others try what this one has tried."""
-        if not (self._kept or self.tries):
+        if not (self._kept or self.tries or self._pair):
             return
+        self.begun()
         for name in tuple(self._kept):
             self._let_go(name)
         for name in self.tries:
@@ -158,7 +149,7 @@ class Routing:
     prefill_tokens_min: int  # a shorter prompt goes to a worker that computes both, where there is one
     ends: frozenset[int]  # the tokens by which the model ends an answer
     watch: Watch = Watch()
-    ranked: Callable[[Leg], Iterable[Worker]] | None = None  # of `pool`, as the policy ranks them
+    ranked: Callable[[Leg], Ranking] | None = None  # of `pool`, as the policy ranks them
     outliers: Outliers = field(init=False, factory=Outliers)
     _places: Places = field(init=False, factory=Places)
     _order: trio.StrictFIFOLock = field(init=False, factory=trio.StrictFIFOLock)
@@ -168,40 +159,40 @@ class Routing:
 
         Whether there is one does not depend on what the request needs.
         """
-        if self.ranked is None:
-            everybody = self.pool.workers()
-            of_legs = ([worker for worker in everybody if worker.leg is leg] for leg in Leg)
-            workers = [worker for of_leg in of_legs for worker in self._in_favour(of_leg, but)]
-        else:
-            of = self.ranked
-            workers = [each for leg in Leg for each in self._first(self._in_favour(of(leg), but), leg, need)]
-        whole = self._free(workers, Leg.BOTH, need)
-        prefill, decode = self._pair(workers, need, but)
-        if prefill is None or decode is None or (whole is not None and need.prompt < self.prefill_tokens_min):
+        whole = self._free(self._first(Leg.BOTH, need, but), Leg.BOTH, need)
+        both = None if whole is not None and need.prompt < self.prefill_tokens_min else self._pair(need, but)
+        if both is None:
             return None if whole is None else self._route(whole, None, need)
+        prefill, decode = both
         return self._route(decode, prefill, need)
 
     def _route(self, decode: Worker, prefill: Worker | None, need: Need) -> Route:
         return Route(decode, prefill, self._places, self.outliers, self.pool.wake, need.prompt)
 
-    def _first(self, ranked: Iterable[Worker], leg: Leg, need: Need) -> Iterator[Worker]:
-        """Yield workers from the least busy on, up to the first that none behind it is preferred to.
+    def _of(self, leg: Leg) -> Ranking:
+        """Return the workers of a leg that can be asked now, ranked if anything ranks them."""
+        return [each for each in self.pool.workers() if each.leg is leg] if self.ranked is None else self.ranked(leg)
+
+    def _first(self, leg: Leg, need: Need, but: Collection[str]) -> list[Worker]:
+        """Return workers in favour, if ranked from the least busy on, up to the first that none behind is preferred to.
 
         It is one with room for the request, for which no place is kept; so what a choice costs does not grow with the
-        workers while one of the first will do. Where pairs are set aside, so many more are yielded that one is left.
+        workers while one of the first will do.
         """
+        if self.ranked is None:
+            return list(self._in_favour(self._of(leg), but))
         tokens = need.prompt if leg is Leg.PREFILL else need.total
-        wanted = 1 if leg is Leg.BOTH else 1 + len(self.outliers)
-        for worker in ranked:
+        found = list[Worker]()
+        for worker in self._in_favour(self._of(leg), but):
             load = worker.load
             if load.full:  # as are all behind it
-                return
+                break
             if leg is Leg.PREFILL and worker.bootstrap is None:
                 continue
-            yield worker
-            wanted -= load.fits(tokens) and load.name not in self._places.requests
-            if not wanted:
-                return
+            found.append(worker)
+            if load.fits(tokens) and load.name not in self._places.requests:
+                break
+        return found
 
     def choose_idle(self, need: Need, but: Collection[str]) -> Route | None:
         """Return a route by which a request can begin at once, for slots and memory alike; None if there is none."""
@@ -287,24 +278,54 @@ class Routing:
         if not found:
             yield from others
 
-    def _pair(self, workers: Sequence[Worker], need: Need, but: Collection[str]) -> tuple[Worker | None, Worker | None]:
-        """Return a prefill and a decode with room, but not two whose hand-offs keep failing while there are others.
+    def _pair(self, need: Need, but: Collection[str]) -> tuple[Worker, Worker] | None:
+        """Return a prefill and a decode with room, the one also for prompts for the other; None if there is none now.
 
-        Others that have no room now are worth waiting for.
+        They are not two whose hand-offs keep failing while there are others: those are worth waiting for.
         """
-        prefill, decode = self._free(workers, Leg.PREFILL, need), self._free(workers, Leg.DECODE, need)
-        if not self.outliers or prefill is None or decode is None:
+        prefill = self._free(self._first(Leg.PREFILL, need, but), Leg.PREFILL, need)
+        decode = self._free(self._first(Leg.DECODE, need, but), Leg.DECODE, need)
+        if prefill is None or decode is None:
+            return None
+        now, decodes = trio.current_time(), len(self._of(Leg.DECODE))
+
+        def takes(one: Load, other: Load) -> bool:
+            return self._places.takes(one, other.name, decodes)
+
+        def takes_well(one: Load, other: Load) -> bool:
+            return takes(one, other) and not self.outliers.avoided(f"{one.name}+{other.name}", now)
+
+        if takes_well(self._places.with_kept(prefill.load), decode.load):
             return prefill, decode
-        now = trio.current_time()
-        left = list(workers)
-        first: Worker | None = prefill
-        while first is not None:
-            seconds = [each for each in workers if not self.outliers.avoided(pair(first, each), now)]
-            if (second := self._free(seconds, Leg.DECODE, need)) is not None:
-                return first, second
-            left.remove(first)
-            first = self._free(left, Leg.PREFILL, need)
-        return (None, None) if self._is_pair_in_favour(but, now) else (prefill, decode)
+        if (others := self._meeting(need, but, takes_well)) is not None:
+            return others
+        if not self.outliers or self._is_pair_in_favour(but, now):
+            return None
+        return self._meeting(need, but, takes)
+
+    def _meeting(
+        self, need: Need, but: Collection[str], meet: Callable[[Load, Load], bool]
+    ) -> tuple[Worker, Worker] | None:
+        """Return the prefill that the policy prefers of those that can meet a decode, and the decode.
+
+        A prefill is held against as many decodes as have prompts there, and one more at the most; so what this costs
+        grows with workers and requests, not with pairs.
+        """
+        decodes = self._with_room(Leg.DECODE, but)
+        met = [
+            each for each, load in self._with_room(Leg.PREFILL, but) if any(meet(load, other) for _, other in decodes)
+        ]
+        if (prefill := self._free(met, Leg.PREFILL, need)) is None:
+            return None
+        load = self._places.with_kept(prefill.load)
+        decode = self._free([each for each, other in decodes if meet(load, other)], Leg.DECODE, need)
+        return None if decode is None else (prefill, decode)
+
+    def _with_room(self, leg: Leg, but: Collection[str]) -> list[tuple[Worker, Load]]:
+        in_favour = self._in_favour(self._of(leg), but)
+        ready = [each for each in in_favour if leg is Leg.DECODE or each.bootstrap is not None]
+        loads = ((each, self._places.with_kept(each.load)) for each in ready)
+        return [(each, load) for each, load in loads if not load.full]
 
     def _is_pair_in_favour(self, but: Collection[str], now: float) -> bool:
         """Whether there are a prefill and a decode, however busy, of which nothing is set aside."""

@@ -46,6 +46,11 @@ class Room:
         engine = self.legs[leg]
         return not engine.crashed.is_set() and engine.holds(self.request.id)
 
+    def runs(self, leg: Leg) -> bool:
+        """Whether it lives and has begun with its part."""
+        engine = self.legs[leg]
+        return not engine.crashed.is_set() and self.request.id in engine.running
+
     @property
     def over_early(self) -> Leg | None:
         """The leg that has ended, and should have ended the other, if there is one."""
@@ -79,9 +84,12 @@ class Rooms:
         room.legs[leg] = engine
 
     def computed(self, request: Generate) -> float:
-        """Note that the prompt is computed; return from when on the other leg has it, which may be never."""
+        """Note that the prompt is computed; return from when on the other leg has it, which may be never.
+
+        It takes it once it has a slot and memory for it.
+        """
         room = self.rooms[request.rendezvous.room]
-        if room.transferred_at == inf and Leg.DECODE in room.legs and room.holds(Leg.DECODE):
+        if room.transferred_at == inf and Leg.DECODE in room.legs and room.runs(Leg.DECODE):
             room.transferred_at = trio.current_time() + self.transfer_s
             self.met += 1
         return room.transferred_at

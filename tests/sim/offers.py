@@ -26,7 +26,7 @@ def owner(request: Generate) -> str:
 
 def offer_of(name: str, leg: Leg, costs: Costs) -> Offer:
     """Return what `supervisor.workers` offers of such an engine."""
-    most = costs.pending_prefill_max if leg is Leg.BOTH else 0
+    most = 0 if leg is Leg.DECODE else costs.pending_prefill_max
     return Offer(name, "tiny", leg, costs.slots, up=False, pending_prefill_tokens_max=most)
 
 
