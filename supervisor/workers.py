@@ -230,7 +230,7 @@ async def _simulate(  # noqa: ASYNC128  # run calls started()
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    simulated = SimulatedEngine(spec, world.chance(spec.seed), lines, digest)
+    simulated = SimulatedEngine(spec, world.chance(spec.seed), lines, digest, world.meetings)
     with plug.offering(simulated):
         await simulated.run(task_status=task_status)
 

@@ -9,6 +9,7 @@ from attrs import field, frozen
 
 from actors._text.aside import Aside
 from actors.engines.simulated.faults import Chance
+from actors.engines.simulated.meetings import Meetings
 from supervisor.folders import Folder
 from supervisor.metrics import Metrics
 from supervisor.process import Hurry
@@ -32,3 +33,4 @@ class World:
     new_nonce: Callable[[], bytes]
     new_room: Callable[[], int]
     reserve: Reserve = field(factory=Reserve)
+    meetings: Meetings = field(factory=Meetings)

@@ -11,6 +11,7 @@ import trio
 from actors.engines.port import Generation
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.meetings import Meetings
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.messages import Finished, Generate, Sampling, Started, Tokens
 
@@ -25,9 +26,11 @@ def spec(**changes) -> SimulatedSpec:
 
 
 @asynccontextmanager
-async def running(made: SimulatedSpec | None = None, lines=(), seed: int = 0) -> AsyncIterator[SimulatedEngine]:
+async def running(
+    made: SimulatedSpec | None = None, lines=(), seed: int = 0, meetings: Meetings | None = None
+) -> AsyncIterator[SimulatedEngine]:
     """Run an engine for the body."""
-    engine = SimulatedEngine(made or spec(), random.Random(seed), lines)
+    engine = SimulatedEngine(made or spec(), random.Random(seed), lines, meetings=meetings or Meetings())
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
@@ -12,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.engines.simulated.costs import Costs
+from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
+from actors.engines.simulated.meetings import Meetings
 from actors.engines.simulated.spec import BOOTSTRAP, SimulatedSpec
 from protocol.cluster import Leg
 from protocol.dialects.structure import structure
@@ -77,6 +81,66 @@ async def test_a_prefill_needs_no_memory_for_the_answer_and_caches_prompts(autoj
             await answer.result()
         again = await engine.submit(met(generate("a", prompt=16, tokens_max=24))).result()
         assert again.usage.cached_tokens == 12
+
+
+def in_room(name: str, number: int) -> Generate:
+    return met(generate(name, prompt=16, tokens_max=24), evolve(MEETING, room=number))
+
+
+async def leave(engine: SimulatedEngine, after_s: float) -> None:
+    await trio.sleep(after_s)
+    engine.abort("a")
+
+
+@asynccontextmanager
+async def full_pair() -> AsyncIterator[tuple[SimulatedEngine, SimulatedEngine, trio.Nursery]]:
+    """Run a prefill, and a decode with memory for one request, which it has."""
+    meetings, memory = Meetings(), {"kv_tokens_max": 40, "page_size": 4}
+    async with (
+        running(leg_of(Leg.PREFILL), meetings=meetings) as prefill,
+        running(leg_of(Leg.DECODE, **memory), meetings=meetings) as decode,
+        trio.open_nursery() as nursery,
+    ):
+        decode.submit(in_room("long", 1))
+        await trio.sleep(0.5)
+        yield prefill, decode, nursery
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_prefill_waits_until_its_decode_has_room(autojump_clock):
+    async with full_pair() as (prefill, decode, _):
+        decode.submit(in_room("a", 2))
+        assert await timed(prefill.submit(in_room("b", 3))) < [10.0], "its decode is elsewhere"
+        assert await timed(prefill.submit(in_room("a", 2))) > [24.0], "after each step of the long answer"
+        assert await prefill.load() == EngineLoad(0, 0, 0)
+
+
+async def test_a_prefill_does_not_wait_for_a_decode_that_was_left(autojump_clock):
+    async with full_pair() as (prefill, decode, nursery):
+        decode.submit(in_room("a", 2))
+        nursery.start_soon(leave, decode, 12)
+        assert await timed(prefill.submit(in_room("a", 2))) == [12.5]
+
+
+async def test_a_prefill_does_not_wait_for_a_decode_that_has_crashed(autojump_clock):
+    with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="crashed"), flatten_subgroups=True):
+        async with full_pair() as (prefill, decode, _):
+            decode.submit(in_room("a", 2))
+            assert prefill.meetings.wait(2, lambda: None)
+            decode.crash()
+            assert not prefill.meetings.wait(2, lambda: None)
+
+
+async def test_a_prompt_that_waits_for_its_decode_can_be_aborted_and_computes_nothing_meanwhile(autojump_clock):
+    async with full_pair() as (prefill, decode, _):
+        decode.submit(in_room("a", 2))
+        answer = prefill.submit(in_room("a", 2))
+        await trio.sleep(12)
+        assert await prefill.load() == EngineLoad(1, 0, 16)
+        prefill.abort("a")
+        with pytest.raises(Left):
+            await answer.result()
+        assert await prefill.load() == EngineLoad(0, 0, 0)
 
 
 # Decode -----------------------------------------------------------------------------------

@@ -4,8 +4,9 @@ A step gives one token to every request that answers, and computes at most `pref
 are not computed yet, first come, first served; a prompt's last piece gives the first token. Whoever is admitted has
 pages for its prompt and its longest answer from then on, so what runs never waits for memory, and nothing is preempted.
 
-A prefill's answer ends with its first token. A decode has the slot and the pages for what another engine computes: the
-first token is there with the prompt, when that engine alone would have computed it and `transfer_s` has passed.
+A prefill's answer ends with its first token, which comes when the prompt is computed and a decode that it meets has
+a slot and pages for it. A decode has those for what another engine computes: the first token is there with the prompt,
+when that engine alone would have computed it and `transfer_s` has passed.
 
 There is no clock in here: times come in as `now`, in seconds, and never go back.
 """
@@ -13,12 +14,15 @@ There is no clock in here: times come in as `now`, in seconds, and never go back
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from math import inf
 
 from attrs import Factory, define, field, frozen
 
 from actors.engines.simulated.cache import Lease, Memory, chain, packed, root
 from actors.engines.simulated.faults import Chance, Faults
+from actors.engines.simulated.meetings import Meetings
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.engines.simulated.speech import Speech, Voice
 from protocol.cluster import Leg
@@ -49,9 +53,15 @@ class _Held:
     cached: int = 0
     computed: int = 0  # tokens of the prompt
     output: list[int] = Factory(list)
-    ready_at: float = inf  # when the prompt is there that another engine computes
+    ready_at: float = inf  # when the prompt is there that another engine computes, or can be handed to that one
     free_at: float = inf  # set by an abort
     stuck: bool = False
+
+    @property
+    def room(self) -> int:
+        """Where a prefill and a decode meet for it."""
+        assert self.request.rendezvous is not None
+        return self.request.rendezvous.room
 
     @property
     def kv_tokens(self) -> int:
@@ -78,11 +88,14 @@ class Batch:
     speech: Speech
     chance: Chance
     faults: Faults = field(default=Faults())
+    meetings: Meetings = field(factory=Meetings)
+    wake: Callable[[], object] = field(default=lambda: None)  # called when a decode has taken what waited for it
     memory: Memory = field(init=False)
     waiting: OrderedDict[str, _Held] = field(init=False, factory=OrderedDict)  # a dict finds its first slowly
     running: dict[str, _Held] = field(init=False, factory=dict)
     _leaving: dict[str, _Held] = field(init=False, factory=dict)
-    _coming: dict[str, _Held] = field(init=False, factory=dict)  # those that run, but whose prompt is not there yet
+    # Those that run, and whose prompts are on their way: a decode's to it, a prefill's to decodes.
+    _coming: dict[str, _Held] = field(init=False, factory=dict)
     _step: _Step | None = field(init=False, default=None)
     _stalled_until: float = field(init=False, default=-inf)
     _news: bool = field(init=False, default=False)
@@ -101,7 +114,9 @@ class Batch:
         """Let a request wait for its slot."""
         assert request.id not in self.running, "an id that is in use"
         assert request.id not in self.waiting, "an id that is in use"
-        self.waiting[request.id] = _Held(request)
+        self.waiting[request.id] = held = _Held(request)
+        if self.spec.leg is Leg.DECODE:
+            self.meetings.expect(held.room)
         if self._step is None or self._step.planned_at == now:
             self._news = True
 
@@ -131,6 +146,11 @@ class Batch:
     def flush(self) -> None:
         """Drop the prefix cache."""
         self.memory.flush()
+
+    def close(self) -> None:
+        """Let nobody wait for this engine, which has ended."""
+        for held in (*self.running.values(), *self.waiting.values()):
+            self._leave(held)
 
     def load(self) -> EngineLoad:
         """Count requests, and the KV memory that they hold: pages that several share count once."""
@@ -246,6 +266,7 @@ class Batch:
             if self.spec.leg is Leg.DECODE:
                 held.ready_at = now + self._elsewhere_s(len(tokens))
                 self._coming[request_id] = held
+                self.meetings.take(held.room)
 
     @property
     def _caches(self) -> bool:
@@ -272,10 +293,19 @@ class Batch:
             self._publish_prompt(held)
             if held.computed < len(held.request.tokens):
                 continue
+            if self.spec.leg is Leg.PREFILL and self.meetings.wait(held.room, partial(self._taken, held)):
+                self._coming[held.request.id] = held
+                continue
             self._begin(held, turn)
         for held in step.answering:
             if held.free_at == inf:
                 self._speak(held, turn)
+
+    def _taken(self, held: _Held) -> None:
+        """Let a prompt go on its way: a decode has taken it, or never will."""
+        held.ready_at = -inf
+        if self._coming.get(held.request.id) is held:
+            self.wake()
 
     def _begin(self, held: _Held, turn: Turn) -> None:
         if self._happens(self.faults.refuse):
@@ -314,6 +344,7 @@ class Batch:
 
     def _drop(self, held: _Held) -> None:
         """Free what a request holds; its pages, those of its answer too, stay cached for who continues it."""
+        self._leave(held)
         self.waiting.pop(held.request.id, None)
         if self.running.pop(held.request.id, None) is None or held.lease is None:
             return
@@ -325,3 +356,8 @@ class Batch:
             for digest in chain(before, packed(rest), size):
                 self.memory.publish(held.lease, digest)
         self.memory.release(held.lease)
+
+    def _leave(self, held: _Held) -> None:
+        """Let no prefill wait for what this engine does not take."""
+        if self.spec.leg is Leg.DECODE:
+            self.meetings.take(held.room)

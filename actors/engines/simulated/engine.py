@@ -13,6 +13,7 @@ from actors.engines.limits import check
 from actors.engines.port import Generation
 from actors.engines.simulated.batch import Batch, Turn
 from actors.engines.simulated.faults import Chance, Faults
+from actors.engines.simulated.meetings import Meetings
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.engines.simulated.speech import Speech
 from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded
@@ -27,14 +28,16 @@ class SimulatedEngine:
     It says `lines`, sentences as token ids; without any, ids drawn from its vocabulary. What it says depends on its
     seed, the prompt and, at a temperature above 0, the request's seed or id; of how tokens are to be chosen it heeds no
     more than `logit_bias` of 100 or -100 and beyond: penalties, `top_p` and the like change nothing. `chance` draws
-    the faults and nothing else. A prefill and a decode do not meet: each says and takes what it would if they did,
-    whatever becomes of the other. In virtual time everything is the same again when it is asked the same again.
+    the faults and nothing else. A prefill waits until a decode with the same `meetings` has room for what it computed;
+    else each says and takes what it would if they met, whatever becomes of the other. In virtual time everything is the
+    same again when it is asked the same again.
     """
 
     spec: SimulatedSpec
     chance: Chance
     lines: Sequence[Sequence[int]] = ()
     digest: Digest = ()  # of the model's folder that it speaks by
+    meetings: Meetings = field(factory=Meetings)
     _batch: Batch = field(init=False)
     _info: EngineInfo = field(init=False)
     _answers: dict[str, Generation] = field(init=False, factory=dict)
@@ -48,7 +51,8 @@ class SimulatedEngine:
         if mistakes:
             raise ValueError("; ".join(mistakes))
         self._info = evolve(self.spec.info, digest=self.digest)
-        self._batch = Batch(self.spec, Speech.of(self.spec, self.lines), self.chance, self.spec.faults)
+        speech = Speech.of(self.spec, self.lines)
+        self._batch = Batch(self.spec, speech, self.chance, self.spec.faults, self.meetings, self._wake.unpark_all)
 
     # The port --------------------------------------------------------------------------
 
@@ -181,6 +185,7 @@ class SimulatedEngine:
             return
         self._why = why
         self._lost.set()
+        self._batch.close()
         answers = list(self._answers.values())
         self._answers.clear()
         for answer in answers:
