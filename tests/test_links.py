@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from protocol import greeting
 from protocol.cluster import Leg, Neighbour, NodeState, Offer
 from protocol.codec import encode as body
-from protocol.errors import LinkLost, PeerLost, PeerRefused, PeerViolation
+from protocol.errors import LinkLost, LinkReplaced, PeerLost, PeerRefused, PeerViolation
 from protocol.frames import (
     VERSION,
     Beat,
@@ -236,6 +236,14 @@ async def test_a_leaver_says_why(lines):
 # Joining -----------------------------------------------------------------------------------
 
 
+async def answered(one, other):
+    """Ask as a router does: where both ends have dialed, what began on the link that makes room is asked again."""
+    try:
+        return await one.ask(other)
+    except LinkReplaced:
+        return await one.ask(other, request_id="again")
+
+
 @pytest.mark.parametrize("name", ["0-first", "z-last"])
 async def test_a_node_that_joins_one_is_learned_by_all_leaves_and_comes_back(name):
     a, b = Node("a"), Node("b")
@@ -244,7 +252,7 @@ async def test_a_node_that_joins_one_is_learned_by_all_leaves_and_comes_back(nam
         await nursery.start(joiner.run)
         await all_linked(a, b, joiner)
         await until(lambda: all(len(node.directory.workers("oak")) == 3 for node in (a, b, joiner)))
-        assert await a.ask(joiner) == await joiner.ask(a) == [0, 1, 2]
+        assert await answered(a, joiner) == await answered(joiner, a) == [0, 1, 2]
         joiner.links.bye("it leaves")
         joiner.scope.cancel()
         await until(lambda: name not in a.linked | b.linked)
@@ -252,7 +260,7 @@ async def test_a_node_that_joins_one_is_learned_by_all_leaves_and_comes_back(nam
         elsewhere = Node(name, join=(a.at,))  # another port: nobody knows it there
         await nursery.start(elsewhere.run)
         await all_linked(a, b, elsewhere)
-        assert await b.ask(elsewhere) == [0, 1, 2]
+        assert await answered(b, elsewhere) == [0, 1, 2]
 
 
 async def test_two_that_join_and_may_both_dial_keep_one_steady_link():
