@@ -69,7 +69,7 @@ class OwnModels:
         weights, standing = self._weights(offer), self.standing.get(offer.model)
         if weights is None or weights == standing or standing is None:
             return None
-        holders = self._holders[offer.model].get(standing) or {"those that were asked last"}
+        holders = self._holders.get(offer.model, {}).get(standing) or {"those that were asked last"}
         return f"its model is another one: its weights are not those of {min(holders)}"
 
     def _weights(self, offer: Offer) -> str | None:
@@ -105,7 +105,13 @@ class OwnModels:
 
     def _stand(self, model: str) -> None:
         """Let the weights stand that most have; while nobody can be asked, those that stood last."""
-        before, holders = self.standing.get(model), self._holders[model]
+        before, holders = self.standing.get(model), self._holders.get(model, {})
+        if not holders:
+            self._holders.pop(model, None)
+            if not self._is_known(model):
+                self.standing.pop(model, None)
+                self._changed.discard(model)
+            return
         now = max(holders, key=lambda each: (len(holders[each]), each == before), default=before)
         if now is not None and now != before:
             self.standing[model] = now
@@ -113,6 +119,12 @@ class OwnModels:
             if before is not None:
                 extra = {"model": model, "workers": len(holders[now])}
                 log.warning("other weights of a model are asked from now on", extra=extra)
+
+    def _is_known(self, model: str) -> bool:
+        """Whether a model is this node's own, or a node tells of it: names that were heard once are not kept."""
+        return model in self.digests or any(
+            offer.model == model for state in self._states.values() for offer in state.offers
+        )
 
     def _down(self, offer: Offer, why: str | None) -> Offer:
         """Return an offer as of an engine that has never been ready: its limits are not this model's."""

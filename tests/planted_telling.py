@@ -25,6 +25,8 @@ TELLING: Bugs = {
         ),
     ),
     "supervisor/own_models.py": (
+        Bug("every name of a model that was ever heard is kept", "if not self._is_known(model):", "if False:"),
+        Bug("the weights that stood last are forgotten", "if not self._is_known(model):", "if True:"),
         Bug("workers of other weights are asked", "if weights is None or weights == standing or", "if True or"),
         Bug(
             "of equally many the newer weights stand",

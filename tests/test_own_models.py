@@ -161,6 +161,17 @@ async def test_c8_weights_of_a_gateway_that_has_them_decide_however_many_have_ot
     assert asked(directory) == ["a/w0"]
 
 
+def test_names_of_models_that_were_heard_once_are_not_kept():
+    models = OwnModels({"oak": OWN})
+    for number in range(100):
+        each = evolve(offer("w", OLD), model=f"model {number}")
+        models.judged("a", NodeState((each, offer("w0", OLD))))
+        assert set(models.standing) == set(models._holders) == {"oak", each.model}
+    models.forget("a")
+    assert not models._holders
+    assert set(models.standing) == {"oak"}, "an answer goes on with no other weights than it has begun with"
+
+
 words = st.tuples(st.sampled_from("abc"), st.lists(st.sampled_from([OLD, NEW, INFO, SMALL]), max_size=3), st.booleans())
 
 
@@ -181,7 +192,7 @@ def test_c8_whatever_nodes_tell_those_are_asked_whose_weights_most_have_who_are_
         for node in last:
             directory.unlinked(node, directory.nodes[node][1])
         assert not directory.models._states
-        assert not any(directory.models._holders.values())
+        assert not directory.models._holders
 
     trio.run(scenario)
 
