@@ -103,7 +103,7 @@ SUITES = {  # the quickest first
     "pieces": ["tests/test_small_pieces.py"],
     "doors": [
         f"tests/test_{name}.py"
-        for name in ("gate", "outbox", "gateway", "http_doors", "websocket_door", "lanes", "lane_ends")
+        for name in ("gate", "outbox", "gateway", "http_doors", "websocket_door", "lanes", "lane_ends", "no_memory")
     ],
     "cluster": ["tests/test_simulation.py", "-k", "by_a_cluster"],
     "alone": ["tests/test_alone.py"],

@@ -112,6 +112,7 @@ GATEWAY: Bugs = {
     ),
     "supervisor/doors/asking.py": (
         Bug("an answer that was cut is logged as whole", "            outcome = CUT\n", "            pass\n"),
+        Bug("to have no memory left is a bug", "if isinstance(bug, MemoryError):", "if False:"),
     ),
     "protocol/cost.py": (Bug("drafts cost nothing", "max(request.n, request.best_of or 0)", "request.n"),),
 }

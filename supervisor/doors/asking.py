@@ -13,7 +13,16 @@ from attrs import define, field, frozen
 from actors._kit import Asks
 from actors.processor import TextReply, TextRequest, TextResult
 from protocol.dialects.http import Model
-from protocol.errors import BadRequest, DeadlineExceeded, Internal, Left, ModelNotFound, RequestError, SlowClient
+from protocol.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Internal,
+    Left,
+    ModelNotFound,
+    Overloaded,
+    RequestError,
+    SlowClient,
+)
 from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Respond, Started, Text, Usage
 from protocol.trace import Trace, fields
 from supervisor.doors.access import Access
@@ -24,6 +33,7 @@ from supervisor.metrics import Metrics
 log = logging.getLogger(__name__)
 
 DROPPED = frozenset({"backlog", "stalled"})  # why a client was dropped that has not left
+NO_MEMORY = "the server has no memory left for this request"
 CUT = "cut"  # the outcome of an answer that was whole here, and of which the client did not get all
 
 
@@ -244,8 +254,11 @@ class Asking:
         self.access.ended(line, error, admitted=counted.admitted_at is not None)
 
 
-def failed_by_a_bug(bug: Exception, request_id: str, trace: Trace | None) -> Internal:
-    """Log a bug with where it rose, and return what its client may know of it."""
+def failed_by_a_bug(bug: Exception, request_id: str, trace: Trace | None) -> RequestError:
+    """Log a bug with where it rose, and return what its client may know of it; to have no memory left is none."""
+    if isinstance(bug, MemoryError):
+        log.error("no memory was left for a request", extra={"request_id": request_id, **fields(trace)})
+        return Overloaded(NO_MEMORY)
     log.error("a bug failed a request", exc_info=bug, extra={"request_id": request_id, **fields(trace)})
     return Internal("the server made a mistake; its log has the details")
 

@@ -19,6 +19,7 @@ from actors._text.aside import LONG
 from protocol.dialects import responses
 from protocol.dialects.body import decode, reading_work
 from protocol.errors import Overloaded, RequestError, SlowClient
+from supervisor.doors.asking import NO_MEMORY
 from supervisor.doors.budgets import Held
 from supervisor.doors.door import Door
 from supervisor.doors.keys import Key
@@ -81,6 +82,8 @@ class Hearing:
             return responses.read_event(data, default_model=self.model)
         except RequestError as error:
             return error
+        except MemoryError:
+            return Overloaded(NO_MEMORY)
 
     async def _read_on(self) -> None:
         """Hear what waits, in its order; it counts as waiting until it has been read."""

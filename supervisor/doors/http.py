@@ -135,6 +135,13 @@ class HttpConnection:
         said = str(error)[:SAID_CHARACTERS_MAX]  # h11's sentence holds all of an illegal line
         answered.fail(sized(f"not HTTP as this server reads it: {said}"), error.error_status_hint)
 
+    def _starved(self, error: MemoryError, exchange: Exchange) -> None:
+        """Answer what there was no memory for, once what had been read of it is let go of; the connection ends."""
+        error.__traceback__ = None  # its frames hold what was read
+        exchange.release()
+        exchange.last = True
+        exchange.fail(failed_by_a_bug(error, exchange.request_id, exchange.trace))
+
     # Reading -----------------------------------------------------------------------------
 
     async def _head(self) -> h11.Request | None:
@@ -286,6 +293,8 @@ class HttpConnection:
             exchange.fail(error)
         except h11.RemoteProtocolError as error:
             self._misread(error, exchange)
+        except MemoryError as error:
+            self._starved(error, exchange)
         else:
             self.busy = True
             async with trio.open_nursery() as nursery:
@@ -323,6 +332,8 @@ class HttpConnection:
                 exchange.fail(error)
             except trio.BrokenResourceError:
                 raise
+            except MemoryError as error:
+                self._starved(error, exchange)
             except Exception as bug:  # noqa: BLE001  # it is logged there
                 exchange.fail(failed_by_a_bug(bug, exchange.request_id, exchange.trace))
         except (trio.BrokenResourceError, SlowClient):

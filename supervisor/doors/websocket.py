@@ -28,6 +28,7 @@ from protocol.errors import (
     SlowClient,
 )
 from protocol.trace import Trace, span_after
+from supervisor.doors.asking import NO_MEMORY, failed_by_a_bug
 from supervisor.doors.budgets import Held
 from supervisor.doors.door import Door
 from supervisor.doors.frame_heads import FrameHeads
@@ -149,6 +150,17 @@ async def serve(
     except* LocalProtocolError as group:
         # The library's reader fails at a ping that comes after our close frame; there was nothing left to say anyway.
         log.debug("a client spoke after the end: %s", group.exceptions)
+    except* MemoryError:
+        failed_by_a_bug(MemoryError(), request_id, caller)
+        with suppress(trio.BrokenResourceError):  # it is gone already
+            outbox.put_farewell(close_frame(TRY_AGAIN, NO_MEMORY))
+
+
+def _is_starved(error: Exception) -> bool:
+    """Whether nothing failed but to have memory for what a client has said."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, ExceptionGroup) and all(_is_starved(each) for each in error.exceptions)
+    )
 
 
 async def _serve(
@@ -172,8 +184,9 @@ async def _serve(
                 await session.run()
         except ConnectionClosed:
             pass  # the client left during the handshake
-        except Exception:
-            outbox.put_farewell(close_frame(BUG, "the server made a mistake"))
+        except Exception as error:
+            if not _is_starved(error):
+                outbox.put_farewell(close_frame(BUG, "the server made a mistake"))
             raise
         finally:
             nursery.cancel_scope.cancel(reason="the session has ended")
