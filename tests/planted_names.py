@@ -11,7 +11,12 @@ NAMES: Bugs = {
             "may = self.grammars if own is None else own",
             "may = self.grammars",
         ),
-        Bug("every key may use every grammar", "            self._check_grammar(request, key)\n", ""),
+        Bug(
+            "every key may use every grammar",
+            "                await self._check_grammar(request, request.grammar, key)\n",
+            "                await trio.lowlevel.checkpoint()\n",
+        ),
+        Bug("a structural tag is searched in one turn", "reading_work(grammar.text) if tag else 0", "0"),
     ),
     "protocol/greeting.py": (
         Bug(

@@ -9,6 +9,7 @@ import pytest
 from protocol.dialects import keyfile
 from protocol.dialects.mistakes import Mistakes
 from supervisor import check, config
+from supervisor.doors import door
 from tests.doors import chat, create, post, rig
 from tests.test_gateway_keys import as_, locked
 
@@ -51,6 +52,36 @@ async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(tmp_path, co
             assert f"of the kind {kind} in a structural_tag" in refused.error["message"]
         harmless = tag({"type": "json_schema", "json_schema": {"properties": {"regex": {"pattern": "a+"}}}})
         assert (await client.ask(post(chat(structural_tag=harmless), **as_("alice")))).status == 200
+
+
+async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(tmp_path, monkeypatch):
+    async with locked(tmp_path, SCHEMAS) as made:
+        plain, aside, within = door.kinds, made.door.aside, list[bool]()
+        now = False
+
+        async def noted(function, **given):
+            def run():
+                nonlocal now
+                now = True
+                try:
+                    return function()
+                finally:
+                    now = False
+
+            return await aside(run, **given)
+
+        def seen(grammar):
+            within.append(now)
+            return plain(grammar)
+
+        made.door.aside = noted
+        monkeypatch.setattr(door, "kinds", seen)
+        client = await made.client()
+        long = {"type": "sequence", "elements": [{"type": "regex", "pattern": "a"}] * 3_000}
+        for content, status in ((long, 403), ({"type": "any_text"}, 200)):
+            reply = await client.ask(post(chat(structural_tag=tag(content)), **as_("alice")))
+            assert reply.status == status
+        assert within == [True, False]
 
 
 async def test_b2_over_a_websocket_the_refused_request_fails_alone(tmp_path):

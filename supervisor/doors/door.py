@@ -6,20 +6,22 @@ import logging
 import re
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import partial
 from math import inf
 from typing import Annotated, Protocol, TypeVar
 
 import trio
 from attrs import define, evolve, field, frozen
 
-from actors._text.aside import Aside, inline
+from actors._text.aside import Aside, Work, inline
 from actors.processor import TextReply
 from protocol.cost import cost, generations_of, multiplied_by
+from protocol.dialects.body import reading_work
 from protocol.dialects.keyfile import clamped
 from protocol.dialects.options import Within
 from protocol.errors import BadRequest, Draining, Forbidden, NotFound, RequestError, StartFailed
 from protocol.grammars import kinds
-from protocol.messages import Answered, GrammarKind, Respond
+from protocol.messages import Answered, Grammar, GrammarKind, Respond
 from protocol.trace import Trace
 from supervisor.doors.asking import Asking, Counted, Served
 from supervisor.doors.budgets import Budget
@@ -313,7 +315,8 @@ class Door:
         priority = clamped(request.priority, key.section.priority)
         weight, param = generations_of(request), multiplied_by(request)
         with self.asking.counting(counted), key.asking(weight, param):
-            self._check_grammar(request, key)
+            if request.grammar is not None:
+                await self._check_grammar(request, request.grammar, key)
             # Engines come and go while a request waits: what it may have is looked up once, for all who bound it.
             request = evolve(request, total_max=served.total_max())
             gathered_bytes = self._gathered_bytes(request, counted)
@@ -326,15 +329,15 @@ class Door:
                 answered = await self.asking.answer(request, served, counted, into)
             return finish(answered)  # in here: an answer that cannot be built must not be counted as whole
 
-    def _check_grammar(self, request: Respond, key: Key) -> None:
+    async def _check_grammar(self, request: Respond, grammar: Grammar, key: Key) -> None:
         """Raise `Forbidden`, with the client's name of the field, for a kind of grammar that a key may not use."""
-        if request.grammar is None:
-            return
         own = key.section.grammars
         may = self.grammars if own is None else own
-        if (kind := next((each for each in kinds(request.grammar) if each not in may), None)) is None:
+        tag = grammar.kind is GrammarKind.STRUCTURAL_TAG  # its text says which kinds it holds
+        found = await Work(self.aside, key.name).run(reading_work(grammar.text) if tag else 0, partial(kinds, grammar))
+        if (kind := next((each for each in found if each not in may), None)) is None:
             return
-        within = "" if kind is request.grammar.kind else f" in a {request.grammar.kind}"
+        within = "" if kind is grammar.kind else f" in a {grammar.kind}"
         who = "requests here" if key is self.keys.anybody else f"the key {key.name!r}"
         raise Forbidden(
             f"{who} may not use grammars of the kind {kind}{within}: allowed are {', '.join(sorted(may)) or 'none'}",
