@@ -157,7 +157,7 @@ async def serve(
 
 
 def _is_starved(error: Exception) -> bool:
-    """Whether nothing failed but to have memory for what a client has said."""
+    """Return whether an error, or every one of a group, is a lack of memory."""
     return isinstance(error, MemoryError) or (
         isinstance(error, ExceptionGroup) and all(_is_starved(each) for each in error.exceptions)
     )
