@@ -348,6 +348,26 @@ async def test_b11_a_decode_that_fails_with_many_prefills_is_set_aside_and_not_p
         assert len(world.worker("d0").asked) <= 5 + 10
 
 
+@pytest.mark.parametrize("bad", ["d0", "p0"])
+@pytest.mark.parametrize("told_by", [Leg.PREFILL, Leg.DECODE])
+async def test_b11_who_lets_the_other_leg_wait_is_set_aside_whichever_says_so(bad, told_by, autojump_clock):
+    class Waits(Fake):
+        """A leg that waits for the other one, for 60 seconds at the longest."""
+
+        async def _play(self, request, play, answer, scope):
+            if self.name in bad_ones or request.rendezvous.host in bad_ones or request.rendezvous.room in rooms:
+                rooms.add(request.rendezvous.room)
+                play = Play(DeadlineExceeded("late"), 0) if self.leg is told_by else Play(tokens=0)
+            await super()._play(request, play, answer, scope)
+
+    bad_ones, rooms = {bad}, set()
+    prefills = [Waits(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(3)]
+    decodes = [Waits(f"d{n}", leg=Leg.DECODE, slots=64) for n in range(3)]
+    async with routed(*decodes, *prefills, limits=FOR_LONG) as world:
+        await many(world, 100)
+        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == [bad]
+
+
 async def test_b11_of_two_prefills_that_fail_both_are_set_aside_and_no_decode(autojump_clock):
     workers = pairs(4, 8)
     for each in workers[4:]:

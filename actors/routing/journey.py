@@ -231,7 +231,9 @@ class Journey:
             self.routing.answered(route.name)
 
     def _blame(self, route: Route, worker: Worker, error: RequestError) -> None:
-        if isinstance(error, HandOffFailed):
+        # Nobody knows which leg it is that lets the other wait until either's time is over.
+        unmet = isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted) and self._handed is not route
+        if isinstance(error, HandOffFailed) or (unmet and route.prefill is not None):
             self.routing.failed(route.name, error)
         elif isinstance(error, DeadlineExceeded | Internal) and not isinstance(error, Preempted):
             self.routing.failed(worker.load.name, error)
