@@ -59,7 +59,7 @@ def _troubles(seen: Mapping[str, Seen]) -> Iterator[tuple[str, str]]:
             again = f"is tried again in {aside.for_s:.0f} s" if aside.for_s else "is tried again"
             yield f"{aside.worker} keeps failing ({aside.why}), is set aside by node {name} and {again}", SO_SO
         for link in each.links:
-            if not link.up and isinstance(seen.get(link.node), Status):
+            if not link.up and not isinstance(seen.get(link.node), str):  # of one that does not answer, that is said
                 yield f"node {name} has no link to node {link.node}", BAD
     versions = {each.version for each in seen.values() if isinstance(each, Status)}
     if len(versions) > 1:

@@ -42,13 +42,14 @@ def test_d8_a_link_to_a_node_whose_process_stands_still_says_so():
 
 def test_every_node_engine_and_link_stands_in_its_row():
     lines = shown(board.board("pd", SEEN))
-    assert lines[:4] == [
+    assert lines[:5] == [
         "cluster pd  1 of 2 nodes answer, 3 of 8 requests run, 1 of 4 wait",
         "  one/a/engine starts again: engine a ended: [red]killed[/]",
+        "  node one has no link to node three",
         "  node two does not answer: 10.0.0.2:7401 cannot be reached",
         "",
     ]
-    assert [" ".join(line.split()) for line in lines[4:]] == [
+    assert [" ".join(line.split()) for line in lines[5:]] == [
         "node state since restarts about",
         "one starts again 2 h node on localhost",
         "├─ links up 61 s 0 other nodes",
@@ -89,6 +90,12 @@ def test_of_a_cluster_in_which_all_is_well_the_first_line_says_so():
     linked = {"one": well("one", LinkState("two", True)), "two": well("two", LinkState("one", True))}
     assert shown(board.board("pd", linked))[:2] == ["cluster pd  2 of 2 nodes answer, all is up", ""]
     assert "all is up" not in shown(board.board("pd", {"one": "gone"}))[0]
+
+
+def test_not_all_is_up_where_a_node_misses_one_that_was_not_asked():
+    """As when the file is broken, and only the nodes are asked that run on this host."""
+    lines = shown(board.board("pd", {"one": well("one", LinkState("two", up=False))}))
+    assert lines[:2] == ["cluster pd  1 of 1 nodes answer", "  node one has no link to node two"]
 
 
 def test_a_worker_that_a_router_has_set_aside_is_named_first():
