@@ -108,6 +108,8 @@ def _engine_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Itera
     pages, words = (3, "three") if engine.kind == "sglang" else (2, "two")
     if engine.kv_tokens_max < pages * engine.page_size:
         yield Mistake(f"{at}.kv_tokens_max", f"is less than {words} pages of {engine.page_size} tokens")
+    if engine.context_max == 1:
+        yield Mistake(f"{at}.context_max", "leaves no room for a prompt and an answer")
     for name in engine.environment:
         if not name or "=" in name:
             yield Mistake(f"{at}.environment{segment(name)}", "is no name of a variable")

@@ -106,6 +106,7 @@ terms_s = 1
     [
         ('device = "cpu"', 'device = "cpu"\ntensor_parallel = 2', "engine.tiny-0.tensor_parallel", "one rank"),
         ("kv_tokens_max = 4096", "kv_tokens_max = 47", "engine.tiny-0.kv_tokens_max", "less than three pages of 16"),
+        ("kv_tokens_max = 4096", "kv_tokens_max = 4096\ncontext_max = 1", "engine.tiny-0.context_max", "no room"),
         ('model = "tiny"', 'model = "other"', "engine.tiny-0.model", "there is no model other; there is tiny"),
         ('model = "tiny"', 'model = "tiny"\nnode = "b"', "engine.tiny-0.node", "there is no node b; there is main"),
         (str(TINY), "nowhere", "model.tiny.path", "there is no folder"),
