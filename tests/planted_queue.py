@@ -45,7 +45,7 @@ QUEUE: Bugs = {
         Bug(
             "a longer prompt than its share waits for ever",
             "            return True\n",
-            "            handed = _Handed(1)\n",
+            "            handed = _Handed(1, prefill.shared_max)\n",
         ),
     ),
     "actors/routing/route.py": (
