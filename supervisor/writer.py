@@ -12,6 +12,7 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TextIO, TypeAlias
 
 from attrs import define, field
@@ -76,8 +77,9 @@ class QueuedWriter:
             self._bytes += len(data)
             self._gap = _NONE
             if not self._runs:
-                self._runs = True
-                self.start(self._run)
+                with suppress(RuntimeError):  # the system has no thread left: what comes next tries again
+                    self.start(self._run)
+                    self._runs = True
             self._changed.notify_all()
             return True
 

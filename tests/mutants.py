@@ -47,7 +47,7 @@ PARTS = {  # where a bug of each is likeliest to be noticed
     "telling": (TELLING, ("telling", "router")),
     "pairs": (PAIRS, ("directory", "router")),
     "pieces": (PIECES, ("pieces", "doors")),
-    "loop": (LOOP, ("loop",)),
+    "loop": (LOOP, ("loop", "examples")),
     "router": (ROUTER, ("router", "examples")),
     "engines": (ENGINES, ("engines",)),
     "sim": (SIM, ("alone", "cluster")),

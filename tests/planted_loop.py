@@ -12,6 +12,11 @@ LOOP: Bugs = {
             "            self._changed.notify_all()\n        self.flush(60.0)\n        return True\n",
         ),
         Bug(
+            "a writer for which there was no thread never has one",
+            "                with suppress(RuntimeError):  # the system has no thread left: what comes next tries again\n",
+            "                with suppress(RuntimeError):\n                    self._runs = True\n",
+        ),
+        Bug(
             "a log that nobody reads grows without a limit", "                return False\n", "                pass\n"
         ),
         Bug(
@@ -24,6 +29,13 @@ LOOP: Bugs = {
             "a log that fails is told of at every try",
             "            if changed:\n",
             "            if error is not None:\n",
+        ),
+    ),
+    "supervisor/link.py": (
+        Bug(
+            "what has piled up in one message is heard in one turn",
+            "                if received >= RECEIVED_A_TURN:\n",
+            "                if False:\n",
         ),
     ),
     "supervisor/say.py": (

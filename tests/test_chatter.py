@@ -12,6 +12,7 @@ import trio
 
 from supervisor.chatter import Chatter, writer
 from supervisor.metrics import Metrics
+from supervisor.writer import QueuedWriter, start_thread
 
 LIMIT_BYTES = 1000
 
@@ -73,6 +74,20 @@ async def test_b4_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path):
     assert lost > 0
     assert f"[{lost} bytes of output were lost]".encode() in text
     assert text.count(b"x") == 200 * (LIMIT_BYTES - 1) - lost * (LIMIT_BYTES - 1) // LIMIT_BYTES
+
+
+def test_c6_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_next():
+    written, none = [], ["can't start new thread"] * 2
+
+    def start(run):
+        if none:
+            raise RuntimeError(none.pop())
+        start_thread(run)
+
+    log = QueuedWriter(written.append, start=start)
+    assert all([log.put(b"1"), log.put(b"2"), log.put(b"3")])  # and whoever says it does not fall
+    assert log.flush(5.0)
+    assert b"".join(written) == b"123"
 
 
 async def test_o16_a_folder_that_fails_is_told_once_and_again_when_it_works(path, caplog):
