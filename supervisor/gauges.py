@@ -35,9 +35,14 @@ def of_node(metrics: Metrics, directory: Directory) -> None:
         ),
         "espalier_engine_refused": (
             "Whether the engine is never asked, since its model is another one",
-            lambda: {name: float(name in directory.models.whys) for name in directory.named()},
+            partial(_refused, directory),
         ),
     }
+
+
+def _refused(directory: Directory) -> dict[str, float]:
+    whys = directory.models.whys  # made anew each time
+    return {name: float(name in whys) for name in directory.named()}
 
 
 def of_links(directory: Directory, traffic: Mapping[str, Traffic]) -> Iterator[Metric]:

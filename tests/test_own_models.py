@@ -224,3 +224,16 @@ async def test_a_simulated_engine_tells_what_it_speaks_by(tmp_path):
     house, _ = built(cluster(tmp_path), "back")
     assert SimulatedEngine(SimulatedSpec(), None, digest=OWN).info.digest == OWN
     assert house.directory.models.digests.keys() == {"tiny"}
+
+
+def test_c1_why_workers_are_refused_is_told_once_at_a_scrape_and_not_for_each_of_them(monkeypatch):
+    looks, metrics, directory = [], Metrics(), Directory("front", models=OwnModels({"tiny": OWN}))
+    for number in range(20):
+        engine = evolve(INFO, digest=OTHER if number < 5 else OWN)
+        directory.told(f"node-{number}", NodeState((Offer("tiny-0", "tiny", Leg.BOTH, 8, True, engine),)))
+    gauges.of_node(metrics, directory)
+    whys = OwnModels.whys.fget
+    monkeypatch.setattr(OwnModels, "whys", property(lambda self: looks.append(1) or whys(self)))
+    _, read = metrics.gauges["espalier_engine_refused"]
+    assert sum(read().values()) == 5
+    assert len(looks) == 1
