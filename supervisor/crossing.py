@@ -36,6 +36,7 @@ BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # what else stands in the frame is shor
 TOKEN_IDS = 2**31
 FREE_REPLIES_MAX = 4096  # to one request, of those that take no credit
 TEXT_LENGTH_MAX = 2000
+RECEIVED_A_TURN = 256  # tokens, or frames without any, before others may run: a message may hold a megabyte
 
 ANSWERS: Mapping[type[Message], tuple[tuple[type[Message], ...], type[Message]]] = {
     Generate: ((Started, Tokens), Finished),

@@ -32,7 +32,7 @@ from protocol.errors import (
 from protocol.frames import Beat, Bye, Cancel, Credit, End, Fail, Frame, Hello, Item, Open, Step, Tell
 from protocol.messages import Finished, Started, Tokens, Usage
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
-from supervisor.crossing import Rules, encoded, failed, failure, first, plain, rules_of, within_ms
+from supervisor.crossing import RECEIVED_A_TURN, Rules, encoded, failed, failure, first, plain, rules_of, within_ms
 from supervisor.heart import Heart, Liveness
 from supervisor.traffic import Traffic
 from supervisor.transport import Transport
@@ -204,6 +204,7 @@ class Link:
         while data := await self._read():
             self._life.heard()
             self.traffic.received(len(data))
+            received = 0
             for frame in self.peer.receive(data):
                 if self._lost:  # the other end does not read, or was silent for too long: what it says no longer counts
                     return
@@ -212,6 +213,9 @@ class Link:
                     self._ready.set()
                     self._permits.unpark_all()
                     task_status.started()
+                if (received := received + (len(frame.tokens) if isinstance(frame, Step) else 1)) >= RECEIVED_A_TURN:
+                    received = 0
+                    await trio.lowlevel.checkpoint()
             if self.peer.ready:  # it has room again, or is owed a word
                 self._writer.unpark()
 

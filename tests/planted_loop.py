@@ -34,8 +34,8 @@ LOOP: Bugs = {
     "supervisor/link.py": (
         Bug(
             "what has piled up in one message is heard in one turn",
-            "                if received >= RECEIVED_A_TURN:\n",
-            "                if False:\n",
+            "                    received = 0\n                    await trio.lowlevel.checkpoint()\n",
+            "                    received = 0\n",
         ),
     ),
     "supervisor/say.py": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import trio
@@ -32,7 +33,7 @@ from protocol.messages import Done, Embedded, FlushCache, GetLoad, Started, Text
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from protocol.tensors import Tensor
 from supervisor import crossing
-from supervisor.crossing import BODY_BYTES_MAX, FREE_REPLIES_MAX
+from supervisor.crossing import BODY_BYTES_MAX, FREE_REPLIES_MAX, RECEIVED_A_TURN
 from supervisor.heart import Heart
 from supervisor.link import Link
 from tests.fakes import Costs, far_engine, generate, whole
@@ -622,6 +623,29 @@ def test_every_stream_is_whole_over_a_bad_network(seed):
 # Hearts -----------------------------------------------------------------------------------
 
 HEART = Heart(beat_s=1.0, silent_s=3.0)
+
+
+async def test_c1_what_has_piled_up_in_one_message_is_heard_in_many_turns(autojump_clock):
+    turns, heard = [], []
+
+    async def speak(call, replies):
+        for number in range(1000):
+            replies.put(Tokens([number]))
+        replies.end(Done())
+
+    async def count():
+        while True:
+            turns.append(len(heard))
+            await trio.lowlevel.checkpoint()
+
+    async with linked(speak) as ends, trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        async with ends.asker.ask(FlushCache(), 1000) as replies:
+            assert await replies.relay(heard.append) == Done()
+        nursery.cancel_scope.cancel()
+    assert heard == [Tokens([number]) for number in range(1000)]
+    # The counter may come first in one pass of the loop, and last in the next.
+    assert max(after - before for before, after in pairwise(turns)) <= 2 * RECEIVED_A_TURN
 
 
 def kinds(data):
