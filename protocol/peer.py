@@ -16,6 +16,7 @@ from .errors import Left, PeerViolation
 from .frames import (
     FRAME_BYTES_MAX,
     VERSION,
+    Beat,
     Body,
     Bye,
     Cancel,
@@ -137,6 +138,8 @@ class Peer:
                 self._greeted(frame)
             elif self.hello is None and not isinstance(frame, Bye):
                 raise PeerViolation(f"{type(frame).__name__} before Hello")
+            elif type(frame) is Beat:
+                continue  # that it has come is all that it says
             else:
                 self._apply(frame, sent=False)
             if type(frame) in PASSES or (isinstance(frame, WITH_ATTACHED) and not frame.attached):
@@ -186,7 +189,7 @@ class Peer:
             case Fail():
                 self._forget((True, frame.stream))
                 yield frame
-            case _:  # a Beat, or Credit that a request has now which is not whole yet
+            case _:  # Credit that a request has now which is not whole yet
                 pass
 
     def _cancelled(self, frame: Cancel) -> Iterator[Frame]:

@@ -30,12 +30,12 @@ from supervisor.files import Reads
 from supervisor.process import Hurry, Ladder, Process
 from supervisor.run import Chance, Up, supervise
 from supervisor.say import Terminal
-from supervisor.signals import SIGNALS, received
 from supervisor.tree import Backoff, Child, Restart, Tree
 from supervisor.turns import Turns
 
 log = logging.getLogger(__name__)
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 START_S = 60.0  # of a node, beside its engines and what they are forked from
 ZYGOTE_S = 120.0
 STOP_S = 15.0  # of a node that has drained, beside its engines
@@ -281,7 +281,7 @@ class Launcher:
 
     async def _listen(self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None]) -> None:
         """Stop at the first signal, hurry at the second; at a hang-up the file is read anew, here and by every node."""
-        with received() as signals:
+        with trio.open_signal_receiver(*SIGNALS) as signals:
             task_status.started()
             async for number in signals:
                 name = signal.Signals(number).name

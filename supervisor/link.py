@@ -33,7 +33,7 @@ from protocol.frames import Beat, Bye, Cancel, Credit, End, Fail, Frame, Hello, 
 from protocol.messages import Finished, Started, Tokens, Usage
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from supervisor.crossing import RECEIVED_A_TURN, Rules, encoded, failed, failure, first, plain, rules_of, within_ms
-from supervisor.heart import Heart, Liveness
+from supervisor.heart import Heart, Hearts, Liveness
 from supervisor.traffic import Traffic
 from supervisor.transport import Transport
 
@@ -65,6 +65,7 @@ class Link:
     serves: Serves = field(factory=dict)
     lost_as: type[RequestError] = LinkLost
     heart: Heart | None = None
+    hearts: Hearts | None = None  # what tends it together with others; without it the link does
     acknowledged_s: Callable[[], float | None] = lambda: None  # as `Liveness` asks for it
     on_stalled: Callable[[], None] = lambda: None  # runs whenever `stalled` changes
     told: Callable[[Message], None] | None = None
@@ -78,10 +79,9 @@ class Link:
     _permits: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _ready: trio.Event = field(factory=trio.Event)
     _carrying: trio.CancelScope = field(factory=trio.CancelScope)
-    _violation: PeerViolation | None = None
+    _failure: PeerLost | PeerViolation | None = None
     _over: trio.Event = field(factory=trio.Event)
     _bye: Bye | None = None
-    _silent: str | None = None
     _lost: bool = False
     _life: Liveness = field(init=False)
     _said_at: float = field(factory=trio.current_time)
@@ -185,20 +185,18 @@ class Link:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
                 if self.heart is not None:
-                    nursery.start_soon(self._beat, self.heart)
-                    nursery.start_soon(self._listen, self.heart)
+                    if (hearts := self.hearts) is None:
+                        nursery.start_soon((hearts := Hearts()).run)
+                    hearts.add(self, trio.current_time() + self.heart.beat_s)
                 try:
                     await self._read_frames(nursery, task_status)
                 except PeerViolation as error:
-                    self._violation = error
+                    self._failure = error
                 finally:
                     self._end()  # at once: the tasks that serve may take their time, and must not send any more
                 nursery.cancel_scope.cancel(reason="the link is lost")
-        if self._violation is not None:
-            raise self._violation
-        if self._silent is not None:
-            raise PeerLost(self._silent)
-        raise PeerLost(plain(f"{self._bye.code}: {self._bye.detail}") if self._bye else "the other end closed the link")
+        farewell = f"{self._bye.code}: {self._bye.detail}" if self._bye else "the other end closed the link"
+        raise self._failure or PeerLost(plain(farewell))
 
     async def _read_frames(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         while data := await self._read():
@@ -353,13 +351,11 @@ class Link:
         self._writer.unpark()
         if self.peer.queued_bytes > self.queued_bytes_max and not self._lost:
             # The other end is to blame, not whoever happened to send this: the link ends, and its sender hears so.
-            self._violation = PeerViolation(f"the other end left {self.peer.queued_bytes} bytes unread")
-            self._end()
-            self._carrying.cancel(reason="the other end does not read")
+            self.lose(PeerViolation(f"the other end left {self.peer.queued_bytes} bytes unread"))
 
     async def _write(self) -> None:
         while True:
-            while data := self.peer.take(MESSAGE_BYTES_MAX):
+            while self.peer.ready and (data := self.peer.take(MESSAGE_BYTES_MAX)):
                 try:
                     await self.transport.send_all(data)
                 except trio.BrokenResourceError:
@@ -368,19 +364,23 @@ class Link:
                 self.traffic.sent(len(data))
             await self._writer.park()
 
-    async def _beat(self, heart: Heart) -> None:
-        """Say that this end is alive, whenever it has said nothing else for a beat."""
-        while True:
-            await trio.sleep_until(self._said_at + heart.beat_s)
-            if trio.current_time() >= self._said_at + heart.beat_s:
-                self._send(Beat())
-                self._said_at = trio.current_time()
+    def tend(self, due_at: float, now: float) -> float | None:
+        """Say that this end is alive if nothing else has, and end the link if the other end is not: see `Hearts`."""
+        if self._lost or (heart := self.heart) is None:
+            return None
+        if now >= self._said_at + heart.beat_s - heart.early_s:
+            self._send(Beat())
+            self._said_at = now
+        if (why := self._life.lost(heart, due_at, now, self.ready)) is not None:
+            self.lose(PeerLost(why))
+            return None
+        return min(self._said_at + heart.beat_s, self._life.look_at)
 
-    async def _listen(self, heart: Heart) -> None:
-        """End the link when the other end has been silent for too long: it may be stopped, or its host gone."""
-        self._silent = await self._life.wait_lost(heart, lambda: self.ready)
+    def lose(self, why: PeerLost | PeerViolation) -> None:
+        """End the link at once: what the other end says does not count any more."""
+        self._failure = self._failure or why
         self._end()
-        self._carrying.cancel(reason="the other end is silent")
+        self._carrying.cancel(reason=str(why))
 
     async def _read(self) -> bytes | bytearray:
         try:

@@ -28,7 +28,7 @@ from supervisor.crossing import plain
 from supervisor.directory import FORGET_S, Directory
 from supervisor.doors.strangers import Strangers, address_of
 from supervisor.endpoints import ForOthers
-from supervisor.heart import Heart
+from supervisor.heart import Heart, Hearts
 from supervisor.link import Link, Serves
 from supervisor.link_tls import Tls
 from supervisor.refusals import Refusals
@@ -79,6 +79,7 @@ class Links:
     port: int | None = None  # once it listens
     reserve: Reserve = field(factory=Reserve)  # of descriptors, which no connection takes
     teller: Teller = field()
+    hearts: Hearts = field(factory=Hearts)
     traffic: defaultdict[str, Traffic] = field(factory=lambda: defaultdict(Traffic))  # with each node, in all
     _nodes: Refusals = field(factory=Refusals)
     _others: Refusals = field(factory=Refusals)  # of those who have not proved who they are
@@ -99,6 +100,7 @@ class Links:
             if self.listen is not None:
                 await self._listen(nursery, self.listen)
             nursery.start_soon(self._forget)
+            nursery.start_soon(self.hearts.run)
             nursery.start_soon(self.teller.run, lambda: self.section.tell_s)
             task_status.started()
             for at in self.join:
@@ -244,6 +246,7 @@ class Links:
             Peer(self.name, serves_max=section.streams_max),
             {key: _of(server, peer) for key, server in self.serves.items()},
             heart=Heart(section.beat_s, section.silent_s, section.stalled_s),
+            hearts=self.hearts,
             acknowledged_s=wire.acknowledged_s,
         )
         link.on_stalled = partial(self._stalled, peer, link)

@@ -31,7 +31,6 @@ from supervisor.process import Hurry
 from supervisor.reload import Reloader
 from supervisor.run import Up, supervise
 from supervisor.say import Terminal
-from supervisor.signals import SIGNALS, received
 from supervisor.standing import Earlier
 from supervisor.text_threads import TextThreads
 from supervisor.turns import Turns
@@ -46,6 +45,7 @@ HARD_EXIT_S = 1.2  # after a second signal
 LAST_LINES_S = 0.2  # for the log to be written after that
 PULSE_S = 1.0  # at most, and at most a fifth of the time after which a launcher ends a node that hangs
 PULSES_PER_LIMIT = 5
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @frozen
@@ -224,7 +224,7 @@ class _Node:
 
     async def _listen(self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None]) -> None:
         """Begin the plan at the first signal, hurry it at the second; a hang-up is a wish to read the file anew."""
-        with received() as signals:
+        with trio.open_signal_receiver(*SIGNALS) as signals:
             task_status.started()
             async for number in signals:
                 name = signal.Signals(number).name

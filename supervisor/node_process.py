@@ -45,11 +45,8 @@ class _Life:
 
     up: bool = False
     done: bool = False
-    ending: bool = False  # it is being ended: whether it still comes up means nothing
     pulsed: bool = False
     silent_s: float = 0.0
-    silent: trio.Event = field(factory=trio.Event)  # it will say no more
-    attended: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True))  # it may hang while it is ended
     why: str = ""
     hung: bool = False
     stack: deque[str] = field(factory=lambda: deque(maxlen=STACK_LINES_MAX))  # what is no word to a launcher
@@ -83,36 +80,18 @@ async def _live(name: str, launcher: Launcher, life: _Life, is_up: Callable[[], 
         finally:
             os.close(says)
         launcher.processes[name] = process
-        nursery.start_soon(_attend, name, launcher, process, life, Lines(stream), is_up)
+        watch = trio.CancelScope()
+        nursery.start_soon(_watch, name, launcher.hung_s(name), process, life, watch)
         try:
-            await life.silent.wait()
+            await _hear(name, launcher, life, Lines(stream), is_up)
         finally:
-            life.ending = True
+            watch.cancel()
             launcher.serving.discard(name)
             await process.end(launcher.ladder(name), launcher.hurry)  # noqa: ASYNC102  # shielded, rung by rung
-            life.attended.cancel()
             del launcher.processes[name]
             aside.deadline = trio.current_time() + LAST_LINES_S
-            if life.hung:
-                log.error("where node %s hung", name, extra={"stack": list(life.stack)})
-
-
-async def _attend(
-    name: str,
-    launcher: Launcher,
-    process: Process,
-    life: _Life,
-    lines: Lines,
-    is_up: Callable[[], None],
-) -> None:
-    """Hear what a node says until it has ended, and end it if it hangs."""
-    with life.attended:
-        watch = trio.CancelScope()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_watch, name, launcher.hung_s(name), process, life, watch)
-            await _hear(name, launcher, life, lines, is_up)
-            watch.cancel()
-    life.silent.set()
+    if life.hung:
+        log.error("where node %s hung", name, extra={"stack": list(life.stack)})
 
 
 async def _hear(name: str, launcher: Launcher, life: _Life, lines: Lines, is_up: Callable[[], None]) -> None:
@@ -122,7 +101,7 @@ async def _hear(name: str, launcher: Launcher, life: _Life, lines: Lines, is_up:
         match heard:
             case "pulse", _:
                 life.pulsed = True
-            case "up", _ if not (life.up or life.ending):
+            case "up", _ if not life.up:
                 life.up = True
                 launcher.serving.add(name)
                 is_up()

@@ -32,7 +32,6 @@ from supervisor.crossing import plain
 
 LOOKS_S = 1.0  # between two looks
 DRAINS_S = 0.25  # the same, at a node that drains or starts
-WRONG_ARGUMENT = 2  # the exit code, as of what the command line itself cannot mean
 STARTS_S = 20.0  # for a node that its launcher starts to answer
 
 
@@ -80,7 +79,10 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
         said = f"{first.rstrip(':')} (--check tells more); nodes that run here are asked all the same"
         _say(_Console(stderr=True, highlight=False), said)
     if not folders and all(node.listen is None for node in operator.cluster.node.values()):
-        return _none_to_ask(operator.cluster, None if wrong else getattr(given, "node", None))
+        raise StartFailed(
+            "no node of this cluster listens, and none runs here below the temporary folder of this command"
+            f" ({tempfile.gettempdir()}) as the same user, so none can be asked"
+        )
     run: Callable[[], Awaitable[int]]
     match given.command:
         case "status":
@@ -97,18 +99,6 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains when it flushes
         return 128 + signal.SIGPIPE
     return 1 if wrong and reloads else code
-
-
-def _none_to_ask(cluster: Cluster, name: str | None) -> int:
-    """Say that a name is not in the file, and return the exit code for it; else raise `StartFailed`."""
-    if name is not None and name not in cluster.node:
-        said = f"espalier: there is no node {name}; there is {', '.join(cluster.node)}"
-        _say(_Console(stderr=True, highlight=False), said)
-        return WRONG_ARGUMENT
-    raise StartFailed(
-        "no node of this cluster listens, and none runs here below the temporary folder of this command"
-        f" ({tempfile.gettempdir()}) as the same user, so none can be asked"
-    )
 
 
 def _folders(file: Path, pid: int | None) -> dict[str, Path]:
@@ -195,7 +185,7 @@ async def _drain(operator: Operator, console: Console, name: str) -> int:
     before = seen.get(name)
     if name not in seen:
         _say(console, f"There is no node {name}; there is {', '.join(seen)}.")
-        return WRONG_ARGUMENT
+        return 1
     if not isinstance(before, Status):
         _say(
             console,

@@ -4,25 +4,14 @@ No turn of the event loop may take long, whatever a test is about: one that does
 """
 
 import logging
-import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from supervisor.signals import SIGNALS
 from tests.turns import cpu_watched
 
 settings.register_profile("espalier", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("espalier")
-
-
-@pytest.fixture(autouse=True)
-def signals_restored():
-    """Let Ctrl-C end the tests: a node lets no signal end its process from its start on."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

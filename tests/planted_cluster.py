@@ -6,7 +6,11 @@ from tests.planted import Bug, Bugs
 
 CLUSTER: Bugs = {
     "supervisor/link.py": (
-        Bug("nobody listens for heartbeats", "nursery.start_soon(self._listen, self.heart)", "pass"),
+        Bug(
+            "nobody listens for heartbeats",
+            "(why := self._life.lost(heart, due_at, now, self.ready)) is not None",
+            "False",
+        ),
         Bug("a link with nothing to say does not say that it lives", "self._send(Beat())", "pass"),
         Bug("a deadline is not carried", "credit, to, within_ms(), sum(", "credit, to, None, sum("),
         Bug(

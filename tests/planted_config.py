@@ -38,11 +38,6 @@ CONFIG: Bugs = {
     ),
     "supervisor/operate.py": (
         Bug(
-            "a name that is not in the file is taken for a node that does not run",
-            "and name not in cluster.node:",
-            "and not cluster.node:",
-        ),
-        Bug(
             "a broken file keeps operators from the nodes of their host",
             "    if not folders:\n        raise wrong",
             "    if wrong:\n        raise wrong",

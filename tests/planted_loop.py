@@ -65,11 +65,6 @@ LOOP: Bugs = {
     ),
     "supervisor/node_process.py": (
         Bug("a node that hangs is kept", "process.signal_group(signal.SIGKILL)", "pass"),
-        Bug(
-            "one that hangs while it is being ended is waited for",
-            "lambda: trio.CancelScope(shield=True)",
-            "lambda: trio.CancelScope()",
-        ),
         Bug("whatever a node says, its silence goes on", "        life.silent_s = 0.0\n", ""),
         Bug(
             "a node that still loads counts as hung", "life.silent_s += tick_s * life.pulsed", "life.silent_s += tick_s"

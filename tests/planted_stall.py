@@ -14,14 +14,14 @@ STALL: Bugs = {
         Bug("a host that is gone counts as one that stands still", "acknowledged_s > heart.beat_s", "False"),
         Bug(
             "who stands still is kept for ever",
-            """            if allowed_s >= heart.stalled_s:
-                return f"the other end has stood still for {allowed_s:g} s"
-            allowed_s = min(allowed_s + heart.beat_s, heart.stalled_s)
+            """        if self.allowed_s >= heart.stalled_s:
+            return f"the other end has stood still for {self.allowed_s:g} s"
+        self.allowed_s = min(self.allowed_s + heart.beat_s, heart.stalled_s)
 """,
-            "            allowed_s += heart.beat_s\n",
+            "        self.allowed_s += heart.beat_s\n",
         ),
         Bug("who stood still is never used again", "            self.stalled = False\n", ""),
-        Bug("an end that stood still judges others by that", " - allowed_s + heart.beat_s", " - allowed_s"),
+        Bug("an end that stood still judges others by that", " - self.allowed_s + heart.beat_s", " - self.allowed_s"),
     ),
     "supervisor/link.py": (
         Bug(

@@ -90,9 +90,6 @@ TREE: Bugs = {
         Bug("a folder of others is taken", "            if not _is_ours(os.fstat(made)):", "            if False:"),
         Bug("a folder of others is emptied", "        if _is_ours(os.fstat(folder)):", "        if True:"),
     ),
-    "supervisor/signals.py": (
-        Bug("a signal that comes early is lost", "            signal.raise_signal(each)\n", "            pass\n"),
-    ),
     "supervisor/local_control.py": (
         Bug(
             "a description that is gone stays gone",

@@ -34,7 +34,6 @@ upward.say("up")
 upward.pulse()
 stuck_in_here()
 """
-IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
 class Process:
@@ -110,22 +109,6 @@ async def test_d8_a_node_that_hangs_is_ended_and_the_log_says_where(one, caplog)
     (record,) = [each for each in caplog.records if each.message == "where node two hung"]
     assert any("in stuck_in_here" in line for line in record.stack)
     assert one.earlier("two") == ("--restarts", "1", "--ended-by", "its event loop did not turn for 0.5 s")
-    assert one.processes == {}
-
-
-@pytest.mark.realtime
-async def test_a_node_that_hangs_while_it_is_being_ended_is_not_waited_for(one, caplog):
-    """What its answers may take to finish is no time for one that finishes none."""
-    one.command = (sys.executable, "-c", SAYS.replace("upward.say", f"{IGNORES}; upward.say", 1))
-    one._ladders["two"], one._hung_s["two"] = process.Ladder(term_s=60.0), 3.0
-    life, up = node_process._Life(), trio.Event()
-    with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(node_process._live, "two", one, life, up.set)
-            await up.wait()
-            nursery.cancel_scope.cancel(reason="the launcher stops")
-    assert life.hung
-    assert "where node two hung" in caplog.messages
     assert one.processes == {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
@@ -34,7 +35,7 @@ from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from protocol.tensors import Tensor
 from supervisor import crossing
 from supervisor.crossing import BODY_BYTES_MAX, FREE_REPLIES_MAX, RECEIVED_A_TURN
-from supervisor.heart import Heart
+from supervisor.heart import EARLY_S, TURN_LINKS_MAX, Heart, Hearts
 from supervisor.link import Link
 from tests.fakes import Costs, far_engine, generate, whole
 from tests.sim import SimTransport, counting, sim_pair, simulate
@@ -684,6 +685,61 @@ async def test_a_beat_is_sent_for_every_second_in_which_nothing_else_was(autojum
         ]
 
 
+async def test_a_bug_in_one_link_ends_that_one_and_no_other(autojump_clock, caplog):
+    class Buggy:
+        """A link that cannot be tended."""
+
+        lost_by = None
+
+        def tend(self, due_at, now):
+            raise ZeroDivisionError
+
+        def lose(self, why):
+            self.lost_by = why
+
+    hearts, buggy = Hearts(), Buggy()
+    hearts.add(buggy, 0.5)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hearts.run)
+        async with facing(heart=HEART, hearts=hearts) as (link, far, _):
+            assert kinds(await far.receive_some()) == ["Hello"]
+            assert kinds(await far.receive_some()) == ["Beat"]
+            assert not link.lost
+        nursery.cancel_scope.cancel()
+    assert isinstance(buggy.lost_by, PeerLost)
+    assert [record.message for record in caplog.records if record.exc_info] == ["a bug ended a link"]
+
+
+async def test_thousands_of_links_are_tended_a_few_at_a_time(autojump_clock):
+    class Steps(trio.abc.Instrument):
+        """Counts the steps of all tasks."""
+
+        count = 0
+
+        def before_task_step(self, task):
+            self.count += 1
+
+    class Idle:
+        """A link that asks to be tended once a second."""
+
+        def tend(self, due_at, now):
+            tended[steps.count].append(now)
+            return due_at + 1
+
+        def lose(self, why):
+            raise why
+
+    hearts, tended, steps = Hearts(), defaultdict(list), Steps()
+    for _ in range(10 * TURN_LINKS_MAX):
+        hearts.add(Idle(), 1.0)
+    trio.lowlevel.add_instrument(steps)
+    with trio.move_on_after(2.5):
+        await hearts.run()
+    trio.lowlevel.remove_instrument(steps)
+    assert [len(at) for at in tended.values()] == [TURN_LINKS_MAX] * 20
+    assert all(2 - EARLY_S - 0.01 <= at <= 2.01 for at in list(tended.values())[-1])
+
+
 async def test_a_peer_that_stops_is_lost_after_its_silence_and_not_before(autojump_clock):
     async with facing(heart=HEART) as (link, far, ended):
         _, answer = link.open(FlushCache(), 1)
@@ -728,7 +784,7 @@ async def test_two_lively_ends_with_nothing_to_say_keep_each_other_until_the_lin
     assert lost == [pytest.approx(1003), pytest.approx(1003)]
 
 
-@pytest.mark.parametrize("stood_still_s", [3.2, 50])
+@pytest.mark.parametrize("stood_still_s", [3.05, 3.2, 50])  # the first is over a moment after the silence
 async def test_an_end_that_stood_still_itself_hears_the_other_before_it_judges(stood_still_s, mock_clock):
     async with facing(heart=HEART) as (link, far, ended):
         mock_clock.jump(stood_still_s)  # all tasks of this process slept, say for a debugger

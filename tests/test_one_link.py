@@ -40,6 +40,8 @@ def meet(nursery, autojump_clock):  # time is virtual
             with suppress(PeerLost, PeerRefused):
                 await node.links._carry(peer, near, dialer, Incarnation(run, 1_700_000_000))
 
+        if not node.links._carried:
+            nursery.start_soon(node.links.hearts.run)
         nursery.start_soon(carry)
         await far.send_all(encode(Hello(VERSION, peer, 8)))
         await trio.testing.wait_all_tasks_blocked()
@@ -130,10 +132,11 @@ async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(meet):
     assert node.directory.nodes["b"][1] not in {None, first}
 
 
-async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked(meet):
+async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked(meet, nursery):
     node = Node("a")
     near, far = pair()
     await far.send_all(encode(Bye(TWIN, "two processes call themselves a")))
+    nursery.start_soon(node.links.hearts.run)
     with pytest.raises(PeerRefused, match="two processes call themselves a"):
         await node.links._carry("b", near, "a")
     assert known.unready(node.directory, ()) == "two processes call themselves a"
@@ -141,11 +144,14 @@ async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked
     assert known.unready(node.directory, ()) is None
 
 
-async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_from_being_ready(meet):
+async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_from_being_ready(
+    nursery, autojump_clock
+):
     node = Node("a")
     near, far = trio.testing.memory_stream_pair()
     near.acknowledged_s = lambda: None  # what no kernel carries, no kernel acknowledges
     await far.send_all(encode(Bye(TWIN, "two processes call themselves a")))
+    nursery.start_soon(node.links.hearts.run)
     with pytest.raises(PeerRefused):
         await node.links._carry("b", near, "a")
     await trio.sleep(2 * node.section.retry_max_s)  # as long as it may take to be refused again
@@ -159,6 +165,7 @@ async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_read
     node, said = Node("a"), []
     near, far = pair()
     await far.send_all(encode(Bye(TWIN, "two processes call themselves a")))
+    nursery.start_soon(node.links.hearts.run)
     with pytest.raises(PeerRefused):
         await node.links._carry("b", near, "a")
     door = SimpleNamespace(unready=partial(known.unready, node.directory, ()))

@@ -43,7 +43,6 @@ class Cluster:
         return answer
 
 
-TINY = Path(__file__).parent.parent / "examples" / "tiny"
 FILE = """
 [node.front]
 listen = "127.0.0.1:7401"
@@ -135,38 +134,8 @@ async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_as_
 
     assert await operate._drain(Away({}), console, "one") == 1
     assert printed(console)[0].startswith("Node one cannot be asked: [bold]\\x1b]0;title\\x07[/]. If it runs,")
-    assert await operate._drain(Away({}), console, "[red]two") == operate.WRONG_ARGUMENT
+    assert await operate._drain(Away({}), console, "[red]two") == 1
     assert printed(console)[1] == "There is no node [red]two; there is one."
-
-
-ALONE = f"""
-[node.front]
-[gateway]
-node = "front"
-[model.tiny]
-path = "{TINY}"
-[engine.tiny]
-node = "front"
-model = "tiny"
-kind = "simulated"
-kv_tokens_max = 4096
-"""
-
-
-@pytest.mark.parametrize(
-    ("node", "code", "said"),
-    [
-        ("nobody", 2, "espalier: there is no node nobody; there is front"),
-        ("front", 1, "espalier: no node of this cluster listens, and none runs here"),
-    ],
-)
-def test_o_a_drain_of_a_name_that_is_not_in_the_file_says_so_though_nothing_runs(
-    node, code, said, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(operate.tempfile, "gettempdir", lambda: str(tmp_path))
-    (tmp_path / "cluster.toml").write_text(ALONE)
-    assert __main__.operated([str(tmp_path / "cluster.toml"), "drain", node]) == code
-    assert capsys.readouterr().err.startswith(said)
 
 
 @pytest.mark.parametrize("lie", [{"up_s": nan}, {"since_s": inf}, {"silent_s": nan}])

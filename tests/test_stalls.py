@@ -248,6 +248,7 @@ async def linked(node, nursery):
         with suppress(PeerLost):
             await node.links._carry("b", Wire(near), "b")
 
+    nursery.start_soon(node.links.hearts.run)
     nursery.start_soon(carry)
     await far.send_all(encode(Hello(VERSION, "b", 8)))
     await wait_all_tasks_blocked()

@@ -69,7 +69,6 @@ HANDS = {  # where clock, chance and libc are taken in hand: each has its reason
 }
 ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing that it waits for has its own
     ("supervisor/engine.py", "_host"),
-    ("supervisor/node_process.py", "_Life"),  # it is attended until its ladder has ended it
     ("supervisor/node_process.py", "_live"),
     ("supervisor/run.py", "supervise"),
     ("supervisor/run.py", "_Life"),
