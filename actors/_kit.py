@@ -183,8 +183,9 @@ class Call(Generic[Req, Rep, Res]):
     def answering(self, bugs: Bugs) -> Iterator[Answer[Rep, Res]]:
         """Run the body as this call's answer: how the body ends is how the call ends.
 
-        A `RequestError` fails the call. An `ActorError` ends the actor. Anything else is a bug: it fails the call as
-        `internal`, is logged here with the request's id, and is counted.
+        A `RequestError` fails the call. An `ActorError` ends the actor. Anything else is a bug, also beside a
+        `RequestError`: it fails the call as `internal` if nothing else does, is logged here with the request's id, and
+        is counted.
         """
         self.begun = True
         try:
@@ -196,10 +197,12 @@ class Call(Generic[Req, Rep, Res]):
                 self.answer.fail(failure)
             if _first(error, ActorError) is not None:
                 raise  # even beside the other: the actor is broken, whatever else went wrong
-            if failure is None:
+            if _has_bug(error):
                 request_id, trace = getattr(self.request, "id", None), getattr(self.request, "trace", None)
                 log.exception("a bug failed a request", extra={"request_id": request_id, **fields(trace)})
-                self.answer.fail(Internal("the server made a mistake; its log has the details"))
+                self.answer.fail(
+                    Internal("the server made a mistake; its log has the details")
+                )  # if nothing has by now
                 bugs.count(error)
         finally:
             self.answer.fail(ActorLost("whoever was answering ended"))  # unless the answer is over by now
@@ -215,6 +218,13 @@ def _first(error: BaseException, kind: type[E_co]) -> E_co | None:
     if isinstance(error, BaseExceptionGroup):
         return next((leaf for part in error.exceptions if (leaf := _first(part, kind)) is not None), None)
     return None
+
+
+def _has_bug(error: BaseException) -> bool:
+    """Whether some leaf of what was raised is an error of no request."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_has_bug, error.exceptions))
+    return not isinstance(error, RequestError)
 
 
 class Asks(Protocol[Req_contra, Rep, Res]):

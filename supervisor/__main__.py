@@ -65,8 +65,7 @@ def main() -> int:
     descriptors.raise_limit()
     try:
         if arguments.check:
-            print(checked(arguments.file, arguments.join, arguments.node))
-            return 0
+            return _print(checked(arguments.file, arguments.join, arguments.node))
         cluster = config.read(arguments.file, arguments.join, partial(file_checks.mistakes, environment=os.environ))
         names = check.pick(cluster, arguments.node)
         check.ahead(cluster, *names)
@@ -109,6 +108,19 @@ def _run(cluster: config.Cluster, names: tuple[str, ...], file: Path, upward: Up
         if upward is not None:
             upward.end(say.END_S)
         terminal.end()
+
+
+def _print(text: str) -> int:
+    """Print a text, and return the exit code; raises `StartFailed` if it cannot be written, to a full disk say."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # whoever read has had enough
+        say.discard_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        say.discard_output()
+        raise StartFailed(f"the answer cannot be written: {error.strerror}") from error
+    return 0
 
 
 def checked(file: Path, joined: Sequence[str], node_name: str | None) -> str:

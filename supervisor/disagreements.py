@@ -20,6 +20,7 @@ from supervisor.rendezvous import PORTS
 from supervisor.sections import EVERYWHERE, LOOPBACK, Cluster, ClusterSection, EngineSection, SimulatedSection
 
 RESERVED = ("gateway", "links", "metrics", "zygote")
+BEAT_S_MIN = 0.01
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@\\]+")
 
@@ -181,7 +182,9 @@ def _names_disagree(cluster: Cluster) -> Iterator[Mistake]:
 
 
 def _times_disagree(section: ClusterSection) -> Iterator[Mistake]:
-    """Yield which times of links contradict each other."""
+    """Yield which times of links contradict each other, or would keep a node busy with nothing else."""
+    if section.beat_s < BEAT_S_MIN:
+        yield Mistake("cluster.beat_s", f"must be at least {BEAT_S_MIN:g}")
     if section.silent_s < 2 * section.beat_s:
         yield Mistake("cluster.silent_s", f"must be at least two beats of {section.beat_s:g} s")
     if section.stalled_s < section.silent_s:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from protocol.errors import (
     PeerLost,
     StartFailed,
 )
-from supervisor import board, check, config, local_control
+from supervisor import board, check, config, local_control, say
 from supervisor.board import Seen
 from supervisor.config import Cluster, NodeSection
 from supervisor.control_client import Operator, is_gone, is_linked
@@ -96,8 +95,11 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains when it flushes
+        say.discard_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        say.discard_output()
+        raise StartFailed(f"the answer cannot be written: {error.strerror}") from error
     return 1 if wrong and reloads else code
 
 

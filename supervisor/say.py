@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import TextIO
 
 import trio
@@ -249,6 +251,12 @@ def set_up(
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("trio-websocket").setLevel(logging.WARNING)
     return terminal
+
+
+def discard_output() -> None:
+    """Send the standard output nowhere from here on: else the interpreter complains when it flushes what is left."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def take_over() -> None:

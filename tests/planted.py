@@ -19,6 +19,7 @@ Bugs = dict[str, tuple[Bug, ...]]  # by path
 
 LINKS: Bugs = {
     "actors/_kit.py": (
+        Bug("a bug beside the error of a request is nobody's", "if _has_bug(error):", "if failure is None:"),
         Bug(
             "the asker's answer is dropped before its call is cancelled",
             """            call.scope.cancel(reason="the asker left")

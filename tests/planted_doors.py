@@ -84,6 +84,9 @@ DOORS: Bugs = {
     ),
     "supervisor/doors/http.py": (
         Bug(
+            "any number of headers is read", "elif (count := len(request.headers)) > HEADERS_MAX:", "elif (count := 0):"
+        ),
+        Bug(
             "the WebSocket library reads whatever a client puts into its handshake",
             "raw = _handshake(exchange) + self._syntax.trailing_data[0]",
             'raw = bytes(self._raw or b"")',

@@ -150,6 +150,7 @@ terms_s = 1
         ("tiny-0]", "router-tiny]", "engine.router-tiny", "is the name of another part of the tree"),
         ("[model.tiny]", "[cluster]\nretry_min_s = 10\n[model.tiny]", "cluster.retry_min_s", "at most retry_max_s (5)"),
         ("[model.tiny]", "[cluster]\nstalled_s = 2\n[model.tiny]", "cluster.stalled_s", "at least silent_s (3)"),
+        ("[model.tiny]", "[cluster]\nbeat_s = 1e-6\n[model.tiny]", "cluster.beat_s", "at least 0.01"),
         ("tiny-0]", '"a/b"]', "engine", "must be letters, digits"),
         ("4096", "4096\nprefill_chunk = inf", "engine.tiny-0.prefill_chunk", "expected"),
     ],

@@ -284,6 +284,17 @@ def test_o9_a_reader_of_status_that_has_had_enough_ends_it_without_a_traceback(w
         assert done.returncode == 141
 
 
+@pytest.mark.parametrize("arguments", ["--check", "status", "status --json"])
+def test_what_cannot_be_written_ends_a_command_with_a_sentence(arguments, written, tmp_path):
+    text = f'{GOOD}[node.main]\nlisten = "127.0.0.1:1"\n'  # where nobody listens
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m supervisor {written(text)} {arguments} > /dev/full"],
+        cwd=ROOT, capture_output=True, text=True, timeout=30, check=False, env=os.environ | {"TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stderr == "espalier: the answer cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
 @pytest.fixture
 def alarmed():
     """End what waits for a writer that never comes: a pipe that is opened is waited for without a word of Python's."""

@@ -8,7 +8,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.doors.heads import Authority, authority, same_origin
+from supervisor.doors.heads import HEADERS_MAX, Authority, authority, same_origin
 from supervisor.doors.http import AHEAD_BYTES_MAX
 from tests.doors import at_rest, head, rig
 
@@ -109,6 +109,15 @@ async def test_o13_o14_a_head_that_somebody_may_read_otherwise_is_refused(data, 
         reply = await client.ask(data)
         assert reply.status == status
         assert status in {200, 403} or reply.headers["connection"] == "close"
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+@pytest.mark.parametrize(("count", "status"), [(HEADERS_MAX, 200), (HEADERS_MAX + 1, 431)])
+async def test_c1_a_head_of_very_many_very_short_headers_is_refused(count, status, rather_slow):
+    async with rig(close_s=0.1) as made:
+        client = await made.client()
+        assert (await client.ask(RAW[:-2] + b"a:\r\n" * (count - 1) + b"\r\n")).status == status
         await client.stream.aclose()
         await at_rest(made)
 

@@ -256,6 +256,32 @@ async def test_leaving_before_the_call_was_taken_leaves_it_cancelled_in_the_inbo
     assert trio.current_time() == 1
 
 
+async def test_a_bug_beside_the_error_of_a_request_is_logged_and_counted_too(nursery, caplog):
+    address, inbox = mailbox(1)
+
+    async def both(call, replies):
+        raise ExceptionGroup("two at once", [Overloaded("no room"), KeyError("a bug")])
+
+    counted = Bugs(most=9)
+    nursery.start_soon(serve, inbox, both, counted)
+    with pytest.raises(Overloaded):
+        await ask(address)
+    assert [record.message for record in caplog.records] == ["a bug failed a request"]
+    assert len(counted._seen) == 1
+
+
+async def test_several_errors_of_one_request_are_no_bug(nursery, caplog):
+    address, inbox = mailbox(1)
+
+    async def both(call, replies):
+        raise ExceptionGroup("two at once", [Overloaded("no room"), Overloaded("nowhere")])
+
+    nursery.start_soon(serve, inbox, both)
+    with pytest.raises(Overloaded):
+        await ask(address)
+    assert caplog.records == []
+
+
 async def test_leaving_a_full_inbox_leaves_nothing(nursery, autojump_clock):
     address, inbox = mailbox(0)
     with trio.move_on_after(1):

@@ -14,6 +14,7 @@ from attrs import frozen
 
 from protocol.errors import BadRequest
 
+HEADERS_MAX = 512  # proxies add a few dozen; each costs time here, however short it is
 VERSIONS = frozenset({b"1.0", b"1.1"})
 SINGLE = (b"host", b"origin", b"authorization", b"api-key", b"x-api-key")  # of two, somebody else may take the other
 FOLDED = re.compile(rb"\n[ \t]")

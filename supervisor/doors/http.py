@@ -24,7 +24,7 @@ from supervisor.doors import routes
 from supervisor.doors.asking import failed_by_a_bug
 from supervisor.doors.door import Door
 from supervisor.doors.exchange import Exchange
-from supervisor.doors.heads import VERSIONS, check_head
+from supervisor.doors.heads import HEADERS_MAX, VERSIONS, check_head
 from supervisor.doors.keys import Key
 from supervisor.doors.outbox import Outbox
 from supervisor.doors.routes import Route
@@ -166,11 +166,16 @@ class HttpConnection:
         """Refuse a head that is too long: h11 looks only at one that has not come as a whole."""
         size, limit = len(self._raw or b"") - len(self._syntax.trailing_data[0]), self.door.limits.head_bytes_max
         if size > limit:
-            self._unheard = True
-            exchange = self._exchange(request)
-            exchange.last = True
-            exchange.fail(TooLarge(f"the head is {size} bytes long; at most {limit} are read"), 431)
-        return size <= limit
+            why = f"the head is {size} bytes long; at most {limit} are read"
+        elif (count := len(request.headers)) > HEADERS_MAX:
+            why = f"the head has {count} headers; at most {HEADERS_MAX} are read"
+        else:
+            return True
+        self._unheard = True
+        exchange = self._exchange(request)
+        exchange.last = True
+        exchange.fail(TooLarge(why), 431)
+        return False
 
     def _is_strict(self, request: h11.Request) -> bool:
         """Refuse a head that somebody before this server may read otherwise."""
