@@ -200,9 +200,7 @@ class Call(Generic[Req, Rep, Res]):
             if _has_bug(error):
                 request_id, trace = getattr(self.request, "id", None), getattr(self.request, "trace", None)
                 log.exception("a bug failed a request", extra={"request_id": request_id, **fields(trace)})
-                self.answer.fail(
-                    Internal("the server made a mistake; its log has the details")
-                )  # if nothing has by now
+                self.answer.fail(Internal("the server made a mistake; its log has the details"))
                 bugs.count(error)
         finally:
             self.answer.fail(ActorLost("whoever was answering ended"))  # unless the answer is over by now
