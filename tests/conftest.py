@@ -13,11 +13,21 @@ from tests.turns import cpu_watched
 settings.register_profile("espalier", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("espalier")
 
+CLOCKS = {"autojump_clock", "mock_clock"}
+
 
 @pytest.fixture
 def unlogged(monkeypatch):
     """For tests in which so much happens that logging it takes longer than doing it."""
     monkeypatch.setattr(logging.getLogger("supervisor.run"), "disabled", True)
+
+
+def pytest_collection_modifyitems(items):
+    """Refuse a test whose fixture asks for a virtual clock that it does not ask for itself: its time would be real."""
+    for item in items:
+        named, asked = CLOCKS & set(item._fixtureinfo.argnames), CLOCKS & set(item._fixtureinfo.names_closure)
+        if asked and not named:
+            raise pytest.UsageError(f"{item.nodeid} must name {min(asked)}, as one of its fixtures does")
 
 
 @pytest.hookimpl(wrapper=True)

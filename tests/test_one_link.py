@@ -53,7 +53,7 @@ def meet(nursery, autojump_clock):  # time is virtual
 @pytest.mark.parametrize(("name", "peer"), ["ab", "ba"])
 @pytest.mark.parametrize("order", ["ab", "ba"])
 async def test_of_two_that_were_dialed_at_once_both_ends_keep_the_one_that_the_first_by_name_has_dialed(
-    name, peer, order, meet
+    name, peer, order, meet, autojump_clock
 ):
     node = Node(name)
     for dialer in order:
@@ -65,7 +65,7 @@ async def test_of_two_that_were_dialed_at_once_both_ends_keep_the_one_that_the_f
 
 
 @pytest.mark.parametrize("dialer", ["a", "b"])
-async def test_of_two_that_one_end_has_dialed_the_newer_stays(dialer, meet):
+async def test_of_two_that_one_end_has_dialed_the_newer_stays(dialer, meet, autojump_clock):
     node = Node("a")
     await meet(node, "b", dialer)
     first = node.directory.nodes["b"][1]
@@ -73,7 +73,7 @@ async def test_of_two_that_one_end_has_dialed_the_newer_stays(dialer, meet):
     assert node.directory.nodes["b"][1] not in {None, first}
 
 
-async def test_what_is_still_told_over_an_older_link_is_not_believed(meet):
+async def test_what_is_still_told_over_an_older_link_is_not_believed(meet, autojump_clock):
     node = Node("a")
     await meet(node, "b", "b")
     older = node.directory.nodes["b"][1]
@@ -87,7 +87,7 @@ async def test_what_is_still_told_over_an_older_link_is_not_believed(meet):
 # Two processes of one name ------------------------------------------------------------------
 
 
-async def test_b9_another_process_of_a_name_is_refused_and_told_why_while_the_first_is_heard(meet):
+async def test_b9_another_process_of_a_name_is_refused_and_told_why_while_the_first_is_heard(meet, autojump_clock):
     node = Node("a")
     await meet(node, "b", "b", "one")
     first = node.directory.nodes["b"][1]
@@ -100,7 +100,7 @@ async def test_b9_another_process_of_a_name_is_refused_and_told_why_while_the_fi
 
 
 async def test_b9_another_process_that_is_dialed_under_a_second_address_is_refused_and_told_why(
-    meet, nursery, monkeypatch
+    meet, nursery, monkeypatch, autojump_clock
 ):
     """The first has been dialed from here, too: a second link to that very one would be closed without a word."""
     node = Node("a")
@@ -123,7 +123,7 @@ async def test_b9_another_process_that_is_dialed_under_a_second_address_is_refus
     assert not first.lost
 
 
-async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(meet):
+async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(meet, autojump_clock):
     node = Node("a")
     await meet(node, "b", "b", "one")
     first = node.directory.nodes["b"][1]
@@ -132,7 +132,7 @@ async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(meet):
     assert node.directory.nodes["b"][1] not in {None, first}
 
 
-async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked(meet, nursery):
+async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked(meet, nursery, autojump_clock):
     node = Node("a")
     near, far = pair()
     await far.send_all(encode(Bye(TWIN, "two processes call themselves a")))
@@ -178,7 +178,7 @@ async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_read
     assert said == ["ready"]
 
 
-async def test_b9_an_answer_over_a_link_that_is_replaced_ends_in_link_replaced(meet, nursery, caplog):
+async def test_b9_an_answer_over_a_link_that_is_replaced_ends_in_link_replaced(meet, nursery, caplog, autojump_clock):
     node = Node("a")
     caplog.set_level(logging.INFO)
     await meet(node, "b", "b")
