@@ -92,7 +92,7 @@ cluster-cost: $(VENV)/ready-dev  ## what a cluster of 10, 100 and 1,000 workers 
 attacks: $(VENV)/ready-dev  ## sixteen attacks, and 83 grammars, beside an honest client that must notice nothing
 	$(BIN)/python -m bench.attacks
 	$(BIN)/python -m bench.attacks --engines sglang
-	$(BIN)/python -m pytest tests/engine/test_grammars.py
+	ESPALIER_ALONE=1 $(BIN)/python -m pytest tests/engine/test_grammars.py
 
 chaos: $(VENV)/ready-dev  ## ten minutes of kills, stops, drains and cut links in a cluster, three with real engines; SEED=n
 	$(BIN)/python -m bench.chaos $(SEED:%=--seed %)
