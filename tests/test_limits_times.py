@@ -317,5 +317,6 @@ async def test_a_client_that_reads_nothing_is_dropped_as_one_that_stalls(rather_
         await trio.sleep(20 - JUST)
         assert made.door.connections
         with trio.fail_after(200):  # the kernel moves a little more of it in its own time
-            await at_rest(made)
+            await made.door.wait_left()
+        await at_rest(made)
         assert b'espalier_clients_dropped_total{reason="stalled"} 1.0' in made.metrics.text({})
