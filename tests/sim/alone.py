@@ -199,8 +199,9 @@ class StuckSlot(Alone):
     async def live(self) -> None:
         system, rng = self.system, self.rng
         limits, host = system.deadlines, system.hosts[0]
-        # Longer than it may before it is set aside, and shorter than an engine may before it is at fault.
-        host.scheduler.keeps_s = limits.release_s + 0.1 + rng.random() * (limits.leak_s - 0.3)
+        # Longer than it may before it is set aside, and shorter than an engine may before it is at fault, by what abort
+        # and news of it may take on their way: a line of small pieces delays each of them.
+        host.scheduler.keeps_s = limits.release_s + 0.1 + rng.random() * (limits.leak_s - 1.1)
         ends_at = trio.current_time() + limits.release_s + limits.leak_s + SOON_S
         self.note("a slot is kept", host.scheduler.keeps_s)
         async with trio.open_nursery() as nursery:
