@@ -114,12 +114,8 @@ def _print(text: str) -> int:
     """Print a text, and return the exit code; raises `StartFailed` if it cannot be written, to a full disk say."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # whoever read has had enough
-        say.discard_output()
-        return 128 + signal.SIGPIPE
     except OSError as error:
-        say.discard_output()
-        raise StartFailed(f"the answer cannot be written: {error.strerror}") from error
+        return say.unwritten(error)
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -94,12 +93,8 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
         code: int = trio.run(run, strict_exception_groups=True)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read has had enough
-        say.discard_output()
-        return 128 + signal.SIGPIPE
     except OSError as error:
-        say.discard_output()
-        raise StartFailed(f"the answer cannot be written: {error.strerror}") from error
+        return say.unwritten(error)
     return 1 if wrong and reloads else code
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,6 +19,7 @@ from typing import TextIO
 import trio
 from attrs import define, field
 
+from protocol.errors import StartFailed
 from supervisor.happenings import Happening, Kind
 from supervisor.writer import BYTES_MAX, LINES_MAX, QueuedWriter, sink_of
 
@@ -253,10 +255,16 @@ def set_up(
     return terminal
 
 
-def discard_output() -> None:
-    """Send the standard output nowhere from here on: else the interpreter complains when it flushes what is left."""
+def unwritten(error: OSError) -> int:
+    """Return the exit code of a command whose output nobody reads any more; raises `StartFailed` if it is not that.
+
+    The standard output goes nowhere from here on: else the interpreter complains when it flushes what is left.
+    """
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return 128 + signal.SIGPIPE
+    raise StartFailed(f"the answer cannot be written: {error.strerror}") from error
 
 
 def take_over() -> None:
