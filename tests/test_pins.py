@@ -1,0 +1,194 @@
+"""What crosses a wire or reaches a client is the same before and after files move and names change.
+
+`tests/pins.json` holds the bytes of every frame, of every message between nodes and of every message of a greeting, and
+digests of the OpenAPI document. They were made before the moves. The examples are made of the types of the fields, so
+that no name stands here that a rename could change along with the wire. To renew them, on purpose:
+`python -m tests.test_pins`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from types import UnionType
+from typing import Union, get_args, get_origin, get_type_hints
+
+import attrs
+import msgspec
+import pytest
+
+from protocol import codec, frames, greeting
+from protocol.dialects.openapi import document
+from protocol.errors import BY_CODE
+
+PINS = Path(__file__).with_name("pins.json")
+SETS = {"frames": frames, "messages": codec, "greeting": greeting}
+CONSTRAINED = {  # by the names of fields, as the wire has them: what their classes check
+    ("version", int): frames.VERSION,
+    ("nonce", bytes): b"n" * 32,
+    ("mac", bytes): b"m" * 32,
+    ("code", str): "secret",
+    ("shape", tuple[int, ...]): (2, 0),
+}
+TRACE = {"id": "1" * 32, "span": "2" * 16, "parent": "3" * 16, "state": "a=b"}
+SCALARS = {
+    int: next,
+    float: lambda numbers: next(numbers) + 0.5,
+    str: lambda numbers: f"s{next(numbers)}",
+    bytes: lambda numbers: b"b%d" % next(numbers),
+    memoryview: lambda numbers: memoryview(b""),
+}
+
+
+def example(hint, numbers, *, full):
+    """Return a value of a type: numbers count up, so that two fields of one type that change places are seen."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in {Union, UnionType}:
+        return example(arguments[0], numbers, full=full)
+    if origin is not None:
+        return container(origin, arguments, numbers, full=full)
+    if attrs.has(hint):
+        return instance(hint, numbers, full=full)
+    if hint is bool:
+        return full
+    return list(hint)[-1] if issubclass(hint, StrEnum) else SCALARS[hint](numbers)
+
+
+def container(origin, arguments, numbers, *, full):
+    """Return a dictionary with one entry, or an array with two: for an enumeration, with all of its values."""
+    if origin is dict or (origin is tuple and arguments[1:] != (...,)):
+        values = [example(each, numbers, full=full) for each in arguments]
+        return dict([values]) if origin is dict else tuple(values)
+    if isinstance(arguments[0], type) and issubclass(arguments[0], StrEnum):
+        return origin(arguments[0])
+    return origin(example(arguments[0], numbers, full=full) for _ in range(2 if full else 0))
+
+
+def instance(cls, numbers, *, full):
+    """Return a message with all of its fields given, or with its defaults wherever it has any."""
+    hints = get_type_hints(cls)
+    if hints.keys() >= TRACE.keys():
+        return cls(**TRACE)
+    fields = {field.name: hints[field.name] for field in attrs.fields(cls) if full or field.default is attrs.NOTHING}
+    fixed = {name: CONSTRAINED[name, hint] for name, hint in fields.items() if (name, hint) in CONSTRAINED}
+    return cls(**{name: fixed.get(name) or example(hint, numbers, full=full) for name, hint in fields.items()})
+
+
+def examples(kinds):
+    """Yield every kind's number with two messages of it."""
+    for number, cls in sorted(kinds.items()):
+        yield number, [instance(cls, count(1), full=full) for full in (False, True)]
+
+
+def enumerations(cls, found):
+    """Collect the values of every enumeration that a message may hold, however deep."""
+    hints = [cls] if isinstance(cls, type) and get_origin(cls) is None else get_args(cls)
+    for hint in hints:
+        if not isinstance(hint, type) or get_origin(hint) is not None:
+            enumerations(hint, found)
+        elif attrs.has(hint):
+            for each in get_type_hints(hint).values():
+                enumerations(each, found)
+        elif issubclass(hint, StrEnum):
+            found.add(tuple(hint))
+
+
+def wire(module):
+    return {str(number): [module.encode(each).hex() for each in both] for number, both in examples(module.KINDS)}
+
+
+def greeted():
+    """Return what two nodes say in a greeting, in the order in which they say it."""
+    dials = greeting.Greeter("dials", "c", "a", b"s" * 32, b"1" * 32)
+    listens = greeting.Greeter("listens", "c", "b", b"s" * 32, b"2" * 32)
+    hello, answer = dials.start(), listens.start()
+    assert listens.receive(hello[0]) == []
+    proof = dials.receive(answer[0])
+    return [each.hex() for each in [*hello, *answer, *proof, *listens.receive(proof[0])]]
+
+
+def errors():
+    return {code: [cls.fault, cls.http_status, cls.close_code, cls.retry_after_s] for code, cls in BY_CODE.items()}
+
+
+def values():
+    found = set()
+    for module in SETS.values():
+        for cls in module.KINDS.values():
+            enumerations(cls, found)
+    return sorted(map(list, found))
+
+
+def digest(value):
+    return sha256(msgspec.json.encode(value)).hexdigest()
+
+
+def served(*, keys_wanted):
+    return document("0", models=("tiny", "large"), keys_wanted=keys_wanted)
+
+
+def shape(value):
+    """Return a document without its sentences, which people read and programs do not."""
+    if isinstance(value, Mapping):
+        return {key: shape(each) for key, each in value.items() if not (is_sentence(key) and isinstance(each, str))}
+    return [shape(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def is_sentence(key):
+    return key in {"description", "summary"}
+
+
+def current():
+    documents = [served(keys_wanted=wanted) for wanted in (False, True)]
+    return {
+        **{name: wire(module) for name, module in SETS.items()},
+        "greeted": greeted(),
+        "values": values(),
+        "errors": errors(),
+        "openapi": digest(documents),
+        "openapi_shape": digest(shape(msgspec.to_builtins(documents))),
+    }
+
+
+PINNED = json.loads(PINS.read_text()) if PINS.exists() else {}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_message_is_written_as_it_was_before_the_moves(name):
+    assert wire(SETS[name]) == PINNED[name]
+
+
+@pytest.mark.parametrize("name", ["messages", "greeting"])
+def test_every_message_of_before_the_moves_can_be_read(name):
+    module = SETS[name]
+    for number, both in examples(module.KINDS):
+        assert [module.decode(bytes.fromhex(each)) for each in PINNED[name][str(number)]] == both
+
+
+def test_every_frame_of_before_the_moves_can_be_read():
+    for number, both in examples(frames.KINDS):
+        data = bytes.fromhex("".join(PINNED["frames"][str(number)]))
+        assert list(frames.FrameReader().feed(data)) == both
+
+
+def test_two_nodes_greet_each_other_in_the_same_bytes():
+    assert greeted() == PINNED["greeted"]
+
+
+def test_the_values_of_enumerations_and_the_codes_of_errors_are_the_same():
+    assert values() == PINNED["values"]
+    assert errors() == PINNED["errors"]
+
+
+def test_the_openapi_document_is_the_same_and_so_is_its_shape():
+    now = current()
+    assert now["openapi_shape"] == PINNED["openapi_shape"]
+    assert now["openapi"] == PINNED["openapi"]
+
+
+if __name__ == "__main__":
+    PINS.write_text(json.dumps(current(), indent=1) + "\n")
