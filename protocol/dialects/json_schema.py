@@ -93,7 +93,7 @@ class Schemas:
         if cls not in self._names:
             name = cls.__name__
             while name in self.named:  # two dialects may have each its own
-                name = f"{cls.__module__.rpartition('.')[2].capitalize()}{name}"
+                name = f"{_dialect(cls).capitalize()}{name}"
             self._names[cls], self.named[name] = name, {}
             schema, more = self._object(cls), self.more.get(cls)
             self.named[name] = schema if more is None else more(schema)
@@ -112,6 +112,11 @@ class Schemas:
             "required": [field.name for field in fields if field.default is attrs.NOTHING],
             "additionalProperties": False,
         }
+
+
+def _dialect(cls: type) -> str:
+    """Return the dialect of a class: its module's name, or its folder's where a dialect is one."""
+    return cls.__module__.partition(".dialects.")[2].partition(".")[0]
 
 
 def without_null(schema: Schema) -> Schema:
