@@ -20,7 +20,7 @@ fi
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 echo "Installing $(grep -c == "$list") packages into $venv (a minute or two, 2.6 GB) ..." >&2
-"$venv/bin/python" -m pip install --quiet --no-deps --disable-pip-version-check -r "$list"
+sh "$(dirname "$0")/packages.sh" "$venv" "$list"
 if ! "$venv/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' 2>/dev/null; then
     echo "This index has no CPU build of torch: run again with PIP_INDEX_URL set to PyTorch's CPU index for torch and" \
         "torchvision, and PIP_EXTRA_INDEX_URL to your package index for the rest." >&2
