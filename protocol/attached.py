@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from attrs import Factory, define, evolve
 
-from .errors import Overloaded, PeerViolation, TooLarge
-from .frames import End, Item, Open
+from protocol.errors import Overloaded, PeerViolation, TooLarge
+from protocol.frames import End, Item, Open
 
 PIECE_BYTES = 64 * 1024  # of what is attached, in one message
 WINDOW_BYTES = 4 * PIECE_BYTES  # on their way at once, in each direction

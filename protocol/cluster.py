@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from attrs import frozen
 
-from .errors import PeerViolation
-from .messages import EngineInfo
+from protocol.errors import PeerViolation
+from protocol.messages import EngineInfo
 
 COUNT_MAX = 2**53
 OPERATOR = "operator-"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import msgspec
 from attrs import evolve
 
-from .cluster import Drain, GetStatus, Loads, NodeState, Reload, Reloaded, Status
-from .errors import PeerViolation
-from .messages import (
+from protocol.cluster import Drain, GetStatus, Loads, NodeState, Reload, Reloaded, Status
+from protocol.errors import PeerViolation
+from protocol.messages import (
     Accepted,
     Answered,
     CheckGrammar,
@@ -38,7 +38,7 @@ from .messages import (
     Tokenized,
     Tokens,
 )
-from .tensors import Tensor, check, size_bytes
+from protocol.tensors import Tensor, check, size_bytes
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that lie: the last two for text that is not UTF-8, and for nesting without end."""

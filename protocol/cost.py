@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from .messages import Generate, Respond
+from protocol.messages import Generate, Respond
 
 TOKEN_BYTES = 8
 """What a token of a gathered answer takes in memory, as text."""

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import msgspec
 from attrs import Factory, frozen
 
-from .codec import UNREADABLE
-from .errors import PeerViolation
-from .messages import FinishReason, Logprob
+from protocol.codec import UNREADABLE
+from protocol.errors import PeerViolation
+from protocol.messages import FinishReason, Logprob
 
 VERSION = 3
 FRAME_BYTES_MAX = 16 * 1024 * 1024

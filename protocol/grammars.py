@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from attrs import Factory, define, field
 
-from .messages import Grammar, GrammarKind
+from protocol.messages import Grammar, GrammarKind
 
 WORDS = {
     GrammarKind.JSON_SCHEMA: "this JSON schema",

@@ -17,10 +17,10 @@ from typing import Literal
 import msgspec
 from attrs import define, field, frozen
 
-from .cluster import OPERATOR
-from .codec import UNREADABLE
-from .errors import PeerRefused, PeerViolation
-from .frames import VERSION
+from protocol.cluster import OPERATOR
+from protocol.codec import UNREADABLE
+from protocol.errors import PeerRefused, PeerViolation
+from protocol.frames import VERSION
 
 MESSAGE_BYTES_MAX = 4096
 NAME_LENGTH_MAX = 128

@@ -9,9 +9,9 @@ from enum import StrEnum
 
 from attrs import Factory, frozen
 
-from .model_folder import Digest
-from .tensors import Tensor
-from .trace import Trace
+from protocol.model_folder import Digest
+from protocol.tensors import Tensor
+from protocol.trace import Trace
 
 REQUEST_ID_LENGTH = 32
 """Every request id has this many hexadecimal digits: SGLang aborts by prefix, so no id may be another's prefix."""

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from attrs import evolve
 
-from .attached import ATTACHED_BYTES_MAX, PIECE_BYTES, Incoming, Key, Outgoing, Views
-from .errors import Left, PeerViolation
-from .frames import (
+from protocol.attached import ATTACHED_BYTES_MAX, PIECE_BYTES, Incoming, Key, Outgoing, Views
+from protocol.errors import Left, PeerViolation
+from protocol.frames import (
     FRAME_BYTES_MAX,
     VERSION,
     Beat,
@@ -34,7 +34,7 @@ from .frames import (
     Tell,
     encode,
 )
-from .streams import Streams
+from protocol.streams import Streams
 
 MESSAGE_BYTES_MAX = 1024 * 1024  # of one message between nodes: what follows it does not wait for longer
 QUEUED_BYTES_MAX = 2**63 - 1  # no queue is longer

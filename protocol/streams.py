@@ -16,8 +16,8 @@ more of it.
 
 from __future__ import annotations
 
-from .errors import PeerViolation
-from .frames import Body, Cancel, Credit, End, Fail, Frame, Item, Open, Part, Step
+from protocol.errors import PeerViolation
+from protocol.frames import Body, Cancel, Credit, End, Fail, Frame, Item, Open, Part, Step
 
 NEXT: dict[str, dict[type[Frame], str]] = {  # a stream's state -> {frame: its next state}
     "new": {Open: "open"},

@@ -7,7 +7,7 @@ from math import prod
 
 from attrs import field, frozen
 
-from .errors import PeerViolation
+from protocol.errors import PeerViolation
 
 
 class Dtype(StrEnum):

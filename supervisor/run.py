@@ -20,9 +20,8 @@ import trio
 from attrs import define, field, frozen
 
 from protocol.errors import ActorError, StartFailed
-
-from .happenings import Happening, Kind, record, words
-from .tree import Child, Restart, Strategy, Tree
+from supervisor.happenings import Happening, Kind, record, words
+from supervisor.tree import Child, Restart, Strategy, Tree
 
 log = logging.getLogger(__name__)
 

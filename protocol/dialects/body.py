@@ -8,10 +8,9 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from protocol.dialects.mistakes import Mistake, Mistakes
+from protocol.dialects.structure import structure
 from protocol.errors import BadRequest, RequestError, Unsupported
-
-from .mistakes import Mistake, Mistakes
-from .structure import structure
 
 
 class Checking(Protocol):

@@ -13,15 +13,14 @@ import attrs
 import msgspec
 from attrs import frozen
 
+from protocol.dialects.body import decode, read_checked
+from protocol.dialects.choices import ChoiceChunks, in_full, shared
+from protocol.dialects.gathered import Body, Choice, Gathered, extend
+from protocol.dialects.logprobs import listed
+from protocol.dialects.mistakes import Mistake
+from protocol.dialects.options import ChoiceOptions, Holds, Name, TokenCount, TopLogprobs, respond
+from protocol.dialects.structure import Harmless, tag
 from protocol.messages import Answered, ChoiceEnded, Respond, Role, Text, TokenText, Turn
-
-from .body import decode, read_checked
-from .choices import ChoiceChunks, in_full, shared
-from .gathered import Body, Choice, Gathered, extend
-from .logprobs import listed
-from .mistakes import Mistake
-from .options import ChoiceOptions, Holds, Name, TokenCount, TopLogprobs, respond
-from .structure import Harmless, tag
 
 _encode = msgspec.json.Encoder().encode
 

@@ -6,7 +6,7 @@ import re
 
 from attrs import frozen
 
-from .mistakes import describe
+from protocol.dialects.mistakes import describe
 
 
 @frozen

@@ -7,12 +7,11 @@ from collections.abc import Iterable
 
 import msgspec
 
+from protocol.dialects.gathered import Body
+from protocol.dialects.http import error_body
+from protocol.dialects.options import ChoiceOptions
 from protocol.errors import RequestError
 from protocol.messages import Answered, ChoiceEnded, Text, Usage
-
-from .gathered import Body
-from .http import error_body
-from .options import ChoiceOptions
 
 _encode = msgspec.json.Encoder().encode
 

@@ -12,16 +12,15 @@ import attrs
 import msgspec
 from attrs import define, field, frozen
 
+from protocol.dialects.body import decode, read_checked
+from protocol.dialects.choices import ChoiceChunks, in_full, shared
+from protocol.dialects.gathered import Body, Choice, Gathered, extend
+from protocol.dialects.logprobs import Columns, Tabulating
+from protocol.dialects.mistakes import Mistake
+from protocol.dialects.options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
+from protocol.dialects.prompt import Prompts
+from protocol.dialects.structure import Harmless
 from protocol.messages import Answered, ChoiceEnded, Respond, Text
-
-from .body import decode, read_checked
-from .choices import ChoiceChunks, in_full, shared
-from .gathered import Body, Choice, Gathered, extend
-from .logprobs import Columns, Tabulating
-from .mistakes import Mistake
-from .options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
-from .prompt import Prompts
-from .structure import Harmless
 
 KIND = "text_completion"  # of a chunk, too
 TOKENS_MAX = 16  # where a request names no other number, as with OpenAI

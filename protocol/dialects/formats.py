@@ -11,12 +11,11 @@ import attrs
 import msgspec
 from attrs import frozen
 
+from protocol.dialects.body import STRING
+from protocol.dialects.checks import Holds, Matches
+from protocol.dialects.mistakes import Mistake, join, wrong
+from protocol.dialects.structure import tag
 from protocol.messages import Grammar, GrammarKind
-
-from .body import STRING
-from .checks import Holds, Matches
-from .mistakes import Mistake, join, wrong
-from .structure import tag
 
 JSON_BYTES_MAX = 128 * 1024  # about what OpenAI takes of a schema
 JSON_LEVELS_MAX = 100  # of three times as many an engine makes a grammar in half a second, of eight times in twelve

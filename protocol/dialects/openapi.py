@@ -8,10 +8,9 @@ from typing import TypeAlias
 
 from attrs import Factory, frozen
 
+from protocol.dialects import answers, chat, completions, formats, responses, tokens
+from protocol.dialects.json_schema import NULL, Schema, Schemas, without_null
 from protocol.errors import BY_CODE, RequestError
-
-from . import answers, chat, completions, formats, responses, tokens
-from .json_schema import NULL, Schema, Schemas, without_null
 
 ERROR: Schema = {"$ref": "#/components/schemas/Error"}
 # What any request can meet: wrong syntax, no key or a foreign page, slowness, size, limits, and the server's own state.

@@ -8,12 +8,11 @@ from typing import Annotated, ClassVar
 
 from attrs import frozen
 
+from protocol.dialects.checks import Holds, Matches, Within
+from protocol.dialects.formats import JsonObjectOrText, Pattern, ResponseFormat
+from protocol.dialects.mistakes import Mistake, describe
+from protocol.dialects.structure import Harmless
 from protocol.messages import Grammar, GrammarKind, Respond, Turn
-
-from .checks import Holds, Matches, Within
-from .formats import JsonObjectOrText, Pattern, ResponseFormat
-from .mistakes import Mistake, describe
-from .structure import Harmless
 
 __all__ = ["Holds", "Matches", "Within"]
 

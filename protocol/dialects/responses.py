@@ -14,15 +14,14 @@ from typing import Annotated, ClassVar, Literal, Self
 import attrs
 from attrs import frozen
 
+from protocol.dialects.body import decode, read, read_checked
+from protocol.dialects.formats import TextFormat
+from protocol.dialects.mistakes import Mistake, describe, wrong
+from protocol.dialects.options import Holds, Matches, Name, Options, TokenCount, TopLogprobs, respond
+from protocol.dialects.responses_events import Completion, Events, error_event, response_id
+from protocol.dialects.structure import Harmless, tag
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages import Grammar, Respond, Role, Turn
-
-from .body import decode, read, read_checked
-from .formats import TextFormat
-from .mistakes import Mistake, describe, wrong
-from .options import Holds, Matches, Name, Options, TokenCount, TopLogprobs, respond
-from .responses_events import Completion, Events, error_event, response_id
-from .structure import Harmless, tag
 
 __all__ = ["Completion", "Events", "error_event", "response_id"]
 

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from protocol.dialects.gathered import Body, Choice, Gathered, extend
+from protocol.dialects.http import error_object, error_type
+from protocol.dialects.logprobs import listed, parted
 from protocol.errors import RequestError
 from protocol.messages import Answered, ChoiceEnded, FinishReason, Text, Usage
 
-from .gathered import Body, Choice, Gathered, extend
-from .http import error_object, error_type
-from .logprobs import listed, parted
-
 if TYPE_CHECKING:  # what is asked is read elsewhere, and only looked at here
-    from .formats import TextFormat
-    from .responses import Create, CreateHttp
+    from protocol.dialects.formats import TextFormat
+    from protocol.dialects.responses import Create, CreateHttp
 
     Asked: TypeAlias = Create | CreateHttp
 
