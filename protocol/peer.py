@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from attrs import evolve
 
-from protocol.attached import ATTACHED_BYTES_MAX, PIECE_BYTES, Incoming, Key, Outgoing, Views
+from protocol.attachments import ATTACHED_BYTES_MAX, PIECE_BYTES, Incoming, Key, Outgoing, Views
 from protocol.errors import Left, PeerViolation
 from protocol.frames import (
     FRAME_BYTES_MAX,

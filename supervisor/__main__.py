@@ -18,8 +18,8 @@ from random import SystemRandom
 
 import trio
 
-from protocol.dialects.mistakes import Mistake
 from protocol.errors import ActorError, EspalierError, StartFailed
+from protocol.strict.mistakes import Mistake
 from supervisor import check, config, descriptors, file_checks, launcher, node, reaper, say
 from supervisor.doors import keys
 from supervisor.standing import Earlier

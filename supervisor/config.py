@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from protocol.dialects.mistakes import Mistake
 from protocol.errors import StartFailed
+from protocol.strict.mistakes import Mistake
 from supervisor import files
 from supervisor.disagreements import disagreements
 from supervisor.partial import structure_what_can_be

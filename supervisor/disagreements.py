@@ -13,7 +13,7 @@ from attrs import asdict
 from actors.engines.sglang import setting_rules
 from actors.engines.sglang.settings import GrammarLimits
 from protocol.cluster import OPERATOR
-from protocol.dialects.mistakes import Mistake, describe, join, segment
+from protocol.strict.mistakes import Mistake, describe, join, segment
 from supervisor import durations, listeners
 from supervisor.doors.door import ANY
 from supervisor.rendezvous import PORTS

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from protocol.dialects.mistakes import Mistake, join, segment
+from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.sections import Cluster
 
 SHORTEST_S = 1e-6

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from actors._text.template import compiled
-from protocol.dialects.mistakes import Mistake, join, segment
 from protocol.errors import StartFailed
+from protocol.strict.mistakes import Mistake, join, segment
 from supervisor import check, files, private_files
 from supervisor.config import Cluster, Misconfigured
 from supervisor.doors.tls import expires_at

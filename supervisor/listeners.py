@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from protocol.dialects.mistakes import Mistake
+from protocol.strict.mistakes import Mistake
 from supervisor.sections import LOOPBACK, Cluster
 
 IPV4, IPV6 = "every IPv4 address", "every IPv6 address"

@@ -9,8 +9,8 @@ from typing import TypeAlias, cast
 
 from attrs import frozen
 
-from protocol.dialects.mistakes import Mistake, Mistakes, join, segment
-from protocol.dialects.structure import structure
+from protocol.strict.mistakes import Mistake, Mistakes, join, segment
+from protocol.strict.structure import structure
 from supervisor.sections import Cluster
 
 Table: TypeAlias = dict[str, object]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from attrs import define, field
 
-from protocol.dialects.mistakes import join, segment
+from protocol.strict.mistakes import join, segment
 
 BLANK = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
 SPACE = re.compile(r"[ \t]*")

@@ -103,7 +103,7 @@ CLUSTER: Bugs = {
         Bug("whoever has refused goes on listening", "if self._over:", "if False:"),
         Bug("any node may stand in another's place", "if self.expects not in {None, other.node}:", "if False:"),
     ),
-    "protocol/attached.py": (
+    "protocol/attachments.py": (
         Bug("the window for attached bytes is never given back", "self._on_way -= size", "pass"),
         Bug(
             "what was attached for one who left counts for ever",

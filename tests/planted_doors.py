@@ -172,7 +172,7 @@ DOORS: Bugs = {
             "return cls(response_id, turns + before.turns,",
         ),
     ),
-    "protocol/dialects/responses_events.py": (
+    "protocol/dialects/responses/events.py": (
         Bug(
             "a delta is told twice",
             "        self._pieces.append(reply.text)\n",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol import attached
-from protocol.attached import PIECE_BYTES, WINDOW_BYTES
+from protocol import attachments
+from protocol.attachments import PIECE_BYTES, WINDOW_BYTES
 from protocol.errors import Overloaded, PeerViolation, TooLarge
 from protocol.frames import (
     VERSION,
@@ -454,7 +454,7 @@ def test_as_many_bytes_are_attached_as_the_frame_says(pair, frame, data):
 
 
 def test_to_announce_a_size_costs_the_receiver_nothing():
-    peer, heard = facing(Open(1, b"", 0, attached=attached.ATTACHED_BYTES_MAX))
+    peer, heard = facing(Open(1, b"", 0, attached=attachments.ATTACHED_BYTES_MAX))
     assert heard == []
     ((_, buffer),) = peer._incoming._coming.values()
     assert len(buffer) == 0

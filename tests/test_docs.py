@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "protocol.md"
 sys.path.insert(0, str(ROOT))
 
-from protocol import attached, codec, errors, frames, streams  # noqa: E402
+from protocol import attachments, codec, errors, frames, streams  # noqa: E402
 
 
 def first_sentence(thing: object) -> str:
@@ -73,14 +73,14 @@ are dropped; `Credit`, `Cancel` and `Body` after an end mean nothing.
 
 ## What is attached
 
-{paragraph(attached, 0)}
+{paragraph(attachments, 0)}
 
-{paragraph(attached, 1)}
+{paragraph(attachments, 1)}
 
-{paragraph(attached, 2)}
+{paragraph(attachments, 2)}
 
-A piece is at most {attached.PIECE_BYTES:,} bytes, and {attached.WINDOW_BYTES:,} are on their way at once in each direction;
-each `Room` gives back what has come, wanted or not. Up to {attached.ATTACHED_BYTES_MAX:,} may be attached at a time in each
+A piece is at most {attachments.PIECE_BYTES:,} bytes, and {attachments.WINDOW_BYTES:,} are on their way at once in each direction;
+each `Room` gives back what has come, wanted or not. Up to {attachments.ATTACHED_BYTES_MAX:,} may be attached at a time in each
 direction: a sender refuses more as `too_large` or `overloaded` before it says anything.
 
 ## Messages

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 
 from protocol import codec, errors
-from protocol.attached import ATTACHED_BYTES_MAX
+from protocol.attachments import ATTACHED_BYTES_MAX
 from protocol.errors import BY_CODE, ActorError, Internal, PeerViolation, RequestError, from_code
 from protocol.frames import (
     FRAME_BYTES_MAX,

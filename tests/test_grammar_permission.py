@@ -7,7 +7,7 @@ import json
 import pytest
 
 from protocol.dialects import keyfile
-from protocol.dialects.mistakes import Mistakes
+from protocol.strict.mistakes import Mistakes
 from supervisor import check, config
 from supervisor.doors import door
 from tests.doors import chat, create, post, rig

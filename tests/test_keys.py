@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from protocol.dialects import keyfile
 from protocol.dialects.http import error_body, error_headers
 from protocol.dialects.keyfile import Bucket, KeySection, clamped
-from protocol.dialects.mistakes import Mistakes
 from protocol.errors import ConcurrencyLimited, EngineLost, Forbidden, RateLimited, StartFailed, Unauthorized
+from protocol.strict.mistakes import Mistakes
 from supervisor.doors import keys as module
 from supervisor.doors.access import Access, Sieve
 from supervisor.doors.asking import Asking, Counted, Served

@@ -16,10 +16,10 @@ import trio.testing
 
 from actors._text.prompts import Limits
 from protocol.cluster import Leg, Offer
-from protocol.dialects.mistakes import Mistakes
-from protocol.dialects.structure import structure
 from protocol.errors import SlowClient
 from protocol.messages import Role, Turn
+from protocol.strict.mistakes import Mistakes
+from protocol.strict.structure import structure
 from supervisor import config, house, known
 from supervisor.directory import Directory
 from supervisor.doors.door import DoorLimits

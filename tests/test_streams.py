@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from protocol import attached
+from protocol import attachments
 from protocol.errors import Overloaded, PeerViolation
 from protocol.frames import Begun, Body, Bye, Cancel, Credit, End, Ended, Fail, Item, Open, Part, Room, Step
 from protocol.messages import FinishReason
@@ -24,7 +24,7 @@ class TwoEnds(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.small = mock.patch.multiple(attached, WINDOW_BYTES=7), mock.patch("protocol.peer.PIECE_BYTES", 3)
+        self.small = mock.patch.multiple(attachments, WINDOW_BYTES=7), mock.patch("protocol.peer.PIECE_BYTES", 3)
         for patch in self.small:
             patch.start()
         self.ends = (

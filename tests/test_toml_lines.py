@@ -7,7 +7,7 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.dialects.mistakes import join, segment
+from protocol.strict.mistakes import join, segment
 from supervisor.toml_lines import line_of, lines_of
 
 TEXT = r'''# [no]

@@ -8,9 +8,9 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from protocol.dialects.mistakes import Mistake, Mistakes
-from protocol.dialects.structure import structure
 from protocol.errors import BadRequest, RequestError, Unsupported
+from protocol.strict.mistakes import Mistake, Mistakes
+from protocol.strict.structure import structure
 
 
 class Checking(Protocol):

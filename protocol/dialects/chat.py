@@ -17,10 +17,10 @@ from protocol.dialects.body import decode, read_checked
 from protocol.dialects.choices import ChoiceChunks, in_full, shared
 from protocol.dialects.gathered import Body, Choice, Gathered, extend
 from protocol.dialects.logprobs import listed
-from protocol.dialects.mistakes import Mistake
 from protocol.dialects.options import ChoiceOptions, Holds, Name, TokenCount, TopLogprobs, respond
-from protocol.dialects.structure import Harmless, tag
 from protocol.messages import Answered, ChoiceEnded, Respond, Role, Text, TokenText, Turn
+from protocol.strict.mistakes import Mistake
+from protocol.strict.structure import Harmless, tag
 
 _encode = msgspec.json.Encoder().encode
 

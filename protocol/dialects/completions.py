@@ -16,11 +16,11 @@ from protocol.dialects.body import decode, read_checked
 from protocol.dialects.choices import ChoiceChunks, in_full, shared
 from protocol.dialects.gathered import Body, Choice, Gathered, extend
 from protocol.dialects.logprobs import Columns, Tabulating
-from protocol.dialects.mistakes import Mistake
 from protocol.dialects.options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.prompt import Prompts
-from protocol.dialects.structure import Harmless
 from protocol.messages import Answered, ChoiceEnded, Respond, Text
+from protocol.strict.mistakes import Mistake
+from protocol.strict.structure import Harmless
 
 KIND = "text_completion"  # of a chunk, too
 TOKENS_MAX = 16  # where a request names no other number, as with OpenAI

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from attrs import define, field, frozen
 
-from protocol.dialects.mistakes import Mistake, Mistakes, join, segment
 from protocol.dialects.options import Holds, Matches, Within
-from protocol.dialects.structure import structure
+from protocol.strict.mistakes import Mistake, Mistakes, join, segment
+from protocol.strict.structure import structure
 
 KEYS_MAX = 1024
 """Every presented key is compared with all that are known, so that the time it takes tells nothing."""

@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar
 
 from attrs import frozen
 
-from protocol.dialects.checks import Holds, Matches, Within
 from protocol.dialects.formats import JsonObjectOrText, Pattern, ResponseFormat
-from protocol.dialects.mistakes import Mistake, describe
-from protocol.dialects.structure import Harmless
 from protocol.messages import Grammar, GrammarKind, Respond, Turn
+from protocol.strict.checks import Holds, Matches, Within
+from protocol.strict.mistakes import Mistake, describe
+from protocol.strict.structure import Harmless
 
 __all__ = ["Holds", "Matches", "Within"]
 

@@ -6,8 +6,8 @@ from typing import ClassVar, Self
 
 from attrs import frozen
 
-from protocol.dialects.mistakes import Mistakes, describe, wrong
 from protocol.dialects.options import CHOICES_MAX, INT32_MAX
+from protocol.strict.mistakes import Mistakes, describe, wrong
 
 IDS_MAX = 2**20  # of all prompts together; what is longer than a model takes is refused later, and with its length
 

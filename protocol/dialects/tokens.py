@@ -11,11 +11,11 @@ from attrs import frozen
 from protocol.dialects.body import decode, read, read_checked
 from protocol.dialects.chat import Message
 from protocol.dialects.gathered import Body
-from protocol.dialects.mistakes import Mistake
 from protocol.dialects.options import Holds, Name
 from protocol.dialects.prompt import TokenIds
-from protocol.dialects.structure import Harmless
 from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from protocol.strict.mistakes import Mistake
+from protocol.strict.structure import Harmless
 
 # What is encoded in one step: a thread that encodes keeps Python from all others meanwhile.
 CHARACTERS_A_STEP = 64 * 1024

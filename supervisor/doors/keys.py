@@ -19,8 +19,8 @@ from attrs import define, field, frozen
 
 from protocol.dialects import keyfile
 from protocol.dialects.keyfile import Bucket, KeySection
-from protocol.dialects.mistakes import Mistakes
 from protocol.errors import BadRequest, ConcurrencyLimited, Forbidden, RateLimited, StartFailed, Unauthorized
+from protocol.strict.mistakes import Mistakes
 from supervisor import files, private_files
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from protocol.dialects.formats import (
     ResponseFormat,
     TextFormat,
 )
-from protocol.dialects.mistakes import Mistake
 from protocol.errors import BadRequest, Unsupported
+from protocol.strict.mistakes import Mistake
 
 
 def deep(levels):

@@ -13,8 +13,8 @@ import trio.testing
 
 from protocol.dialects import chat, completions, responses, tokens
 from protocol.dialects.http import error_body
-from protocol.dialects.openapi import OPERATIONS, document
 from protocol.errors import BY_CODE, ModelNotFound, RequestError
+from protocol.openapi.document import OPERATIONS, document
 from supervisor.doors.routes import ALIASES, ONE_MODEL, ROUTES
 from supervisor.version import version
 from tests.doors import chat as chat_body

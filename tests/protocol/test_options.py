@@ -10,7 +10,6 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
 
 from protocol.dialects import chat, completions, responses, tokens
-from protocol.dialects.checks import Within
 from protocol.dialects.http import error_body
 from protocol.dialects.options import (
     CHOICES_MAX,
@@ -22,6 +21,7 @@ from protocol.dialects.options import (
 )
 from protocol.errors import BadRequest, RequestError, Unsupported
 from protocol.messages import Grammar, GrammarKind, Respond
+from protocol.strict.checks import Within
 
 ID = "0123456789abcdef0123456789abcdef"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}

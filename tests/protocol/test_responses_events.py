@@ -7,7 +7,7 @@ from openai.types.responses import responses_server_event
 from pydantic import BaseModel
 
 from protocol.dialects.responses import LOGPROBS, Completion, Events, error_event, parse, parse_http, response_id
-from protocol.dialects.responses_events import FORMAT_ECHOED_MAX, LOGPROBS_A_DELTA_MAX, LOGPROBS_REPEATED_MAX
+from protocol.dialects.responses.events import FORMAT_ECHOED_MAX, LOGPROBS_A_DELTA_MAX, LOGPROBS_REPEATED_MAX
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Overloaded
 from protocol.messages import Answered, ChoiceEnded, FinishReason, Text, TokenText, Usage
 

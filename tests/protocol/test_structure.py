@@ -7,9 +7,9 @@ import attrs
 import pytest
 from attrs import Factory, frozen
 
-from protocol.dialects.mistakes import Mistake, Mistakes, wrong
 from protocol.dialects.options import Holds, Within
-from protocol.dialects.structure import ITEMS_MAX, MISTAKES_MAX, structure, tag
+from protocol.strict.mistakes import Mistake, Mistakes, wrong
+from protocol.strict.structure import ITEMS_MAX, MISTAKES_MAX, structure, tag
 
 
 class Colour(StrEnum):

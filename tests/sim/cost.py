@@ -18,9 +18,9 @@ import trio
 
 from protocol.dialects.chat import ChatRequest
 from protocol.dialects.completions import CompletionRequest
-from protocol.dialects.mistakes import Mistakes
 from protocol.dialects.responses import Create, CreateHttp
-from protocol.dialects.structure import structure
+from protocol.strict.mistakes import Mistakes
+from protocol.strict.structure import structure
 from supervisor.turns import function_of
 from tests.turns import ROOT, is_product
 

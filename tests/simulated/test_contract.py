@@ -12,9 +12,9 @@ from actors.engines.limits import check
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
-from protocol.dialects.structure import structure
 from protocol.errors import BadRequest, ContextTooLong, Overloaded, Unsupported
 from protocol.messages import EngineInfo, Grammar, GrammarKind
+from protocol.strict.structure import structure
 from tests.contracts import engine as contract
 from tests.sim import simulate
 from tests.simulated.engines import generate, running, spec

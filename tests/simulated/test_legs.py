@@ -19,9 +19,9 @@ from actors.engines.simulated.faults import Faults
 from actors.engines.simulated.meetings import Meetings
 from actors.engines.simulated.spec import BOOTSTRAP, SimulatedSpec
 from protocol.cluster import Leg
-from protocol.dialects.structure import structure
 from protocol.errors import BadRequest, EngineLost, EngineRefused, Left
 from protocol.messages import EngineLoad, FinishReason, Generate, HandOff, Rendezvous, Usage
+from protocol.strict.structure import structure
 from tests.sim import simulate
 from tests.simulated.engines import generate, read, running, spec, timed
 

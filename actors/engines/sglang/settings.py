@@ -9,7 +9,7 @@ import msgspec
 from attrs import Factory, frozen
 
 from protocol.cluster import Leg
-from protocol.dialects.checks import Within
+from protocol.strict.checks import Within
 
 START_FAILED = "start_failed"
 """The code of the Bye of a host whose engine could not start."""

@@ -10,9 +10,9 @@ from attrs import frozen
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
 from protocol.cluster import Leg
-from protocol.dialects.mistakes import Mistake
 from protocol.dialects.options import Within
 from protocol.messages import EngineInfo, HandOff
+from protocol.strict.mistakes import Mistake
 
 BOOTSTRAP = ("simulated", 1)
 """Where every prefill's rendezvous is said to be: nothing listens there."""

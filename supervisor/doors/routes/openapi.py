@@ -7,7 +7,7 @@ from functools import lru_cache
 import msgspec
 import trio
 
-from protocol.dialects.openapi import document
+from protocol.openapi.document import document
 from supervisor.doors.exchange import JSON, Exchange
 from supervisor.doors.routes.route import noted
 from supervisor.version import version

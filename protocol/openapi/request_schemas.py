@@ -10,12 +10,12 @@ from typing import Annotated, Literal, TypeAlias, Union, get_args, get_origin
 import attrs
 from attrs import Factory, define
 
-from protocol.dialects.checks import Holds, Matches, Within
 from protocol.dialects.formats import JSON_BYTES_MAX, JSON_LEVELS_MAX, JsonObject, JsonObjectOrText
 from protocol.dialects.options import CHOICES_MAX, INT32_MAX, SpellsTokenId, TopK
 from protocol.dialects.prompt import IDS_MAX, Prompts, TokenIds
-from protocol.dialects.responses import TOOL_CHOICES, ToolChoice
-from protocol.dialects.structure import ITEMS_MAX, Harmless
+from protocol.dialects.responses.requests import TOOL_CHOICES, ToolChoice
+from protocol.strict.checks import Holds, Matches, Within
+from protocol.strict.structure import ITEMS_MAX, Harmless
 
 Schema: TypeAlias = dict[str, object]
 More: TypeAlias = Mapping[type, Callable[[Schema], Schema]]

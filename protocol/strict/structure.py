@@ -28,7 +28,7 @@ from cattrs.errors import (
 )
 from cattrs.gen import make_dict_structure_fn
 
-from protocol.dialects.mistakes import Mistake, Mistakes, describe, join, segment, wrong
+from protocol.strict.mistakes import Mistake, Mistakes, describe, join, segment, wrong
 
 T = TypeVar("T")
 Hook = Callable[[object, object], object]

@@ -16,14 +16,11 @@ from attrs import frozen
 
 from protocol.dialects.body import decode, read, read_checked
 from protocol.dialects.formats import TextFormat
-from protocol.dialects.mistakes import Mistake, describe, wrong
 from protocol.dialects.options import Holds, Matches, Name, Options, TokenCount, TopLogprobs, respond
-from protocol.dialects.responses_events import Completion, Events, error_event, response_id
-from protocol.dialects.structure import Harmless, tag
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages import Grammar, Respond, Role, Turn
-
-__all__ = ["Completion", "Events", "error_event", "response_id"]
+from protocol.strict.mistakes import Mistake, describe, wrong
+from protocol.strict.structure import Harmless, tag
 
 STREAM_ID = "[A-Za-z0-9_.-]{1,256}"
 LOGPROBS = "message.output_text.logprobs"

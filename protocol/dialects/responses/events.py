@@ -15,7 +15,7 @@ from protocol.messages import Answered, ChoiceEnded, FinishReason, Text, Usage
 
 if TYPE_CHECKING:  # what is asked is read elsewhere, and only looked at here
     from protocol.dialects.formats import TextFormat
-    from protocol.dialects.responses import Create, CreateHttp
+    from protocol.dialects.responses.requests import Create, CreateHttp
 
     Asked: TypeAlias = Create | CreateHttp
 

@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 from attrs import Factory, frozen
 
-from protocol.dialects import answers, chat, completions, formats, responses, tokens
-from protocol.dialects.json_schema import NULL, Schema, Schemas, without_null
+from protocol.dialects import chat, completions, formats, responses, tokens
 from protocol.errors import BY_CODE, RequestError
+from protocol.openapi import answer_schemas
+from protocol.openapi.request_schemas import NULL, Schema, Schemas, without_null
 
 ERROR: Schema = {"$ref": "#/components/schemas/Error"}
 # What any request can meet: wrong syntax, no key or a foreign page, slowness, size, limits, and the server's own state.
@@ -153,7 +154,7 @@ def document(version: str, *, models: Sequence[str] = (), keys_wanted: bool = Tr
         },
         "paths": paths,
         "components": {
-            "schemas": {**schemas.named, **answers.SCHEMAS},
+            "schemas": {**schemas.named, **answer_schemas.SCHEMAS},
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }

@@ -6,7 +6,7 @@ import re
 
 from attrs import frozen
 
-from protocol.dialects.mistakes import describe
+from protocol.strict.mistakes import describe
 
 
 @frozen

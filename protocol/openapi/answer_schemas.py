@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.dialects.json_schema import NULL, Schema
 from protocol.errors import BY_CODE
 from protocol.messages import FinishReason
+from protocol.openapi.request_schemas import NULL, Schema
 
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}

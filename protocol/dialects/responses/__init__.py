@@ -1,0 +1,32 @@
+"""OpenAI's Responses, over WebSocket and over HTTP: what clients send (`requests`) and what they receive (`events`)."""
+
+from __future__ import annotations
+
+from protocol.dialects.responses.events import Completion, Events, error_event, response_id
+from protocol.dialects.responses.requests import (
+    LOGPROBS,
+    CancelResponse,
+    Create,
+    CreateHttp,
+    parse,
+    parse_http,
+    read_event,
+    stream_id_of,
+    to_respond,
+)
+
+__all__ = [
+    "LOGPROBS",
+    "CancelResponse",
+    "Completion",
+    "Create",
+    "CreateHttp",
+    "Events",
+    "error_event",
+    "parse",
+    "parse_http",
+    "read_event",
+    "response_id",
+    "stream_id_of",
+    "to_respond",
+]

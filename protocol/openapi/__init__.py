@@ -1,0 +1,1 @@
+"""The OpenAPI document of the gateway, and the JSON Schemas of its requests and answers."""

@@ -1,0 +1,1 @@
+"""Strict structuring of untrusted data: every mistake is reported at once, with its place."""
