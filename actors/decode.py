@@ -11,10 +11,10 @@ from math import inf
 import trio
 from attrs import define, field, frozen
 
-from actors._kit import Bugs, Call
-from actors._prefill import PendingPrefill
-from actors._queue import Queue
 from actors.engines.port import Engine, Generation
+from actors.kit.calls import Bugs, Call
+from actors.kit.pending_prefill import PendingPrefill
+from actors.kit.priority_inbox import Queue
 from protocol.errors import (
     ActorLost,
     DeadlineExceeded,

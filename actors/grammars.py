@@ -10,7 +10,7 @@ from typing import TypeAlias
 import trio
 from attrs import Factory, define, field
 
-from actors._kit import Asks, Bugs, Call, Inbox
+from actors.kit.calls import Asks, Bugs, Call, Inbox
 from protocol.errors import EngineLost, NotReady, Overloaded, RequestError
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked
 

@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 import trio
 
-from actors._kit import Answer, Asks, Bugs, Call, Inbox
-from actors._text.aside import Aside, Work
-from actors._text.choices import Choices, Speak
-from actors._text.encoding import TooManyTokens, conversation, tokenised
-from actors._text.model import TextModel
-from actors._text.prompts import Limits, echoed, encoded, generates, spelled
+from actors.kit.calls import Answer, Asks, Bugs, Call, Inbox
+from actors.kit.offload import Aside, Work
+from actors.text.choices import Choices, Speak
+from actors.text.encoding import TooManyTokens, conversation, tokenised
+from actors.text.model import TextModel
+from actors.text.prompts import Limits, echoed, encoded, generates, spelled
 from protocol.errors import BadRequest, ContextTooLong, NotReady
 from protocol.messages import (
     Accepted,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from actors._kit import Bugs, Call, Inbox
+from actors.kit.calls import Bugs, Call, Inbox
 from actors.routing.journey import Journey
 from actors.routing.moving import Unstarted
 from actors.routing.route import Need, Route, Routing

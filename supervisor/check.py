@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from actors._text.aside import inline
+from actors.kit.offload import inline
 from protocol.errors import StartFailed
 from protocol.greeting import names_node, shown
 from supervisor import descriptors, files, private_files

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import trio
 from attrs import define, evolve, field, frozen
 
-from actors._kit import Answer
+from actors.kit.calls import Answer
 from protocol.cluster import Drain, GateState, GetStatus, LinkState, NodeState, Reload, Reloaded, SetAside, Status
 from protocol.codec import Message
 from protocol.errors import DeadlineExceeded, Internal, NotReady, RequestError

@@ -9,10 +9,10 @@ from typing import Protocol, TypeAlias, cast
 
 from attrs import define, evolve, field
 
-from actors._kit import Address, Answer
-from actors._prefill import PendingPrefill
-from actors._queue import Queue
 from actors.engines.port import Engine
+from actors.kit.calls import Address, Answer
+from actors.kit.pending_prefill import PendingPrefill
+from actors.kit.priority_inbox import Queue
 from actors.routing.load import Load
 from protocol.cluster import COUNT_MAX, Leg, Offer, OfferLoad
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from actors._text.template import compiled
+from actors.text.chat_template import compiled
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor import check, files, private_files

@@ -13,10 +13,10 @@ from zlib import crc32
 import trio
 from attrs import evolve
 
-from actors._kit import Address, Answer, Asks, Call, mailbox
-from actors._text.aside import Aside, Work
 from actors.engines.sglang.settings import EngineSpec
 from actors.grammars import Checker, Checks, digest_of, grammars
+from actors.kit.calls import Address, Answer, Asks, Call, mailbox
+from actors.kit.offload import Aside, Work
 from protocol.cluster import Leg
 from protocol.codec import Message
 from protocol.errors import (

@@ -9,15 +9,15 @@ from typing import TypeAlias, cast
 import trio
 from attrs import asdict, define, evolve, field
 
-from actors._kit import Address, Asks, Call, mailbox
-from actors._queue import queue
-from actors._text.model import TextModel, load
-from actors._text.prompts import Limits
 from actors.engines.port import Engine
 from actors.engines.sglang import model_files
+from actors.kit.calls import Address, Asks, Call, mailbox
+from actors.kit.priority_inbox import queue
 from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.routing.load import least_loaded
 from actors.routing.route import Routing
+from actors.text.model import TextModel, load
+from actors.text.prompts import Limits
 from protocol.codec import Message
 from protocol.cost import work
 from protocol.errors import StartFailed

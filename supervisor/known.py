@@ -9,8 +9,8 @@ from functools import partial
 import msgspec
 import trio
 
-from actors._text.prompts import Limits
 from actors.engines.port import Engine
+from actors.text.prompts import Limits
 from protocol.cluster import COUNT_MAX, Leg, Offer, SetAside
 from protocol.codec import Message
 from protocol.dialects.http import Model

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import trio
 from attrs import define, field
 
-from actors._kit import Answer, Asks
+from actors.kit.calls import Answer, Asks
 from protocol import codec
 from protocol.codec import Message
 from protocol.errors import (

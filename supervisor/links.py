@@ -15,7 +15,7 @@ from typing import cast
 import trio
 from attrs import define, field
 
-from actors._kit import Asks
+from actors.kit.calls import Asks
 from protocol.cluster import OPERATOR, TELL_S_MAX, Loads, Neighbour, NodeState, check, check_loads
 from protocol.codec import Message
 from protocol.errors import ActorError, LinkReplaced, PeerLost, PeerRefused, PeerViolation, StartFailed

@@ -15,8 +15,8 @@ import msgspec
 import trio
 from attrs import asdict, define, frozen
 
-from actors._kit import Bugs, Call, Inbox
 from actors.engines.port import Engine
+from actors.kit.calls import Bugs, Call, Inbox
 from protocol.errors import ActorError, BadRequest, Draining, EngineDied, EngineLost, RequestError, StartFailed
 from protocol.messages import Done, RankStarted, RunRank
 from supervisor.config import Cluster

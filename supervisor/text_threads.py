@@ -52,7 +52,7 @@ class _Line:
 
 @define(eq=False)
 class TextThreads:
-    """A pool of threads that takes turns between owners; an `actors._text.aside.Aside`."""
+    """A pool of threads that takes turns between owners; an `actors.kit.offload.Aside`."""
 
     limits: TextLimits = TextLimits()
     running: int = 0  # whoever asked may have left since: a thread cannot be cancelled

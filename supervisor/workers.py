@@ -9,15 +9,15 @@ from typing import TypeAlias
 import trio
 from attrs import asdict, frozen
 
-from actors._kit import Inbox
-from actors._queue import Queue
-from actors._text.model import TextModel
 from actors.decode import Observer, decode
 from actors.engines.port import Engine
 from actors.engines.sglang.settings import EngineSpec
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.lines import SENTENCES
 from actors.engines.simulated.spec import SimulatedSpec
+from actors.kit.calls import Inbox
+from actors.kit.priority_inbox import Queue
+from actors.text.model import TextModel
 from protocol.cluster import Leg, Offer
 from protocol.errors import StartFailed
 from protocol.messages import Finished, Generate, Started, Tokens

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from actors._text.aside import Aside
 from actors.engines.simulated.faults import Chance
 from actors.engines.simulated.meetings import Meetings
+from actors.kit.offload import Aside
 from supervisor.folders import Folder
 from supervisor.metrics import Metrics
 from supervisor.process import Hurry

@@ -21,7 +21,7 @@ import trio
 from attrs import define, field
 from trio.testing import MockClock
 
-from actors._queue import queue
+from actors.kit.priority_inbox import queue
 from actors.routing.load import least_loaded
 from actors.routing.route import Limits, Need, Routing
 from protocol.cluster import Leg, Offer

@@ -16,10 +16,10 @@ import attrs
 import trio
 from attrs import Factory, define, field, frozen
 
-from actors._kit import Answer, mailbox
-from actors._text.model import TextModel, load
-from actors._text.prompts import Limits
+from actors.kit.calls import Answer, mailbox
 from actors.processor import processor
+from actors.text.model import TextModel, load
+from actors.text.prompts import Limits
 from protocol.dialects.http import Model
 from protocol.errors import EngineLost
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GrammarKind, Started, Tokens, Usage

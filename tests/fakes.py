@@ -11,10 +11,10 @@ from zlib import crc32
 import trio
 from attrs import Factory, define, field, frozen
 
-from actors._kit import Answer
 from actors.engines.limits import check
 from actors.engines.port import Generation
 from actors.engines.sglang.adapter import SglangEngine
+from actors.kit.calls import Answer
 from protocol import codec, messages
 from protocol.codec import Message
 from protocol.errors import EngineLost, EngineRefused, Left, Overloaded, PeerLost, PeerViolation, RequestError

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-from actors._text.aside import inline
+from actors.kit.offload import inline
 from supervisor.config import Cluster
 from supervisor.folders import Folder
 from supervisor.house import House, build

@@ -9,7 +9,7 @@ from itertools import count
 import trio
 from attrs import Factory, define, field
 
-from actors._kit import Bugs, mailbox
+from actors.kit.calls import Bugs, mailbox
 from protocol.cluster import Leg, Offer
 from protocol.frames import VERSION, Hello, encode
 from protocol.greeting import Greeter

@@ -18,7 +18,7 @@ class Bug:
 Bugs = dict[str, tuple[Bug, ...]]  # by path
 
 LINKS: Bugs = {
-    "actors/_kit.py": (
+    "actors/kit/calls.py": (
         Bug("a bug beside the error of a request is nobody's", "if _has_bug(error):", "if failure is None:"),
         Bug(
             "the asker's answer is dropped before its call is cancelled",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted import Bug, Bugs
 
 TEXT: Bugs = {
-    "actors/_text/choices.py": (
+    "actors/text/choices.py": (
         Bug(
             "the last text of an answer is dropped",
             "            pieces.take(reading.finish())\n",
@@ -42,21 +42,21 @@ TEXT: Bugs = {
             "nursery.start_soon(self._choice, generate, first, speak, place == 0)",
         ),
     ),
-    "actors/_text/prompts.py": (
+    "actors/text/prompts.py": (
         Bug("choices share their seed", "evolve(sampling, seed=sampling.seed ^ choice)", "sampling"),
         Bug("choices share their id", "if choice else request_id", "if False else request_id"),
     ),
-    "actors/_text/reading.py": (
+    "actors/text/reading.py": (
         Bug("half a character is told", "if not text.endswith(BROKEN):", "if True:"),
         Bug("what a choice held back is lost", "            out += self._held_back()\n", "            pass\n"),
         Bug("text is lost behind a stop token", "out += self._held_back() + self._decoding.flush()", "pass"),
     ),
-    "actors/_text/stops.py": (
+    "actors/text/stops.py": (
         Bug("a stop string leaks", "return whole[:-size], whole[-size:]", "return whole, whole[-size:]"),
         Bug("the start of a stop string leaks", "strings.depth[state]\n        self._state", "0\n        self._state"),
         Bug("what may be a stop string is forgotten", "self.held = whole[-keep:]", 'self.held = ""'),
     ),
-    "actors/_text/scores.py": (
+    "actors/text/logprobs.py": (
         Bug(
             "the log probability of a text's last token is lost",
             "self._pending[0].end <= self._told:",

@@ -75,7 +75,7 @@ GATEWAY: Bugs = {
         ),
         Bug("a folded header passes", "if FOLDED.search(raw) is not None:", "if False:"),
     ),
-    "actors/_fair.py": (
+    "actors/kit/fair_queue.py": (
         Bug(
             "an owner that was away is owed its turns",
             "self.charge(owner, self._least[0][0] - self.account(owner))",
@@ -87,7 +87,7 @@ GATEWAY: Bugs = {
             "            insort(self._heads, (-priority, before, turn, owner))\n",
         ),
     ),
-    "actors/_queue.py": (
+    "actors/kit/priority_inbox.py": (
         Bug("turns are free", "self._line.charge(entry.owner, max(1, self.weight(call.request)))", "pass"),
         Bug("one that left has its turn", "                if not left:", "                if True:"),
     ),

@@ -82,7 +82,7 @@ PAIRS: Bugs = {
             "and need.prompt < 0",
         ),
     ),
-    "actors/_queue.py": (
+    "actors/kit/priority_inbox.py": (
         Bug(
             "who is turned away makes room for others",
             "            self._take(entry).answer.fail(error)\n",

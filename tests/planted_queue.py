@@ -5,11 +5,11 @@ from __future__ import annotations
 from tests.planted import Bug, Bugs
 
 QUEUE: Bugs = {
-    "actors/_prefill.py": (
+    "actors/kit/pending_prefill.py": (
         Bug("an engine has any number of prompts", "self.tokens + size <= self.tokens_max", "True"),
         Bug("a longer prompt never enters", "return not self.tokens or not", "return not"),
     ),
-    "actors/_queue.py": (
+    "actors/kit/priority_inbox.py": (
         Bug("what does not fit is passed", "if not left and not fits(", "if False and not fits("),
         Bug(
             "whoever comes while there is no room is not looked at",
@@ -95,7 +95,7 @@ QUEUE: Bugs = {
             "                pass",
         ),
     ),
-    "actors/_fair.py": (
+    "actors/kit/fair_queue.py": (
         Bug("an owner that is away counts no more", "            self._away += entry.owner in self._accounts\n", ""),
         Bug("an owner that comes back counts twice", "            self._away -= owner in self._accounts\n", ""),
     ),

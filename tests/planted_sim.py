@@ -36,14 +36,14 @@ SIM: Bugs = {
             "return True",
         ),
     ),
-    "actors/_fair.py": (
+    "actors/kit/fair_queue.py": (
         Bug(
             "whoever has had its turn keeps its place before equals",
             "turn = next(self._numbers) if amount > 0 else of.turn",
             "turn = of.turn",
         ),
     ),
-    "actors/_queue.py": (
+    "actors/kit/priority_inbox.py": (
         Bug(
             "what an owner is given is not put on its account",
             "self._line.charge(entry.owner, max(1, self.weight(call.request)))",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted import Bug, Bugs
 
 SIZES: Bugs = {
-    "actors/_text/encoding.py": (
+    "actors/text/encoding.py": (
         Bug(
             "a text is tokenised whole before it is refused",
             "    while part < len(text):\n",
@@ -17,24 +17,24 @@ SIZES: Bugs = {
             "if count > tokens_max // 2:",
         ),
     ),
-    "actors/_text/bounds.py": (
+    "actors/text/bounds.py": (
         Bug(
             "composed characters are counted as they come",
             'SHRINKING = {"NFC": COMPOSED_CHARACTERS_MAX, "NFKC": COMPOSED_CHARACTERS_MAX}',
             'SHRINKING = {"NFC": 1, "NFKC": 1}',
         ),
     ),
-    "actors/_text/template.py": (
+    "actors/text/chat_template.py": (
         Bug("a template may loop as long as it likes", "        _take(len(self))\n", "        pass\n"),
     ),
-    "actors/_text/drafts.py": (
+    "actors/text/drafts.py": (
         Bug(
             "drafts are told in one turn",
             "                speak(text)\n            await trio.lowlevel.checkpoint()\n",
             "                speak(text)\n",
         ),
     ),
-    "actors/_text/pieces.py": (
+    "actors/text/pieces.py": (
         Bug("what was held back is told at once", "SCORED_A_PIECE = 4", "SCORED_A_PIECE = 4096"),
         Bug(
             "of what was held back the rest is lost",
@@ -42,7 +42,7 @@ SIZES: Bugs = {
             "            elif not out:\n                out",
         ),
     ),
-    "actors/_text/stops.py": (
+    "actors/text/stops.py": (
         Bug(
             "a shorter stop string inside a longer one is missed",
             "self.complete[after] = self.complete[after] or self.complete[self._shorter[after]]",

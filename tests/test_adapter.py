@@ -8,8 +8,8 @@ import pytest
 import trio
 from attrs import define
 
-from actors._kit import Answer
 from actors.engines.sglang.adapter import CONTROLS_MAX, SglangEngine
+from actors.kit.calls import Answer
 from protocol.errors import EngineLost
 from protocol.messages import Done, EngineLoad, Ping
 

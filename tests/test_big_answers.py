@@ -14,13 +14,13 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors._text.aside import inline
-from actors._text.drafts import TOKENS_A_TURN, Draft
-from actors._text.pieces import SCORED_A_PIECE
-from actors._text.prompts import Limits
-from actors._text.reading import Reading
-from actors._text.scores import Scores
-from actors._text.stops import StopScanner, StopStrings
+from actors.kit.offload import inline
+from actors.text.drafts import TOKENS_A_TURN, Draft
+from actors.text.logprobs import Scores
+from actors.text.pieces import SCORED_A_PIECE
+from actors.text.prompts import Limits
+from actors.text.reading import Reading
+from actors.text.stops import StopScanner, StopStrings
 from protocol.dialects import chat, completions
 from protocol.dialects.gathered import PIECE_BYTES, Body
 from protocol.messages import Answered, ChoiceEnded, FinishReason, Respond, Text, Tokens, Usage

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from attrs import evolve
 
-from actors._text.aside import LONG
+from actors.kit.offload import LONG
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Unsupported
 from protocol.messages import (
     Accepted,

@@ -10,7 +10,7 @@ import pytest
 import trio
 from attrs import define, evolve, field
 
-from actors._kit import mailbox
+from actors.kit.calls import mailbox
 from protocol.cluster import (
     ChildState,
     Drain,

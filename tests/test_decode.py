@@ -9,9 +9,9 @@ import trio
 from attrs import frozen
 from trio.testing import wait_all_tasks_blocked
 
-from actors._kit import Address
-from actors._queue import queue
 from actors.decode import Deadlines, decode
+from actors.kit.calls import Address
+from actors.kit.priority_inbox import queue
 from protocol.errors import (
     ActorLost,
     BadRequest,

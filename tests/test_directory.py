@@ -11,8 +11,8 @@ import trio.lowlevel
 from attrs import evolve
 from trio.testing import wait_all_tasks_blocked
 
-from actors._kit import Bugs, mailbox
-from actors._queue import queue
+from actors.kit.calls import Bugs, mailbox
+from actors.kit.priority_inbox import queue
 from protocol.cluster import COUNT_MAX, Leg, Neighbour, NodeState, Offer, check
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady, PeerViolation, RequestError
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Started, Tokens, Usage

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from actors._text import encoding
-from actors._text.aside import LONG, Work, inline
-from actors._text.bounds import COMPOSED_CHARACTERS_MAX, characters_a_token
-from actors._text.encoding import SEAM_TOKENS, TooManyTokens, conversation, tokenised
-from actors._text.prompts import Limits
+from actors.kit.offload import LONG, Work, inline
+from actors.text import encoding
+from actors.text.bounds import COMPOSED_CHARACTERS_MAX, characters_a_token
+from actors.text.encoding import SEAM_TOKENS, TooManyTokens, conversation, tokenised
+from actors.text.prompts import Limits
 from protocol.errors import BadRequest, ContextTooLong
 from protocol.messages import Role, Tokenize, Turn
 from tests.doors import INFO, TINY, load_at_noon
@@ -189,7 +189,7 @@ async def test_b10_a_template_is_held_to_a_number_of_steps(source):
 
 
 async def test_b10_a_template_is_held_to_a_number_of_characters(monkeypatch):
-    monkeypatch.setattr("actors._text.template.RENDERED_CHARACTERS_MAX", 100_000)
+    monkeypatch.setattr("actors.text.chat_template.RENDERED_CHARACTERS_MAX", 100_000)
     model = load_at_noon(CONTENTS, "{% for a in messages %}{{ messages[0].content }}{% endfor %}")
     with pytest.raises(BadRequest, match="it makes more than 100000 characters"):
         await conversation([Turn(Role.USER, "x" * 1000)] * 101, model, 10**6, Work(inline, ""))

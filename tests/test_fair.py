@@ -10,9 +10,9 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors._fair import FairLine
-from actors._kit import Answer, Call
-from actors._queue import Queue
+from actors.kit.calls import Answer, Call
+from actors.kit.fair_queue import FairLine
+from actors.kit.priority_inbox import Queue
 from protocol.messages import Generate, Sampling
 from supervisor import house
 

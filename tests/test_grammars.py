@@ -9,8 +9,8 @@ import trio
 import trio.testing
 from attrs import Factory, define
 
-from actors._kit import Answer, mailbox
 from actors.grammars import READY_WITHIN_S, Checks, grammars
+from actors.kit.calls import Answer, mailbox
 from protocol.errors import EngineLost, NotReady, Overloaded
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked, GrammarKind
 from supervisor.plug import Plug

@@ -9,7 +9,7 @@ import trio
 from attrs import frozen
 from trio.testing import wait_all_tasks_blocked
 
-from actors._kit import Answer, Bugs, OutOfCredit, mailbox
+from actors.kit.calls import Answer, Bugs, OutOfCredit, mailbox
 from protocol.errors import ActorLost, BadRequest, EngineStuck, Internal, LinkLost, Overloaded, TooManyBugs
 from tests.sim import counting
 

@@ -10,7 +10,7 @@ import trio
 from attrs import define, evolve
 from trio.testing import wait_all_tasks_blocked
 
-from actors._queue import queue
+from actors.kit.priority_inbox import queue
 from protocol.cluster import COUNT_MAX, Leg, NodeState, Offer
 from protocol.errors import EngineLost, NotReady, Overloaded, PeerLost
 from protocol.messages import EngineLoad, FlushCache, GetLoad

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from actors._text.prompts import Limits
+from actors.text.prompts import Limits
 from protocol.cluster import Leg, Offer
 from protocol.errors import SlowClient
 from protocol.messages import Role, Turn

@@ -13,7 +13,7 @@ import trio
 from attrs import define, field
 from trio.testing import wait_all_tasks_blocked
 
-from actors._kit import Answer, Bugs, mailbox
+from actors.kit.calls import Answer, Bugs, mailbox
 from protocol import codec
 from protocol.cluster import NodeState
 from protocol.errors import (

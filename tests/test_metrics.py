@@ -11,8 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from actors._queue import queue
 from actors.decode import Deadlines, Observer, decode
+from actors.kit.priority_inbox import queue
 from actors.routing.ports import Watch
 from protocol.errors import LinkLost, StartFailed
 from protocol.peer import Peer

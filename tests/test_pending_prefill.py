@@ -13,10 +13,10 @@ import trio
 from attrs import evolve
 from trio.testing import wait_all_tasks_blocked
 
-from actors._kit import Address, Answer, Call
-from actors._prefill import PendingPrefill
-from actors._queue import Queue, queue
 from actors.decode import Deadlines, decode
+from actors.kit.calls import Address, Answer, Call
+from actors.kit.pending_prefill import PendingPrefill
+from actors.kit.priority_inbox import Queue, queue
 from actors.routing.load import Load, least_loaded
 from actors.routing.places import Places
 from protocol.cluster import Leg

@@ -10,11 +10,11 @@ import pytest
 import trio
 import trio.testing
 
-from actors._kit import mailbox
-from actors._text.aside import LONG
-from actors._text.model import Defaults
-from actors._text.prompts import Limits
+from actors.kit.calls import mailbox
+from actors.kit.offload import LONG
 from actors.processor import processor
+from actors.text.model import Defaults
+from actors.text.prompts import Limits
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, NotReady, StartFailed
 from protocol.messages import (
     Accepted,
@@ -197,7 +197,7 @@ async def test_before_the_first_engine_nothing_is_ready(autojump_clock):
 
 def test_what_the_tokens_are_is_known_before_the_first_request(monkeypatch):
     model = load_at_noon(CONTENTS)
-    monkeypatch.setattr("actors._text.model.token_data", None)  # it takes long
+    monkeypatch.setattr("actors.text.model.token_data", None)  # it takes long
     assert b"".join(model.data(token) for token in TINY.encode_text("The oak, wörld")) == "The oak, wörld".encode()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import define, evolve, field
 
-from actors._text.prompts import Limits
+from actors.text.prompts import Limits
 from protocol.cluster import Leg, NodeState, Offer
 from supervisor import known
 from supervisor.directory import Directory

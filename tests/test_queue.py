@@ -11,8 +11,8 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors._kit import Answer, Call
-from actors._queue import Queue, queue
+from actors.kit.calls import Answer, Call
+from actors.kit.priority_inbox import Queue, queue
 
 
 def call(urgency, name=""):

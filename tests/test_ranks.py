@@ -15,8 +15,8 @@ import pytest
 import trio
 from attrs import Factory, define, field
 
-from actors._kit import mailbox
-from actors._queue import queue
+from actors.kit.calls import mailbox
+from actors.kit.priority_inbox import queue
 from protocol import codec
 from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import BadRequest, Draining, EngineDied, PeerLost, PeerViolation, StartFailed

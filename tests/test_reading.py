@@ -10,8 +10,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from actors._text.reading import HELD_IDS_MAX, Reading
-from actors._text.stops import StopStrings
+from actors.text.reading import HELD_IDS_MAX, Reading
+from actors.text.stops import StopStrings
 from protocol.messages import Text
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"

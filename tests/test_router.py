@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from actors._kit import Address, Answer, mailbox
-from actors._queue import queue
 from actors.decode import Deadlines, decode
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
+from actors.kit.calls import Address, Answer, mailbox
+from actors.kit.priority_inbox import queue
 from actors.router import router
 from actors.routing.journey import resumes_exactly
 from actors.routing.load import Load, least_loaded

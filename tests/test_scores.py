@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from actors._text.reading import Reading
-from actors._text.scores import Scores, token_data
-from actors._text.stops import StopStrings
+from actors.text.logprobs import Scores, token_data
+from actors.text.reading import Reading
+from actors.text.stops import StopStrings
 from protocol.messages import Logprob
 from tests.doors import TINY, ids
 from tests.test_reading import SENTENCEPIECE

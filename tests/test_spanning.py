@@ -11,8 +11,8 @@ import pytest
 import trio
 from attrs import evolve
 
-from actors._kit import mailbox
 from actors.engines.sglang import settings
+from actors.kit.calls import mailbox
 from bench._cluster import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
 from protocol.messages import Generate, RunRank

@@ -9,8 +9,8 @@ import trio
 from attrs import Factory, define, evolve
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
-from actors._kit import Bugs, mailbox
-from actors._queue import queue
+from actors.kit.calls import Bugs, mailbox
+from actors.kit.priority_inbox import queue
 from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import ActorLost, LinkLost, PeerLost
 from protocol.frames import VERSION, Beat, Hello, encode

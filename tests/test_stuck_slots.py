@@ -9,9 +9,9 @@ import trio
 from attrs import define, evolve, field
 from trio.testing import wait_all_tasks_blocked
 
-from actors._kit import Address
-from actors._queue import queue
 from actors.decode import Deadlines, Observer, decode
+from actors.kit.calls import Address
+from actors.kit.priority_inbox import queue
 from actors.routing.load import Load
 from actors.routing.route import Limits
 from protocol.cluster import Leg

@@ -9,9 +9,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from actors._kit import Bugs
-from actors._queue import queue
-from actors._text.aside import inline
+from actors.kit.calls import Bugs
+from actors.kit.offload import inline
+from actors.kit.priority_inbox import queue
 from protocol.cluster import Leg, Loads, NodeState, Offer, OfferLoad, check, check_loads
 from protocol.errors import LinkLost, PeerViolation
 from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarChecked, GrammarKind, Started, Usage

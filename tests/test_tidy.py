@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = ("protocol", "actors", "supervisor", "bench")
 FILES = [path.relative_to(ROOT) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 LINES_MAX = 400
+ACTORS = {f"actors.{path.stem}" for path in FILES if path.parent == Path("actors")} - {"actors.__init__"}
 FUNCTION_LINES_MAX = 60
 
 SGLANG = Path("actors/engines/sglang")
@@ -53,10 +54,10 @@ UNTAMED = {"asyncio", "anyio", "threading", "concurrent", "multiprocessing", "uu
 CLOCKS_AND_CHANCE = {"time", "datetime", "random", "secrets"}
 MACHINE = {"os", "socket", "subprocess", "signal", "select", "fcntl", "shutil", "tempfile", "pathlib", "tomllib", "sys"}
 TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs: the libraries of its own trade
-    Path("actors/_text/model.py"): {"jinja2", "tokenizers"},
-    Path("actors/_text/template.py"): {"jinja2"},
-    Path("actors/_text/reading.py"): {"tokenizers"},
-    Path("actors/_text/scores.py"): {"tokenizers"},
+    Path("actors/text/model.py"): {"jinja2", "tokenizers"},
+    Path("actors/text/chat_template.py"): {"jinja2"},
+    Path("actors/text/reading.py"): {"tokenizers"},
+    Path("actors/text/logprobs.py"): {"tokenizers"},
     SGLANG / "settings.py": {"msgspec"},
 }
 HANDS = {  # where clock, chance and libc are taken in hand: each has its reason in the file
@@ -136,18 +137,24 @@ def test_an_actor_knows_its_ports_and_its_trade_alone(path):
 
 @in_room("actors")
 def test_an_actor_imports_no_other_actor(path):
-    common = {"actors", "actors._kit", "actors._queue", "actors._text", module(path.parent)}
-    common |= {"actors.engines", "actors.engines.port", "actors.engines.limits"}
-    for name in imports(path):
-        if name.partition(".")[0] == "actors":
-            shared = name in common or name.startswith("actors._") or module(path.parent) in name
-            assert shared, f"{name} is another actor's"
-            assert not is_actor(name, path), f"{name} is another actor's"
+    assert not theirs(path, ACTORS)
 
 
-def is_actor(name: str, path: Path) -> bool:
-    parts = name.split(".")
-    return len(parts) == 2 and parts[1] != "engines" and not parts[1].startswith("_") and name != module(path)
+@in_room("actors")
+def test_an_engine_is_imported_by_its_own_folder_alone(path):
+    assert not theirs(path, {f"actors.engines.{folder.name}" for folder in (ROOT / "actors/engines").iterdir()})
+
+
+def theirs(path: Path, modules: set[str]) -> set[str]:
+    """Return what a file imports of these modules and packages, but for those that it is or belongs to."""
+    foreign = {each for each in modules if not f"{module(path)}.".startswith(f"{each}.")}
+    return {name for name in imports(path) if any(f"{name}.".startswith(f"{each}.") for each in foreign)}
+
+
+def test_what_is_called_an_actor_is_one():
+    assert {"actors.decode", "actors.processor", "actors.router"} <= ACTORS
+    assert theirs(Path("actors/router.py"), {"actors.routing"})
+    assert not theirs(Path("actors/routing/route.py"), {"actors.routing"})
 
 
 @in_room("supervisor")

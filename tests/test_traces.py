@@ -9,7 +9,7 @@ import pytest
 import trio
 from attrs import define, evolve, field, frozen
 
-from actors._kit import Address
+from actors.kit.calls import Address
 from protocol import codec, frames
 from protocol.errors import EngineLost, EngineRefused
 from protocol.frames import Open

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager, suppress
 import trio
 from attrs import Factory, define, field
 
-from actors._kit import Address
-from actors._queue import Queue, queue
 from actors.decode import Deadlines, decode
 from actors.engines.port import Engine
 from actors.engines.sglang.adapter import SglangEngine
+from actors.kit.calls import Address
+from actors.kit.priority_inbox import Queue, queue
 from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GetInfo, Tokens, Usage
 from protocol.peer import Peer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypeAlias
 
-from actors._kit import Answer
+from actors.kit.calls import Answer
 from protocol.messages import EngineInfo, EngineLoad, Finished, Generate, Started, Tokens
 
 Generation: TypeAlias = Answer[Started | Tokens, Finished]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from actors._kit import Answer, Asks
+from actors.kit.calls import Answer, Asks
 from actors.routing.load import Load
 from protocol.cluster import Leg
 from protocol.messages import Finished, Generate, Started, Tokens

@@ -10,7 +10,7 @@ from math import inf
 import trio
 from attrs import define, field, frozen
 
-from actors._kit import Asks
+from actors.kit.calls import Asks
 from actors.processor import TextReply, TextRequest, TextResult
 from protocol.dialects.http import Model
 from protocol.errors import (

@@ -13,7 +13,7 @@ from typing import Annotated, Protocol, TypeVar
 import trio
 from attrs import define, evolve, field, frozen
 
-from actors._text.aside import Aside, Work, inline
+from actors.kit.offload import Aside, Work, inline
 from actors.processor import TextReply
 from protocol.cost import cost, generations_of, multiplied_by
 from protocol.dialects.body import reading_work

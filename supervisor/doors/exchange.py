@@ -14,7 +14,7 @@ import h11
 import trio
 from attrs import define, field
 
-from actors._text.aside import Work
+from actors.kit.offload import Work
 from protocol.dialects import http as shapes
 from protocol.dialects.body import reading_work
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired

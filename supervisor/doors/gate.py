@@ -13,7 +13,7 @@ from math import inf
 import trio
 from attrs import define, field
 
-from actors._fair import Entry, FairLine
+from actors.kit.fair_queue import Entry, FairLine
 from protocol.errors import BadRequest, Draining, NotReady, Overloaded
 
 

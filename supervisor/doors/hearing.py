@@ -15,7 +15,7 @@ from typing import TypeAlias
 import trio
 from attrs import define, field
 
-from actors._text.aside import LONG
+from actors.kit.offload import LONG
 from protocol.dialects import responses
 from protocol.dialects.body import decode, reading_work
 from protocol.errors import Overloaded, RequestError, SlowClient

@@ -21,7 +21,7 @@ from statistics import median
 import trio
 from attrs import define, field
 
-from actors._kit import Bugs, Call, mailbox
+from actors.kit.calls import Bugs, Call, mailbox
 from protocol.errors import PeerLost
 from protocol.greeting import Greeter
 from protocol.messages import Embedded, Finished, FinishReason, Generate, GetInfo, Sampling, Started, Tokens, Usage

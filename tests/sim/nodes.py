@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import trio
 from attrs import Factory, define, field
 
-from actors._queue import Queue
+from actors.kit.priority_inbox import Queue
 from protocol.cluster import Offer
 from protocol.errors import StartFailed
 from protocol.greeting import Incarnation

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from actors._queue import Queue, queue
 from actors.decode import decode
+from actors.kit.priority_inbox import Queue, queue
 from protocol.cluster import Leg, Offer
 from protocol.cost import work as work_of
 from protocol.messages import Generate

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import trio
 from attrs import Factory, define, evolve, field
 
-from actors._kit import Address, Answer, mailbox
-from actors._queue import Queue, queue
+from actors.kit.calls import Address, Answer, mailbox
+from actors.kit.priority_inbox import Queue, queue
 from actors.processor import processor
 from actors.router import router
 from actors.routing.load import least_loaded

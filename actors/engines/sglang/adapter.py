@@ -7,9 +7,9 @@ from typing import Protocol, cast
 import trio
 from attrs import define, field
 
-from actors._kit import Answer, Asks
 from actors.engines.limits import check
 from actors.engines.port import Generation
+from actors.kit.calls import Answer, Asks
 from protocol.codec import Message
 from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Ping
 

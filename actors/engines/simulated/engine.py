@@ -8,7 +8,6 @@ from math import inf
 import trio
 from attrs import define, evolve, field
 
-from actors._kit import Answer
 from actors.engines.limits import check
 from actors.engines.port import Generation
 from actors.engines.simulated.batch import Batch, Turn
@@ -16,6 +15,7 @@ from actors.engines.simulated.faults import Chance, Faults
 from actors.engines.simulated.meetings import Meetings
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.engines.simulated.speech import Speech
+from actors.kit.calls import Answer
 from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded
 from protocol.messages import EngineInfo, EngineLoad, Generate, Started, Tokens
 from protocol.model_folder import Digest

@@ -7,9 +7,9 @@ from functools import partial
 import trio
 from attrs import evolve, frozen
 
-from actors._text.aside import Work
-from actors._text.encoding import TooManyTokens, conversation, tokenised
-from actors._text.model import TextModel
+from actors.kit.offload import Work
+from actors.text.encoding import TooManyTokens, conversation, tokenised
+from actors.text.model import TextModel
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
 from protocol.messages import EngineInfo, Generate, Respond, Role, Sampling, Turn
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from actors._text.aside import Work
-from actors._text.model import TextModel
+from actors.kit.offload import Work
+from actors.text.model import TextModel
 from protocol.messages import Turn
 
 TURN_CHARACTERS = 32  # that a chat template puts around each turn

@@ -8,13 +8,13 @@ from typing import TypeAlias
 import trio
 from attrs import define, field
 
-from actors._kit import Asks
-from actors._text.drafts import Draft, plain
-from actors._text.model import TextModel
-from actors._text.pieces import PIECES_A_STEP, Pieces
-from actors._text.reading import Reading
-from actors._text.scores import Scores
-from actors._text.stops import StopStrings
+from actors.kit.calls import Asks
+from actors.text.drafts import Draft, plain
+from actors.text.logprobs import Scores
+from actors.text.model import TextModel
+from actors.text.pieces import PIECES_A_STEP, Pieces
+from actors.text.reading import Reading
+from actors.text.stops import StopStrings
 from protocol.errors import EngineLost
 from protocol.messages import (
     Accepted,

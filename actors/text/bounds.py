@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import ceil
 
-from actors._text.scores import byte_alphabet
+from actors.text.logprobs import byte_alphabet
 
 COMPOSED_CHARACTERS_MAX = 4
 """Normal form C makes at most so many characters one: no canonical decomposition is longer (Unicode, 15.0)."""

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from attrs import define, field
 from tokenizers import Tokenizer
 
-from actors._text.scores import Scores
-from actors._text.stops import StopScanner, StopStrings
+from actors.text.logprobs import Scores
+from actors.text.stops import StopScanner, StopStrings
 from protocol.messages import Logprob, Text
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"

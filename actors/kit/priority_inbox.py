@@ -9,8 +9,8 @@ from typing import Generic
 import trio
 from attrs import define, field
 
-from actors._fair import Entry, FairLine
-from actors._kit import Address, Call, Rep, Req, Res
+from actors.kit.calls import Address, Call, Rep, Req, Res
+from actors.kit.fair_queue import Entry, FairLine
 from protocol.errors import RequestError
 
 
