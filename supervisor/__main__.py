@@ -20,9 +20,12 @@ import trio
 
 from protocol.errors import ActorError, EspalierError, StartFailed
 from protocol.strict.mistakes import Mistake
-from supervisor import check, config, descriptors, file_checks, launcher, node, reaper, say
+from supervisor import check, descriptors, launcher, node
+from supervisor.config import file_checks, load
 from supervisor.doors import keys
-from supervisor.standing import Earlier
+from supervisor.processes import reaper
+from supervisor.supervision.status import Earlier
+from supervisor.telemetry import logs
 from supervisor.upward import Upward
 from supervisor.version import version
 
@@ -66,7 +69,7 @@ def main() -> int:
     try:
         if arguments.check:
             return _print(checked(arguments.file, arguments.join, arguments.node))
-        cluster = config.read(arguments.file, arguments.join, partial(file_checks.mistakes, environment=os.environ))
+        cluster = load.read(arguments.file, arguments.join, partial(file_checks.mistakes, environment=os.environ))
         names = check.pick(cluster, arguments.node)
         check.ahead(cluster, *names)
     except ActorError as error:
@@ -74,18 +77,18 @@ def main() -> int:
             print(f"espalier: {error}", file=sys.stderr)
         else:
             upward.say("failed", str(error))
-            upward.end(say.END_S)
+            upward.end(logs.END_S)
         return 1
     earlier = Earlier(arguments.restarts, arguments.ended_by)
     return _run(cluster, names, arguments.file, upward, earlier)
 
 
-def _run(cluster: config.Cluster, names: tuple[str, ...], file: Path, upward: Upward | None, earlier: Earlier) -> int:
+def _run(cluster: load.Cluster, names: tuple[str, ...], file: Path, upward: Upward | None, earlier: Earlier) -> int:
     """Run nodes of a cluster, and return the exit code; nothing from here on waits for whoever reads the log."""
     alone = names[0] if len(names) == 1 and len(cluster.node) > 1 else None
     own = cluster.node[names[0]]  # of a launcher that of its first node is as good as any
-    terminal = say.set_up(node=alone, lines_max=own.log_lines_max, bytes_max=own.log_bytes_max)
-    say.take_over()
+    terminal = logs.set_up(node=alone, lines_max=own.log_lines_max, bytes_max=own.log_bytes_max)
+    logs.take_over()
     gc.collect()
     gc.freeze()  # what is there by now stays: to look through all of it again takes more than a turn, every few seconds
     try:
@@ -106,7 +109,7 @@ def _run(cluster: config.Cluster, names: tuple[str, ...], file: Path, upward: Up
         return code
     finally:
         if upward is not None:
-            upward.end(say.END_S)
+            upward.end(logs.END_S)
         terminal.end()
 
 
@@ -115,18 +118,18 @@ def _print(text: str) -> int:
     try:
         print(text, flush=True)
     except OSError as error:
-        return say.unwritten(error)
+        return logs.unwritten(error)
     return 0
 
 
 def checked(file: Path, joined: Sequence[str], node_name: str | None) -> str:
     """Return the tree of each node, and what is dangerous; raises `StartFailed` with every mistake."""
 
-    def examine(cluster: config.Cluster) -> Iterator[Mistake]:
+    def examine(cluster: load.Cluster) -> Iterator[Mistake]:
         yield from file_checks.mistakes(cluster, os.environ)
         yield from file_checks.expired(cluster, time.time())
 
-    cluster = config.read(file, joined, examine)
+    cluster = load.read(file, joined, examine)
     names = tuple(cluster.node) if node_name is None else check.pick(cluster, node_name)
     trees = [check.text(cluster, name, os.environ) for name in names]
     dangers = [f"warning: {each}" for each in file_checks.warnings(cluster, time.time())]
@@ -134,10 +137,10 @@ def checked(file: Path, joined: Sequence[str], node_name: str | None) -> str:
 
 
 def _running(
-    cluster: config.Cluster,
+    cluster: load.Cluster,
     names: tuple[str, ...],
     file: Path,
-    terminal: say.Terminal,
+    terminal: logs.Terminal,
     upward: Upward | None,
     earlier: Earlier,
 ) -> Callable[[], Awaitable[int]]:

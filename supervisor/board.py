@@ -13,7 +13,7 @@ from rich.text import Text
 
 from protocol.cluster import ChildState, Reloaded, Status
 from supervisor.crossing import plain
-from supervisor.standing import UP
+from supervisor.supervision.status import UP
 
 Seen: TypeAlias = Status | str
 """How a node is, or why that is not known."""

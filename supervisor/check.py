@@ -11,19 +11,20 @@ from pathlib import Path
 from actors.kit.offload import inline
 from protocol.errors import StartFailed
 from protocol.greeting import names_node, shown
-from supervisor import descriptors, files, private_files
-from supervisor.config import EVERYWHERE, LOOPBACK, Cluster, Misconfigured
+from supervisor import descriptors
+from supervisor.config.load import EVERYWHERE, LOOPBACK, Cluster, Misconfigured
 from supervisor.doors.door import ANY
 from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
-from supervisor.folders import Folder
+from supervisor.files import permissions, reading
 from supervisor.house import build
 from supervisor.libraries import check_libraries
 from supervisor.link_tls import Tls, contexts
-from supervisor.metrics import Metrics
-from supervisor.process import Hurry
-from supervisor.tree import render
+from supervisor.processes.process import Hurry
+from supervisor.processes.run_folder import Folder
+from supervisor.runtime import World
+from supervisor.supervision.tree import render
+from supervisor.telemetry.metrics import Metrics
 from supervisor.wires import At
-from supervisor.world import World
 
 SECRET = "ESPALIER_CLUSTER_SECRET"  # noqa: S105  # the name of a variable
 SECRET_BYTES_MIN = 16
@@ -179,9 +180,9 @@ def _secret_in_file(cluster: Cluster) -> str:
         return ""
     file = cluster.folder / name
     try:
-        if (why := private_files.writable_by_others(file)) is not None:
+        if (why := permissions.writable_by_others(file)) is not None:
             raise Misconfigured("cluster.secret", why)
-        return files.read(file, SECRET_BYTES_MAX).decode()
+        return reading.read(file, SECRET_BYTES_MAX).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise Misconfigured("cluster.secret", f"cluster.secret cannot be read: {error}") from error
 
@@ -194,7 +195,7 @@ def link_tls(cluster: Cluster) -> Tls | None:
     names = (section.tls_certificate, section.tls_key, section.tls_authority)
     certificate, key, authority = (cluster.folder / name for name in names)
     try:
-        files.check(certificate, key, authority)
+        reading.check(certificate, key, authority)
         return contexts(certificate, key, authority)
     except (OSError, ssl.SSLError) as error:
         said = f"the certificates of [cluster] cannot be used: {error}"

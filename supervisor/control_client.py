@@ -30,12 +30,12 @@ from protocol.greeting import Greeter
 from protocol.peer import Peer
 from supervisor import local_control, wires
 from supervisor.board import Seen
-from supervisor.config import Cluster
+from supervisor.config.load import Cluster
+from supervisor.deadlines import ANSWERS_S, OTHERS_S, RELOADS_S
 from supervisor.engine import SocketTransport
 from supervisor.heart import Heart
 from supervisor.link import Link
 from supervisor.link_tls import Tls
-from supervisor.patience import ANSWERS_S, OTHERS_S, RELOADS_S
 from supervisor.transport import Transport
 
 Route: TypeAlias = wires.At | Path

@@ -14,11 +14,11 @@ from protocol.cluster import Drain, GateState, GetStatus, LinkState, NodeState, 
 from protocol.codec import Message
 from protocol.errors import DeadlineExceeded, Internal, NotReady, RequestError
 from protocol.messages import Done, EngineLoad
+from supervisor.deadlines import HOP_S
 from supervisor.directory import Directory
 from supervisor.doors.gate import Gate
 from supervisor.link import Link, Serves
-from supervisor.patience import HOP_S
-from supervisor.standing import Standing
+from supervisor.supervision.status import Standing
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import resource
 from contextlib import suppress
 
 from protocol.errors import StartFailed
-from supervisor.reserve import RESERVE
-from supervisor.sections import Cluster
+from supervisor.config.schema import Cluster
+from supervisor.sockets.descriptor_reserve import RESERVE
 
 RAISED_MAX = 1_048_576  # some programs walk through all that they could have
 OF_PROCESS = 64  # of the interpreter, the event loop, logs, threads, files that are read now and then

@@ -13,11 +13,11 @@ from actors.routing.ports import Worker
 from protocol.cluster import COUNT_MAX, NEIGHBOURS_MAX, Leg, Loads, Neighbour, NodeState, Offer
 from protocol.errors import PeerViolation
 from protocol.messages import EngineInfo
-from supervisor.changes import Changes
 from supervisor.endpoints import Here, There
 from supervisor.link import Link
 from supervisor.own_models import OwnModels
 from supervisor.pool import Ranked, Workers
+from supervisor.supervision.changes import Changes
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from actors.routing.load import Load
 from protocol.cluster import COUNT_MAX, Leg, Offer, OfferLoad
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady
 from protocol.messages import REQUEST_ID_LENGTH, Finished, Generate, Started, Tokens
-from supervisor.changes import Changes
 from supervisor.link import Link
-from supervisor.plug import Plug
+from supervisor.supervision.changes import Changes
+from supervisor.supervision.registration import Plug
 
 Replies: TypeAlias = Answer[Started | Tokens, Finished]
 

@@ -20,13 +20,13 @@ from actors.engines.sglang.adapter import SglangEngine
 from protocol.errors import ActorError, EngineDied, EngineLost, PeerLost, PeerViolation, StartFailed
 from protocol.messages import EngineInfo, GetInfo
 from protocol.peer import Peer
-from supervisor.chatter import Chatter
-from supervisor.folders import Folder
 from supervisor.hosts import Starts, descriptors
 from supervisor.link import Link
-from supervisor.plug import Plug
-from supervisor.process import Hurry, Ladder, Process
-from supervisor.reserve import Reserve, is_full
+from supervisor.processes.output_log import Chatter
+from supervisor.processes.process import Hurry, Ladder, Process
+from supervisor.processes.run_folder import Folder
+from supervisor.sockets.descriptor_reserve import Reserve, is_full
+from supervisor.supervision.registration import Plug
 
 log = logging.getLogger(__name__)
 

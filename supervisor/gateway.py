@@ -14,8 +14,8 @@ from supervisor.doors import websocket
 from supervisor.doors.door import Door
 from supervisor.doors.http import HttpConnection
 from supervisor.doors.outbox import Outbox
-from supervisor.doors.strangers import address_of
-from supervisor.reserve import GuardedListener
+from supervisor.sockets.descriptor_reserve import GuardedListener
+from supervisor.sockets.unauthenticated import address_of
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from supervisor.directory import Directory
-from supervisor.metrics import Metrics, pieces
+from supervisor.telemetry.metrics import Metrics, pieces
 from supervisor.traffic import Traffic
 
 

@@ -31,15 +31,15 @@ from protocol.errors import (
 )
 from protocol.grammars import complaint
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked
-from supervisor.config import Cluster, EngineSection
+from supervisor.config.load import Cluster, EngineSection
 from supervisor.directory import Directory
 from supervisor.endpoints import Here, There
 from supervisor.engine import EngineHouse, checker
 from supervisor.hosts import Starts, zygote_of
 from supervisor.link import Link, Serves
-from supervisor.plug import Plug
-from supervisor.tree import Backoff, Child, Tree
-from supervisor.world import World
+from supervisor.runtime import World
+from supervisor.supervision.registration import Plug
+from supervisor.supervision.tree import Backoff, Child, Tree
 
 log = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from attrs import define, evolve, frozen
 import actors
 from actors.engines.sglang import settings
 from protocol.errors import EngineDied, StartFailed
-from supervisor.chatter import Chatter
-from supervisor.config import EngineSection
-from supervisor.folders import Folder
-from supervisor.plug import Plug
-from supervisor.process import Hurry, Ladder, Process, start
+from supervisor.config.load import EngineSection
+from supervisor.processes.output_log import Chatter
+from supervisor.processes.process import Hurry, Ladder, Process, start
+from supervisor.processes.run_folder import Folder
+from supervisor.supervision.registration import Plug
 
 ROOT = Path(actors.__file__).parent.parent
 ON_CPU = ROOT / "actors" / "engines" / "sglang" / "cpu"

@@ -24,28 +24,29 @@ from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
 from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
 from protocol.model_folder import FILES
-from supervisor import files, gauges, grammars, known, routes, scrape
-from supervisor.config import Cluster
+from supervisor import gauges, grammars, known, routes, scrape
+from supervisor.config.load import Cluster
 from supervisor.controls import Controls
 from supervisor.directory import Directory
 from supervisor.doors.asking import Asking, Served
 from supervisor.doors.door import Door
 from supervisor.doors.gate import Gate
 from supervisor.endpoints import ForOthers, Here
+from supervisor.files import reading
 from supervisor.gateway import gateway
-from supervisor.happenings import Happening, Kind
 from supervisor.hosts import Starts, Zygote
 from supervisor.link import Serves
 from supervisor.links import Links
 from supervisor.own_models import OwnModels
-from supervisor.plug import Plug
 from supervisor.ranks import Asked, Others, agreed
-from supervisor.standing import Standing
-from supervisor.tree import Child, Tree
+from supervisor.runtime import World
+from supervisor.supervision.events import Happening, Kind
+from supervisor.supervision.registration import Plug
+from supervisor.supervision.status import Standing
+from supervisor.supervision.tree import Child, Tree
 from supervisor.version import version
 from supervisor.wires import At
 from supervisor.workers import Work, Worker, grammar_checks, offer, rank_of, starts, worker
-from supervisor.world import World
 
 LINKS = "links"
 
@@ -386,7 +387,7 @@ def _text(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextMo
     section, folder = cluster.model[name], cluster.model_path(name)
     try:
         own = {file: (folder / file).read_bytes() for file in FILES if (folder / file).is_file()}
-        template = None if section.template is None else files.template(cluster.folder / section.template)
+        template = None if section.template is None else reading.template(cluster.folder / section.template)
         return evolve(load(own, template, strftime=strftime), digest=model_files.told(folder))
     except (StartFailed, OSError, UnicodeDecodeError) as error:
         raise StartFailed(f"model {name} in {folder}: {error}") from error

@@ -16,13 +16,13 @@ from protocol.codec import Message
 from protocol.dialects.http import Model
 from protocol.errors import DeadlineExceeded, LinkLost, NotReady, Overloaded, RequestError
 from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, GetLoad
-from supervisor.config import Cluster
+from supervisor.config.load import Cluster
 from supervisor.controls import Function
 from supervisor.directory import Directory
 from supervisor.endpoints import Here, There
 from supervisor.link import Serves
-from supervisor.metrics import Metrics
-from supervisor.plug import Plug
+from supervisor.supervision.registration import Plug
+from supervisor.telemetry.metrics import Metrics
 
 LOADS_WITHIN_S = 1.0
 ASKED_A_TURN = 50  # of the engines of a large cluster

@@ -23,15 +23,17 @@ import trio
 from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
-from supervisor import check, config, folders, node_process, reaper
-from supervisor.config import Cluster
-from supervisor.file_threads import FileThreads
-from supervisor.files import Reads
-from supervisor.process import Hurry, Ladder, Process
-from supervisor.run import Chance, Up, supervise
-from supervisor.say import Terminal
-from supervisor.tree import Backoff, Child, Restart, Tree
-from supervisor.turns import Turns
+from supervisor import check, node_process
+from supervisor.config import load
+from supervisor.config.load import Cluster
+from supervisor.files.reading import Reads
+from supervisor.processes import reaper, run_folder
+from supervisor.processes.process import Hurry, Ladder, Process
+from supervisor.supervision.supervise import Chance, Up, supervise
+from supervisor.supervision.tree import Backoff, Child, Restart, Tree
+from supervisor.telemetry.event_loop import Turns
+from supervisor.telemetry.logs import Terminal
+from supervisor.threads.file_threads import FileThreads
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +216,7 @@ class Launcher:
 
         Raises `StartFailed` if the file is wrong.
         """
-        new = config.read(self.cluster.file, self.cluster.joined)
+        new = load.read(self.cluster.file, self.cluster.joined)
         here = {host: check.is_here(host) for host in {node.host for node in new.node.values()}}
         placed = {name for name, node in new.node.items() if here[node.host]}
         failed = {}
@@ -333,4 +335,4 @@ class Launcher:
 def _leave_nothing() -> None:
     """End what is left below this process, and remove what a node that was killed could not remove itself."""
     reaper.end_all()
-    folders.sweep(Path(tempfile.gettempdir()))
+    run_folder.sweep(Path(tempfile.gettempdir()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes.util import find_library
 
 from protocol.errors import StartFailed
-from supervisor.config import Cluster
+from supervisor.config.load import Cluster
 
 MOONCAKE = {"ibverbs": "libibverbs1", "rdmacm": "librdmacm1"}
 """What Mooncake's engine is linked against, over TCP too, and the Debian package of each."""

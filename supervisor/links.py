@@ -23,20 +23,20 @@ from protocol.frames import Bye, encode
 from protocol.greeting import Greeter, Incarnation, Role
 from protocol.peer import Peer
 from supervisor import wires
-from supervisor.config import EVERYWHERE, LOOPBACK, ClusterSection
+from supervisor.config.load import EVERYWHERE, LOOPBACK, ClusterSection
 from supervisor.crossing import plain
 from supervisor.directory import FORGET_S, Directory
-from supervisor.doors.strangers import Strangers, address_of
 from supervisor.endpoints import ForOthers
 from supervisor.heart import Heart, Hearts
 from supervisor.link import Link, Serves
 from supervisor.link_tls import Tls
 from supervisor.refusals import Refusals
-from supervisor.reserve import GuardedListener, Reserve
-from supervisor.run import Chance, Up
+from supervisor.sockets.descriptor_reserve import GuardedListener, Reserve
+from supervisor.sockets.unauthenticated import Strangers, address_of
+from supervisor.supervision.supervise import Chance, Up
+from supervisor.supervision.tree import Backoff
 from supervisor.telling import Teller
 from supervisor.traffic import Traffic
-from supervisor.tree import Backoff
 
 log = logging.getLogger(__name__)
 

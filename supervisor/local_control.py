@@ -27,10 +27,10 @@ from attrs import define, field, frozen
 from protocol.errors import PeerLost, PeerViolation
 from protocol.peer import Peer
 from supervisor.engine import SocketTransport
-from supervisor.folders import LOCK, PREFIX, Folder
 from supervisor.heart import Heart
 from supervisor.link import Link, Serves
-from supervisor.text_threads import NO_THREAD
+from supervisor.processes.run_folder import LOCK, PREFIX, Folder
+from supervisor.threads.text_threads import NO_THREAD
 
 log = logging.getLogger(__name__)
 

@@ -19,22 +19,24 @@ from attrs import define, field, frozen
 
 from protocol.errors import ActorError, StartFailed
 from protocol.greeting import NONCE_BYTES
-from supervisor import check, file_checks, folders, local_control, reaper
-from supervisor.config import LOOPBACK, Cluster
+from supervisor import check, local_control
+from supervisor.config import file_checks
+from supervisor.config.load import LOOPBACK, Cluster
 from supervisor.doors.door import Door
 from supervisor.doors.keys import SECRETS, Keys
-from supervisor.happenings import Happening, Kind
 from supervisor.heart import Heart
 from supervisor.house import House, build
-from supervisor.metrics import Metrics
-from supervisor.process import Hurry
+from supervisor.processes import reaper, run_folder
+from supervisor.processes.process import Hurry
 from supervisor.reload import Reloader
-from supervisor.run import Up, supervise
-from supervisor.say import Terminal
-from supervisor.standing import Earlier
-from supervisor.text_threads import TextThreads
-from supervisor.turns import Turns
-from supervisor.world import World
+from supervisor.runtime import World
+from supervisor.supervision.events import Happening, Kind
+from supervisor.supervision.status import Earlier
+from supervisor.supervision.supervise import Up, supervise
+from supervisor.telemetry.event_loop import Turns
+from supervisor.telemetry.logs import Terminal
+from supervisor.telemetry.metrics import Metrics
+from supervisor.threads.text_threads import TextThreads
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +79,9 @@ async def run(
     secret, tls = check.secret(cluster, environment), check.link_tls(cluster)
     check.link_names(cluster, name, tls)
     base = Path(tempfile.gettempdir())
-    for swept in folders.sweep(base):
+    for swept in run_folder.sweep(base):
         log.info("removed what a killed node had left", extra={"folder": str(swept)})
-    with folders.folder(base) as folder:
+    with run_folder.folder(base) as folder:
         section = cluster.node[name]
         logs = folder.path if section.logs is None else Path(section.logs)
         try:
@@ -268,7 +270,7 @@ class _Node:
         """Be gone in time whatever does not end; nothing is left behind all the same."""
         await trio.sleep(HARD_EXIT_S)  # a tree that has ended by then cancels this
         reaper.end_all()
-        folders.remove(self.world.folder.path)
+        run_folder.remove(self.world.folder.path)
         self.terminal.end(LAST_LINES_S)
         os._exit(self.exit_code)
 

@@ -18,9 +18,9 @@ import trio
 from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
-from supervisor import reaper
-from supervisor.process import Process, start
-from supervisor.say import Terminal, readable
+from supervisor.processes import reaper
+from supervisor.processes.process import Process, start
+from supervisor.telemetry.logs import Terminal, readable
 from supervisor.upward import Lines, hear
 
 if TYPE_CHECKING:

@@ -22,11 +22,13 @@ from protocol.errors import (
     PeerLost,
     StartFailed,
 )
-from supervisor import board, check, config, local_control, say
+from supervisor import board, check, local_control
 from supervisor.board import Seen
-from supervisor.config import Cluster, NodeSection
+from supervisor.config import load
+from supervisor.config.load import Cluster, NodeSection
 from supervisor.control_client import Operator, is_gone, is_linked
 from supervisor.crossing import plain
+from supervisor.telemetry import logs
 
 LOOKS_S = 1.0  # between two looks
 DRAINS_S = 0.25  # the same, at a node that drains or starts
@@ -94,7 +96,7 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        return say.unwritten(error)
+        return logs.unwritten(error)
     return 1 if wrong and reloads else code
 
 
@@ -123,9 +125,9 @@ def _way(
     described: Cluster | None
     wrong: StartFailed
     try:
-        described = config.read(file)
+        described = load.read(file)
         return way(described, folders), ""
-    except config.FileMistakes as error:
+    except load.FileMistakes as error:
         described, wrong = error.cluster if folders or anyway else None, error
     except StartFailed as error:  # it is no file of a cluster, or its secret or its certificates are of no use
         described, wrong = None, error

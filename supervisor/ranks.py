@@ -19,10 +19,10 @@ from actors.engines.port import Engine
 from actors.kit.calls import Bugs, Call, Inbox
 from protocol.errors import ActorError, BadRequest, Draining, EngineDied, EngineLost, RequestError, StartFailed
 from protocol.messages import Done, RankStarted, RunRank
-from supervisor.config import Cluster
+from supervisor.config.load import Cluster
 from supervisor.directory import Directory
 from supervisor.link import Link
-from supervisor.plug import Plug
+from supervisor.supervision.registration import Plug
 
 log = logging.getLogger(__name__)
 

@@ -14,15 +14,16 @@ from attrs import define, evolve, field, frozen
 
 from protocol.cluster import Reloaded
 from protocol.errors import Internal, StartFailed
-from supervisor import check, config, file_checks
-from supervisor.config import Cluster, NodeSection
+from supervisor import check
+from supervisor.config import file_checks, load
+from supervisor.config.load import Cluster, NodeSection
 from supervisor.doors.door import Door
 from supervisor.doors.keys import Keys
-from supervisor.file_threads import FileThreads
-from supervisor.files import Reads
+from supervisor.files.reading import Reads
 from supervisor.house import House
 from supervisor.link_tls import Tls
 from supervisor.routes import ROUTED, limits
+from supervisor.threads.file_threads import FileThreads
 from supervisor.workers import offer
 
 log = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ class Reloader:
     def _read(self) -> _Read:
         """Return the file as it is now; raises `StartFailed` if this node could not start with it."""
         examine = partial(file_checks.mistakes, environment=self.environment)
-        new = config.read(self.cluster.file, self.cluster.joined, examine)
+        new = load.read(self.cluster.file, self.cluster.joined, examine)
         if self.name not in new.node:
             raise _NotInFile(f"there is no node {self.name} in {new.file} any more; drain it if it is to go")
         keys, context = None, None

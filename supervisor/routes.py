@@ -11,8 +11,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from actors.router import router
 from actors.routing.route import Limits, Routing
 from protocol.cluster import SetAside
-from supervisor.sections import ModelSection
-from supervisor.tree import Child
+from supervisor.config.schema import ModelSection
+from supervisor.supervision.tree import Child
 from supervisor.workers import Work
 
 LIMITS = (

@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable
 
 from attrs import evolve
 
-from supervisor.config import LOOPBACK, Cluster
+from supervisor.config.load import LOOPBACK, Cluster
 from supervisor.directory import Directory
 from supervisor.doors.asking import Asking
 from supervisor.doors.door import ANY, Door, DoorLimits
 from supervisor.doors.gate import Gate
 from supervisor.gateway import gateway
-from supervisor.tree import Child
+from supervisor.runtime import World
+from supervisor.supervision.tree import Child
 from supervisor.wires import At
-from supervisor.world import World
 
 PATHS = frozenset({"/health", "/ready", "/metrics"})
 # Constants: whoever scrapes or probes is one or a few, asks for little, and is not a client.

@@ -23,15 +23,15 @@ from protocol.errors import StartFailed
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.model_folder import Digest, mismatch
 from supervisor import grammars, hosts, ranks, rendezvous
-from supervisor.chatter import Chatter, writer
-from supervisor.config import Cluster, EngineSection
+from supervisor.config.load import Cluster, EngineSection
 from supervisor.directory import Directory
 from supervisor.engine import EngineHouse, engine, silent
 from supervisor.link import Serves
-from supervisor.plug import Plug
-from supervisor.process import Ladder
-from supervisor.tree import Backoff, Child, Strategy, Tree
-from supervisor.world import World
+from supervisor.processes.output_log import Chatter, writer
+from supervisor.processes.process import Ladder
+from supervisor.runtime import World
+from supervisor.supervision.registration import Plug
+from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 
 Work: TypeAlias = Queue[Generate, Started | Tokens, Finished]
 

@@ -27,11 +27,11 @@ from actors.routing.route import Limits, Need, Routing
 from protocol.cluster import Leg, Offer
 from protocol.messages import EngineInfo
 from supervisor import known
-from supervisor.config import ClusterSection
+from supervisor.config.load import ClusterSection
 from supervisor.directory import Directory
 from supervisor.endpoints import Here
 from supervisor.links import Links
-from supervisor.plug import Plug
+from supervisor.supervision.registration import Plug
 from supervisor.wires import At
 from tests.sim.net import Net
 

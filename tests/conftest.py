@@ -19,7 +19,7 @@ CLOCKS = {"autojump_clock", "mock_clock"}
 @pytest.fixture
 def unlogged(monkeypatch):
     """For tests in which so much happens that logging it takes longer than doing it."""
-    monkeypatch.setattr(logging.getLogger("supervisor.run"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("supervisor.supervision.supervise"), "disabled", True)
 
 
 def pytest_collection_modifyitems(items):

@@ -28,7 +28,7 @@ from supervisor.doors.asking import Asking, Served
 from supervisor.doors.door import Door, DoorLimits
 from supervisor.doors.gate import Gate
 from supervisor.gateway import gateway
-from supervisor.metrics import Metrics
+from supervisor.telemetry.metrics import Metrics
 from tests.fakes import logprob_at
 
 FOLDER = Path(__file__).parent.parent / "examples" / "tiny"

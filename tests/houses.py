@@ -8,12 +8,12 @@ from pathlib import Path
 from random import Random
 
 from actors.kit.offload import inline
-from supervisor.config import Cluster
-from supervisor.folders import Folder
+from supervisor.config.load import Cluster
 from supervisor.house import House, build
-from supervisor.metrics import Metrics
-from supervisor.process import Hurry
-from supervisor.world import World
+from supervisor.processes.process import Hurry
+from supervisor.processes.run_folder import Folder
+from supervisor.runtime import World
+from supervisor.telemetry.metrics import Metrics
 
 
 def built(cluster: Cluster, node: str) -> tuple[House, Metrics]:

@@ -15,11 +15,11 @@ from protocol.frames import VERSION, Hello, encode
 from protocol.greeting import Greeter
 from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
 from supervisor import wires
-from supervisor.config import ClusterSection
+from supervisor.config.load import ClusterSection
 from supervisor.directory import Directory
 from supervisor.endpoints import Here
 from supervisor.links import Links
-from supervisor.plug import Plug
+from supervisor.supervision.registration import Plug
 from tests.fakes import generate
 
 QUICK = ClusterSection(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted import Bug, Bugs
 
 CONFIG: Bugs = {
-    "supervisor/partial.py": (
+    "supervisor/config/partial.py": (
         Bug(
             "what follows from a mistake is told as another",
             "or path in mistake.said",
@@ -13,21 +13,21 @@ CONFIG: Bugs = {
         ),
         Bug("a mistake keeps the rest of its file from being judged", "ROUNDS_MAX = 4", "ROUNDS_MAX = 1"),
     ),
-    "supervisor/private_files.py": (
+    "supervisor/files/permissions.py": (
         Bug(
             "a secret that others may write is taken",
             "if mode & stat.S_IWOTH:\n        return",
             "if False:\n        return",
         ),
     ),
-    "supervisor/files.py": (
+    "supervisor/files/reading.py": (
         Bug("a pipe is waited for", "os.O_RDONLY | os.O_NONBLOCK", "os.O_RDONLY"),
         Bug("what is no file is read", "if not stat.S_ISREG(status.st_mode):", "if False:"),
     ),
     "supervisor/__main__.py": (
         Bug("every collection looks through what was imported", "    gc.freeze()", "    gc.isenabled()"),
     ),
-    "supervisor/metrics.py": (
+    "supervisor/telemetry/metrics.py": (
         Bug("a scrape is written in one turn", "SAMPLES_A_PIECE = 100", "SAMPLES_A_PIECE = 100_000"),
         Bug(
             "nobody runs between two pieces of a scrape",
@@ -43,7 +43,7 @@ CONFIG: Bugs = {
             "    if wrong:\n        raise wrong",
         ),
     ),
-    "supervisor/toml_lines.py": (
+    "supervisor/config/toml_lines.py": (
         Bug(
             "keys after a long string are told at a wrong line",
             "return bisect_right(self._starts, at)",
@@ -64,7 +64,7 @@ CONFIG: Bugs = {
             "trio.current_effective_deadline()",
         ),
     ),
-    "supervisor/patience.py": (
+    "supervisor/deadlines.py": (
         Bug("a reload behind another is not waited for", "RELOADED_S = 2 * RELOAD_S", "RELOADED_S = RELOAD_S"),
     ),
     "supervisor/reload.py": (

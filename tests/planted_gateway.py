@@ -59,7 +59,7 @@ GATEWAY: Bugs = {
             "        for held in (*(",
         ),
     ),
-    "supervisor/doors/strangers.py": (
+    "supervisor/sockets/unauthenticated.py": (
         Bug("the newest stranger goes first", "next(iter(among), None)", "next(reversed(among), None)"),
         Bug(
             "the strangers of one address are all of them",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted import Bug, Bugs
 
 LOOP: Bugs = {
-    "supervisor/writer.py": (
+    "supervisor/threads/queued_writer.py": (
         Bug(
             "whoever logs waits for whoever reads the log",
             "            self._changed.notify_all()\n            return True\n",
@@ -38,7 +38,7 @@ LOOP: Bugs = {
             "                    received = 0\n",
         ),
     ),
-    "supervisor/say.py": (
+    "supervisor/telemetry/logs.py": (
         Bug("a record is as long as a client likes", "if len(text) <= VALUE_CHARACTERS_MAX:", "if True:"),
         Bug("redraws queue up at a terminal that stands still", "if text != self._shown and self.log.idle and", "if"),
     ),
@@ -52,7 +52,7 @@ LOOP: Bugs = {
             "if True:",
         ),
     ),
-    "supervisor/turns.py": (
+    "supervisor/telemetry/event_loop.py": (
         Bug("turns are not measured", "if now - self._since > self.turn_max_s:", "if False:"),
         Bug(
             "a turn is never over",

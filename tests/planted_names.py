@@ -43,7 +43,7 @@ NAMES: Bugs = {
         ),
         Bug("the oldest stranger goes, wherever it is from", ".end_oldest_of_most())", ".end_oldest())"),
     ),
-    "supervisor/doors/strangers.py": (
+    "supervisor/sockets/unauthenticated.py": (
         Bug(
             "the address that has fewest here makes room",
             "most = max(map(len, self._by_address.values()), default=0)",

@@ -88,7 +88,7 @@ SIM: Bugs = {
             "                pass\n",
         ),
     ),
-    "supervisor/run.py": (
+    "supervisor/supervision/supervise.py": (
         Bug(
             "whoever waits for a tree waits for one that is not up and tries again",
             "            self._above.tries_again()\n",

@@ -62,7 +62,7 @@ SIZES: Bugs = {
     "supervisor/doors/routes/tokens.py": (
         Bug("an answer of token ids takes memory that nobody counts", "exchange.answer_held.grow(body.size)", "pass"),
     ),
-    "supervisor/text_threads.py": (
+    "supervisor/threads/text_threads.py": (
         Bug(
             "whoever came first has every thread",
             "min(lines, key=lambda each: each[1].served)",

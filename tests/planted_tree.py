@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted import Bug, Bugs
 
 TREE: Bugs = {
-    "supervisor/run.py": (
+    "supervisor/supervision/supervise.py": (
         Bug(
             "children wait for each other though they need nothing",
             "        if self._tree.strategy is Strategy.ONE_FOR_ONE and child.name in self._begun:\n            return True\n",
@@ -42,7 +42,7 @@ TREE: Bugs = {
             "                continue\n",
         ),
     ),
-    "supervisor/tree.py": (
+    "supervisor/supervision/tree.py": (
         Bug(
             "what is needed by way of others is not",
             "frozenset(direct).union(*(found[name] for name in direct))",
@@ -54,7 +54,7 @@ TREE: Bugs = {
             "            by[child.name] = child.stop_within_s\n",
         ),
     ),
-    "supervisor/reserve.py": (
+    "supervisor/sockets/descriptor_reserve.py": (
         Bug(
             "connections take the reserve",
             "            if self.reserve.fill():\n                try:",
@@ -74,7 +74,7 @@ TREE: Bugs = {
             "            await trio.sleep(0)\n",
         ),
     ),
-    "supervisor/folders.py": (
+    "supervisor/processes/run_folder.py": (
         Bug(
             "the sweep asks nobody whose a folder is",
             "        if not _is_ours(os.fstat(folder)):\n            return False\n",
@@ -120,7 +120,7 @@ TREE: Bugs = {
         ),
         Bug("shared memory of any name is removed", " and name.startswith(MADE_BY_HOSTS)", ""),
     ),
-    "supervisor/plug.py": (
+    "supervisor/supervision/registration.py": (
         Bug(
             "a failure is told for ever",
             "        self._offers, self.failure = True, None\n",

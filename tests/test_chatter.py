@@ -11,9 +11,9 @@ import time
 import pytest
 import trio
 
-from supervisor.chatter import Chatter, writer
-from supervisor.metrics import Metrics
-from supervisor.writer import QueuedWriter, start_thread
+from supervisor.processes.output_log import Chatter, writer
+from supervisor.telemetry.metrics import Metrics
+from supervisor.threads.queued_writer import QueuedWriter, start_thread
 
 LIMIT_BYTES = 1000
 

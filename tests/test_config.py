@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import StartFailed
-from supervisor import check, config, node
-from supervisor.say import Terminal
+from supervisor import check, node
+from supervisor.config import load
+from supervisor.telemetry.logs import Terminal
 from tests import certificate
 
 ROOT = Path(__file__).parent.parent
@@ -40,7 +41,7 @@ def written(tmp_path):
 def mistakes(path):
     """What is said of each mistake, by its line."""
     with pytest.raises(StartFailed) as caught:
-        config.read(path)
+        load.read(path)
     first, *lines = str(caught.value).splitlines()
     assert first == f"{path} has {len(lines)} mistake{'s'[: len(lines) > 1]}:"
     assert all(line.startswith("  line ") for line in lines)
@@ -49,7 +50,7 @@ def mistakes(path):
 
 
 def test_the_least_that_is_a_cluster(written):
-    cluster = config.read(written(GOOD))
+    cluster = load.read(written(GOOD))
     assert cluster.model_path("tiny") == TINY
     assert list(cluster.engines_on("main")) == ["tiny-0"]
     assert (cluster.gateway.port, cluster.gateway.host, cluster.node["main"].drain_s) == (8000, "127.0.0.1", 30.0)
@@ -190,7 +191,7 @@ def test_a_file_that_is_none_is_one_sentence(tmp_path, text, said):
     if text is not None:
         path.write_bytes(text)
     with pytest.raises(StartFailed, match=said):
-        config.read(path)
+        load.read(path)
 
 
 SEVERAL = (
@@ -213,12 +214,12 @@ listen = "127.0.0.1:7403"
 
 
 def several(written, host="localhost", port=7401):
-    return config.read(written(SEVERAL.format(host=host, port=port)))
+    return load.read(written(SEVERAL.format(host=host, port=port)))
 
 
 def test_the_only_node_of_a_file_runs_wherever_it_is_asked_to(written):
     for text in (GOOD, GOOD + '[node.main]\nhost = "192.0.2.7"\n'):
-        cluster = config.read(written(text))
+        cluster = load.read(written(text))
         assert check.pick(cluster, None) == check.pick(cluster, "main") == ("main",)
     with pytest.raises(StartFailed, match="there is no node other; there is main"):
         check.pick(cluster, "other")
@@ -241,14 +242,14 @@ def test_a_file_that_places_nothing_here_says_where_its_nodes_are(written):
     with pytest.raises(
         StartFailed, match=r"no node on this host, .*: main on 192\.0\.2\.7, b on 192\.0\.2\.8; or name"
     ):
-        check.pick(config.read(written(text)), None)
+        check.pick(load.read(written(text)), None)
 
 
 # What is known before anything starts --------------------------------------------------------------
 
 
 def test_a_check_prints_the_tree_and_the_limits():
-    lines = check.text(config.read(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
+    lines = check.text(load.read(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
     names = [line.split("─ ")[1].split()[0] for line in lines if "─ " in line]
     checks = ["grammars-tiny-0", "turns", "process"]
     served = ["router-tiny", "processor-tiny"]
@@ -275,21 +276,21 @@ def test_a_check_prints_the_tree_and_the_limits():
 
 
 def test_the_gpu_example_is_a_cluster():
-    text = check.text(config.read(ROOT / "examples" / "gpu.toml"), "main", {})
+    text = check.text(load.read(ROOT / "examples" / "gpu.toml"), "main", {})
     assert "qwen3-32b on cuda" in text
     assert "zygote" not in text
     assert "KV tokens 400,000 · slots 256" in text
 
 
 def test_the_example_of_prefill_and_decode_apart_is_three_nodes_of_this_host():
-    cluster = config.read(ROOT / "examples" / "disagg.toml")
+    cluster = load.read(ROOT / "examples" / "disagg.toml")
     assert check.pick(cluster, None) == ("front", "prefill", "decode")
     assert [each.leg for each in cluster.engine.values()] == ["prefill", "decode"]
 
 
 def test_a_model_without_what_it_needs_is_one_sentence(written, tmp_path):
     (tmp_path / "empty").mkdir()
-    cluster = config.read(written(GOOD.replace(str(TINY), "empty")))
+    cluster = load.read(written(GOOD.replace(str(TINY), "empty")))
     with pytest.raises(StartFailed, match=r"model tiny in .*/empty: .*no tokenizer.json and no config.json"):
         check.text(cluster, "main", {})
 
@@ -299,7 +300,7 @@ def test_a_port_in_use_is_one_sentence(written):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        cluster = config.read(written(f"{GOOD}[gateway]\nport = {port}\n"))
+        cluster = load.read(written(f"{GOOD}[gateway]\nport = {port}\n"))
         with pytest.raises(StartFailed, match=rf"port {port} of 127\.0\.0\.1 cannot be had: .* name another"):
             check.ahead(cluster, "main")
 
@@ -315,7 +316,7 @@ def test_a_port_for_links_that_is_in_use_is_one_sentence(written):
 
 
 def test_the_engines_of_all_nodes_of_a_host_need_their_memory_together(monkeypatch):
-    cluster = config.read(ROOT / "examples" / "disagg.toml")
+    cluster = load.read(ROOT / "examples" / "disagg.toml")
     monkeypatch.setattr(check, "_port_is_free", lambda *_: None)
     monkeypatch.setattr(check, "_available", lambda: check.ENGINE_BYTES * 3 // 2)
     check.ahead(cluster, "prefill")
@@ -326,7 +327,7 @@ def test_the_engines_of_all_nodes_of_a_host_need_their_memory_together(monkeypat
 @pytest.mark.parametrize(("available", "enough"), [(1 << 40, True), (1 << 20, False), (None, True)])
 def test_too_little_memory_is_one_sentence(written, monkeypatch, available, enough):
     monkeypatch.setattr(check, "_available", lambda: available)
-    cluster = config.read(written(f"{GOOD}[gateway]\nport = 0\n"))
+    cluster = load.read(written(f"{GOOD}[gateway]\nport = 0\n"))
     if enough:
         check.ahead(cluster, "main")
         return
@@ -343,7 +344,7 @@ DIGEST = "[key.alice]\nsha256 = '" + "a" * 64 + "'\n"
 def gateway(written, lines, keys=DIGEST):
     path = written(f"{GOOD}[gateway]\n{lines}\n")
     (path.parent / "keys.toml").write_text(keys)
-    return config.read(path)
+    return load.read(path)
 
 
 def test_loopback_needs_no_keys_and_answers_to_loopbacks_names(written):
@@ -468,12 +469,12 @@ def test_a_node_that_joins_needs_no_word_of_the_rest_of_the_cluster(written):
         GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "extra"') + '\n[node.extra]\nlisten = "[::1]:7413"\n'
     )
     assert mistakes(path) == [(1, "gateway.node: there is no node main; there is extra")]
-    cluster = config.read(path, ["10.0.0.1:7411"])
+    cluster = load.read(path, ["10.0.0.1:7411"])
     assert cluster.cluster.join == ("10.0.0.1:7411",)
     path.write_text(path.read_text() + '[cluster]\njoin = ["b:1"]\n')
-    assert config.read(path, ["10.0.0.1:7411"]).cluster.join == ("b:1", "10.0.0.1:7411")
+    assert load.read(path, ["10.0.0.1:7411"]).cluster.join == ("b:1", "10.0.0.1:7411")
     with pytest.raises(StartFailed, match=r"cluster\.join\[1\]: must be like"):
-        config.read(path, ["nowhere"])
+        load.read(path, ["nowhere"])
 
 
 @pytest.mark.parametrize(
@@ -481,12 +482,12 @@ def test_a_node_that_joins_needs_no_word_of_the_rest_of_the_cluster(written):
 )
 def test_what_is_no_place_to_join_is_a_mistake_though_another_is_given(lines, said, written):
     with pytest.raises(StartFailed, match=said):
-        config.read(written(lines + GOOD), ["10.0.0.1:7411"])
+        load.read(written(lines + GOOD), ["10.0.0.1:7411"])
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "https://status.example", "tauri://localhost"])
 def test_an_origin_may_be_any_hosts(written, origin):
-    cluster = config.read(written(GOOD + f'[gateway]\norigins = ["{origin}"]\n'))
+    cluster = load.read(written(GOOD + f'[gateway]\norigins = ["{origin}"]\n'))
     assert cluster.gateway.origins == (origin,)
 
 

@@ -14,9 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import StartFailed
-from supervisor import __main__, check, config, file_checks, files, private_files
+from supervisor import __main__, check
+from supervisor.config import file_checks, load
+from supervisor.config.tls import Certificate, expires_at
 from supervisor.doors.keys import Keys, Sources, line
-from supervisor.doors.tls import Certificate, expires_at
+from supervisor.files import permissions, reading
 from tests import certificate
 from tests.test_config import GOOD, ROOT, TINY
 
@@ -35,7 +37,7 @@ def written(tmp_path):
 
 def refused(file, environment=None):
     with pytest.raises(StartFailed) as caught:
-        config.read(file, (), partial(file_checks.mistakes, environment=environment or {}))
+        load.read(file, (), partial(file_checks.mistakes, environment=environment or {}))
     return str(caught.value)
 
 
@@ -139,7 +141,7 @@ def test_o7_what_could_only_fail_later_is_a_mistake(written, old, new, said):
 
 
 def test_o7_an_address_of_the_other_kind_collides_with_nobody(written):
-    config.read(written(f'{GOOD}[gateway]\nhost = "::1"\nport = 23400\n[node.main]\nlisten = "127.0.0.1:23400"\n'))
+    load.read(written(f'{GOOD}[gateway]\nhost = "::1"\nport = 23400\n[node.main]\nlisten = "127.0.0.1:23400"\n'))
 
 
 def test_o7_a_certificate_that_has_ended_is_a_mistake_and_one_that_ends_soon_a_warning(written, tmp_path, capsys):
@@ -153,7 +155,7 @@ def test_o7_a_certificate_that_has_ended_is_a_mistake_and_one_that_ends_soon_a_w
         check=True,
     ).stdout
     assert told == f"notAfter={_iso(ends_at)}\n"
-    cluster = config.read(file)
+    cluster = load.read(file)
     assert list(file_checks.expired(cluster, ends_at - 1)) == []
     assert [each.path for each in file_checks.expired(cluster, ends_at)] == ["gateway.tls_certificate"]
     soon = [each for each in file_checks.warnings(cluster, ends_at - 3 * 86_400) if "expires" in each]
@@ -192,7 +194,7 @@ def test_o8_a_folder_or_a_device_is_no_file(tmp_path):
 
 
 def test_o18_a_byte_order_mark_and_windows_lines_are_read(written):
-    assert config.read(written("\ufeff" + GOOD.replace("\n", "\r\n"))).model_path("tiny") == TINY
+    assert load.read(written("\ufeff" + GOOD.replace("\n", "\r\n"))).model_path("tiny") == TINY
 
 
 PIECES = st.sampled_from(
@@ -212,7 +214,7 @@ def test_o8_nearly_right_files_are_read_or_refused(tmp_path, pieces):
     file = tmp_path / "cluster.toml"
     file.write_text("\n".join(pieces))
     try:
-        config.read(file, (), partial(file_checks.mistakes, environment={}))
+        load.read(file, (), partial(file_checks.mistakes, environment={}))
     except StartFailed as error:
         assert str(error).replace("\n", "").isprintable()  # noqa: PT017
 
@@ -237,13 +239,13 @@ def test_o5_a_file_in_a_folder_that_others_may_write_can_be_replaced(tmp_path):
     file = tmp_path / "a" / "secret"
     file.write_text("x")
     file.chmod(0o600)
-    assert private_files.writable_by_others(file) is None
+    assert permissions.writable_by_others(file) is None
     (tmp_path / "a").chmod(0o777)
     assert (
-        private_files.writable_by_others(file) == f"every user of this host may replace {file}: chmod o-w {file.parent}"
+        permissions.writable_by_others(file) == f"every user of this host may replace {file}: chmod o-w {file.parent}"
     )
     (tmp_path / "a").chmod(0o1777)  # as /tmp: each may remove what is theirs alone
-    assert private_files.writable_by_others(file) is None
+    assert permissions.writable_by_others(file) is None
 
 
 def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_write_a_mistake(written, tmp_path, capsys):
@@ -251,7 +253,7 @@ def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_wri
     for name, text in (("secret", "a-secret-that-nobody-guesses"), ("keys.toml", line("alice", SECRET))):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o644)
-    assert list(file_checks.warnings(config.read(file), 0.0)) == [
+    assert list(file_checks.warnings(load.read(file), 0.0)) == [
         f"every user of this host may read {tmp_path / name}: chmod o-r {tmp_path / name}"
         for name in ("secret", "keys.toml")
     ]
@@ -314,15 +316,15 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_never_waited_for(written, 
     file, pipe = written(GOOD), tmp_path / "pipe"
     os.mkfifo(pipe, 0o600)
     with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
-        config.read(pipe)
+        load.read(pipe)
     keys = Keys(Sources(pipe))
     with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
         keys.load()
     for pair in (Certificate(pipe, tmp_path / "a.key"), Certificate(tmp_path / "a.pem", pipe)):
         with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
             pair.context()
-    linked = evolve(config.read(file).cluster, secret=str(pipe))
-    cluster = evolve(config.read(file), cluster=linked)
+    linked = evolve(load.read(file).cluster, secret=str(pipe))
+    cluster = evolve(load.read(file), cluster=linked)
     with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
         check.secret(cluster, {})
     linked = evolve(linked, secret=None, tls_certificate=str(pipe), tls_key=str(pipe), tls_authority=str(pipe))
@@ -335,10 +337,10 @@ def test_a_file_is_read_up_to_a_size(tmp_path, bytes_max, held):
     file = tmp_path / "file"
     file.write_bytes(b"12345")
     if held:
-        assert files.read(file, bytes_max) == b"12345"
+        assert reading.read(file, bytes_max) == b"12345"
     else:
         with pytest.raises(OSError, match="longer than 4 bytes"):
-            files.read(file, bytes_max)
+            reading.read(file, bytes_max)
 
 
 def test_what_a_process_has_imported_is_no_collection_s_work(tmp_path):

@@ -27,18 +27,18 @@ from protocol.cluster import (
 from protocol.errors import DeadlineExceeded, Internal, LinkLost, NotReady, PeerLost, PeerRefused, PeerViolation
 from protocol.messages import Done, EngineLoad, FlushCache
 from protocol.peer import Peer
-from supervisor import patience
-from supervisor.config import ClusterSection
+from supervisor import deadlines
+from supervisor.config.load import ClusterSection
 from supervisor.controls import Controls
 from supervisor.directory import Directory
 from supervisor.endpoints import Here
-from supervisor.happenings import Happening, Kind
 from supervisor.heart import Heart
 from supervisor.link import Link
 from supervisor.links import OPERATORS_MAX, Links
-from supervisor.plug import Plug
-from supervisor.standing import Standing
-from supervisor.tree import Child, Tree
+from supervisor.supervision.events import Happening, Kind
+from supervisor.supervision.registration import Plug
+from supervisor.supervision.status import Standing
+from supervisor.supervision.tree import Child, Tree
 from tests.doors import INFO
 from tests.sim import sim_pair
 
@@ -209,16 +209,16 @@ async def asked_by_way_of_two():
 
 async def test_o_the_longest_reload_of_all_is_answered_to_whoever_asked_by_way_of_two_nodes(autojump_clock):
     async def longest():
-        await trio.sleep(patience.RELOADED_S)
+        await trio.sleep(deadlines.RELOADED_S)
         return Reloaded(("two did",))
 
     async with asked_by_way_of_two() as (one, two):
         two.controls.reload = longest
-        with trio.fail_after(patience.RELOADS_S):
+        with trio.fail_after(deadlines.RELOADS_S):
             assert (await ask(one, Reload("two"))).changed == ("two did",)
 
 
-@pytest.mark.parametrize(("request_", "within_s"), [(Reload("two"), patience.RELOADS_S), (GetStatus("two"), 5.0)])
+@pytest.mark.parametrize(("request_", "within_s"), [(Reload("two"), deadlines.RELOADS_S), (GetStatus("two"), 5.0)])
 async def test_o_a_node_that_never_answers_is_named_before_whoever_asked_gives_up(request_, within_s, autojump_clock):
     """Each gave up at the same time as whoever had asked it, who heard nothing of what was wrong."""
     async with asked_by_way_of_two() as (one, two):
@@ -226,7 +226,7 @@ async def test_o_a_node_that_never_answers_is_named_before_whoever_asked_gives_u
         began = trio.current_time()
         with trio.fail_after(within_s), pytest.raises(DeadlineExceeded, match="node two has not answered node front"):
             await ask(one, request_)
-        assert within_s - patience.WAY_S <= trio.current_time() - began < within_s - patience.HOP_S
+        assert within_s - deadlines.WAY_S <= trio.current_time() - began < within_s - deadlines.HOP_S
 
 
 async def test_whoever_asks_without_a_deadline_hears_as_soon_as_the_link_is_lost(autojump_clock):

@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors.routing.outliers import Ejection, Suspect
 from protocol.messages import EngineLoad, Usage
 from protocol.peer import Peer
-from supervisor import config
+from supervisor.config import load
 from supervisor.link import Link
-from supervisor.metrics import Metrics
-from supervisor.turns import Turns
-from supervisor.writer import QueuedWriter
+from supervisor.telemetry.event_loop import Turns
+from supervisor.telemetry.metrics import Metrics
+from supervisor.threads.queued_writer import QueuedWriter
 from tests.houses import built
 
 ROOT = Path(__file__).parent.parent
@@ -71,7 +71,7 @@ async def told(tmp_path) -> dict[str, set[str]]:
     """The labels of every series that one of two nodes tells, by its name."""
     file = tmp_path / "cluster.toml"
     file.write_text(FILE)
-    cluster, families = config.read(file), list[Metric]()
+    cluster, families = load.read(file), list[Metric]()
     for node in cluster.node:
         house, metrics = built(cluster, node)
         happened(metrics)

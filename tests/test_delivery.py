@@ -11,7 +11,7 @@ import trio.testing
 
 from supervisor import node
 from supervisor.directory import Directory
-from supervisor.process import Hurry
+from supervisor.processes.process import Hurry
 from tests.doors import Client, at_rest, chat, create, head, post, rig
 
 SMALL = {"send_buffer_bytes": 4096, "close_s": 2.0, "stall_s": 30.0}

@@ -10,9 +10,11 @@ import pytest
 import trio
 
 from protocol.errors import Overloaded, StartFailed
-from supervisor import check, config, descriptors, reserve
-from supervisor.reserve import GuardedListener, Reserve
-from supervisor.text_threads import TextThreads
+from supervisor import check, descriptors
+from supervisor.config import load
+from supervisor.sockets import descriptor_reserve
+from supervisor.sockets.descriptor_reserve import GuardedListener, Reserve
+from supervisor.threads.text_threads import TextThreads
 from tests.test_spanning import ROOT
 
 ONE = f"""
@@ -32,7 +34,7 @@ kv_tokens_max = 4096
 @pytest.fixture
 def cluster(tmp_path):
     (tmp_path / "cluster.toml").write_text(ONE)
-    return config.read(tmp_path / "cluster.toml")
+    return load.read(tmp_path / "cluster.toml")
 
 
 @pytest.fixture
@@ -87,8 +89,8 @@ class Full:
 
     def __init__(self, monkeypatch, free):
         self.free, self.next = free, 1000
-        monkeypatch.setattr(reserve.os, "open", lambda *_: self.take())
-        monkeypatch.setattr(reserve.os, "close", lambda _: self.give())
+        monkeypatch.setattr(descriptor_reserve.os, "open", lambda *_: self.take())
+        monkeypatch.setattr(descriptor_reserve.os, "close", lambda _: self.give())
 
     def take(self):
         if self.free == 0:
@@ -139,7 +141,7 @@ def knocked(monkeypatch):
     async def readable(_):
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(reserve.trio.lowlevel, "wait_readable", readable)
+    monkeypatch.setattr(descriptor_reserve.trio.lowlevel, "wait_readable", readable)
 
 
 async def taken(guarded, seconds):

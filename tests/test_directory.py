@@ -20,7 +20,7 @@ from protocol.peer import Peer
 from supervisor.directory import FORGET_S, NODES_MAX, RUMOURS_MAX, Directory
 from supervisor.endpoints import ForOthers, Here
 from supervisor.link import Link
-from supervisor.plug import Plug
+from supervisor.supervision.registration import Plug
 from tests.fakes import generate
 from tests.sim import sim_pair
 

@@ -8,9 +8,10 @@ from attrs import evolve
 
 from protocol.cluster import NodeState, check
 from protocol.errors import EngineDied, PeerViolation, StartFailed
-from supervisor import config, known, scrape
-from supervisor.happenings import Happening, Kind
-from supervisor.plug import Plug
+from supervisor import known, scrape
+from supervisor.config import load
+from supervisor.supervision.events import Happening, Kind
+from supervisor.supervision.registration import Plug
 from tests.houses import built
 from tests.test_spanning import ROOT
 
@@ -39,7 +40,7 @@ def houses(tmp_path):
         text = ONE.format(listen=listen)
         text += "".join(ENGINE.format(name=name, node=at) for name, at in engines)
         (tmp_path / "cluster.toml").write_text(text)
-        cluster = config.read(tmp_path / "cluster.toml")
+        cluster = load.read(tmp_path / "cluster.toml")
         return cluster, built(cluster, node)[0]
 
     return make

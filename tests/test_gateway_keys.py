@@ -14,14 +14,14 @@ import trio.testing
 
 from protocol.cluster import Reloaded
 from supervisor import node
-from supervisor.config import NodeSection
+from supervisor.config.load import NodeSection
+from supervisor.config.tls import Certificate
 from supervisor.directory import Directory
 from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
-from supervisor.doors.tls import Certificate
-from supervisor.files import read_here
-from supervisor.process import Hurry
+from supervisor.files.reading import read_here
+from supervisor.processes.process import Hurry
 from supervisor.reload import Reloader
-from supervisor.say import Terminal
+from supervisor.telemetry.logs import Terminal
 from tests import certificate
 from tests.doors import SECRET, Client, at_rest, chat, create, head, post, rig
 

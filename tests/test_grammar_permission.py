@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from protocol.dialects import keyfile
 from protocol.strict.mistakes import Mistakes
-from supervisor import check, config
+from supervisor import check
+from supervisor.config import keyfile, load
 from supervisor.doors import door
 from tests.doors import chat, create, post, rig
 from tests.test_gateway_keys import as_, locked
@@ -124,5 +124,5 @@ def test_a_check_says_which_grammars_may_be_used(tmp_path, monkeypatch):
     keys.chmod(0o600)
     file = tmp_path / "cluster.toml"
     file.write_text(f'{GOOD}\n[gateway]\nkeys = "keys.toml"\ngrammars = ["json_schema"]\n')
-    said = check.text(config.read(file), "main", {})
+    said = check.text(load.read(file), "main", {})
     assert "grammars: json_schema; of alice: json_schema, structural_tag" in said

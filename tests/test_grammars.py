@@ -13,7 +13,7 @@ from actors.grammars import READY_WITHIN_S, Checks, grammars
 from actors.kit.calls import Answer, mailbox
 from protocol.errors import EngineLost, NotReady, Overloaded
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked, GrammarKind
-from supervisor.plug import Plug
+from supervisor.supervision.registration import Plug
 
 
 @define(eq=False)

@@ -13,12 +13,14 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor import config, node_process, process
+from supervisor import node_process
+from supervisor.config import load
 from supervisor.launcher import Launcher
 from supervisor.node_process import NodeDied
-from supervisor.say import Terminal
-from supervisor.standing import Earlier, Standing
-from supervisor.tree import Child, Tree
+from supervisor.processes import process
+from supervisor.supervision.status import Earlier, Standing
+from supervisor.supervision.tree import Child, Tree
+from supervisor.telemetry.logs import Terminal
 from tests.launched import SIMULATED
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny"
@@ -55,7 +57,7 @@ def one(tmp_path):
     file = tmp_path / "cluster.toml"
     file.write_text(SIMULATED.format(ports=(7400, 7401, 7402), tiny=TINY))
     names, terminal = ("front", "one", "two"), Terminal(io.StringIO(), live=True)
-    return Launcher(config.read(file), names, ("false",), dict(os.environ), terminal, random.Random(0))
+    return Launcher(load.read(file), names, ("false",), dict(os.environ), terminal, random.Random(0))
 
 
 async def test_d8_a_node_that_is_silent_for_too_long_says_where_it_is_and_is_killed(autojump_clock, caplog):

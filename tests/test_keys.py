@@ -16,19 +16,19 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.dialects import keyfile
 from protocol.dialects.http import error_body, error_headers
-from protocol.dialects.keyfile import Bucket, KeySection, clamped
 from protocol.errors import ConcurrencyLimited, EngineLost, Forbidden, RateLimited, StartFailed, Unauthorized
 from protocol.strict.mistakes import Mistakes
+from supervisor.config import keyfile
+from supervisor.config.keyfile import Bucket, KeySection, clamped
 from supervisor.doors import keys as module
 from supervisor.doors.access import Access, Sieve
 from supervisor.doors.asking import Asking, Counted, Served
 from supervisor.doors.door import Door, DoorLimits
 from supervisor.doors.gate import Gate
 from supervisor.doors.keys import ADMIN, KEYS, Key, Keys, Sources, presented
-from supervisor.files import read_here
-from supervisor.metrics import Metrics
+from supervisor.files.reading import read_here
+from supervisor.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
 SECRET = "sk-quetzalcoatl-0123456789"

@@ -20,8 +20,8 @@ from supervisor.directory import FORGET_S, Directory
 from supervisor.endpoints import Here
 from supervisor.link import Link
 from supervisor.links import FORGETS_S
-from supervisor.metrics import Metrics
-from supervisor.plug import Plug
+from supervisor.supervision.registration import Plug
+from supervisor.telemetry.metrics import Metrics
 from tests.doors import INFO
 from tests.houses import built
 from tests.sim import sim_pair

@@ -15,10 +15,12 @@ import pytest
 import trio
 
 from protocol.errors import StartFailed
-from supervisor import config, launcher, node_process, process
+from supervisor import launcher, node_process
+from supervisor.config import load
 from supervisor.launcher import Launcher
-from supervisor.run import supervise
-from supervisor.say import Terminal
+from supervisor.processes import process
+from supervisor.supervision.supervise import supervise
+from supervisor.telemetry.logs import Terminal
 from tests.launched import SIMULATED
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny"
@@ -49,7 +51,7 @@ def file(tmp_path):
 def one(file):
     """A launcher of the file's nodes that has not run yet."""
     names = ("front", "one", "two")
-    return Launcher(config.read(file), names, ("false",), {}, Terminal(io.StringIO(), live=True), random.Random(0))
+    return Launcher(load.read(file), names, ("false",), {}, Terminal(io.StringIO(), live=True), random.Random(0))
 
 
 @pytest.fixture
@@ -232,7 +234,7 @@ async def test_a_node_that_is_in_the_file_no_more_and_not_up_is_not_tried_for_ev
 
 
 def test_a_node_has_time_for_what_its_engines_wait_for_and_for_its_ranks_of_others():
-    cluster = config.read(TINY.parent / "spanning.toml")
+    cluster = load.read(TINY.parent / "spanning.toml")
     (first_s, first), (second_s, second) = (launcher._patience(cluster, name) for name in ("first", "second"))
     assert second_s == launcher.START_S + launcher.ZYGOTE_S
     assert first_s == second_s + 2 * cluster.engine["tiny-0"].start_within_s

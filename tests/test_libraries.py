@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from protocol.errors import StartFailed
-from supervisor import check, config, libraries
+from supervisor import check, libraries
+from supervisor.config import load
 from tests.test_config import ROOT
 
 DISAGG = ROOT / "examples" / "disagg.toml"
@@ -24,7 +25,7 @@ def installed(monkeypatch):
 
 
 def test_a_pair_without_mooncakes_libraries_is_refused_with_the_line_that_installs_them(installed):
-    cluster = config.read(DISAGG)
+    cluster = load.read(DISAGG)
     for node, engine in (("prefill", "tiny-prefill"), ("decode", "tiny-decode")):
         with pytest.raises(StartFailed, match=re.escape("apt-get install libibverbs1 librdmacm1")) as caught:
             libraries.check_libraries(cluster, node)
@@ -36,12 +37,12 @@ def test_a_pair_without_mooncakes_libraries_is_refused_with_the_line_that_instal
 
 
 def test_who_has_them_or_needs_no_mooncake_is_not_asked_for_it(tmp_path, installed):
-    cluster = config.read(DISAGG)
+    cluster = load.read(DISAGG)
     libraries.check_libraries(cluster, "front")
-    libraries.check_libraries(config.read(ROOT / "examples" / "quickstart.toml"), "main")
+    libraries.check_libraries(load.read(ROOT / "examples" / "quickstart.toml"), "main")
     text = DISAGG.read_text().replace('leg = "', 'transfer = "nixl"\nleg = "')
     (tmp_path / "cluster.toml").write_text(text.replace('path = "', f'path = "{ROOT}/examples/'))
-    libraries.check_libraries(config.read(tmp_path / "cluster.toml"), "prefill", "decode")
+    libraries.check_libraries(load.read(tmp_path / "cluster.toml"), "prefill", "decode")
     installed |= {name: f"lib{name}.so.1" for name in libraries.MOONCAKE}
     libraries.check_libraries(cluster, "prefill", "decode")
 
@@ -49,7 +50,7 @@ def test_who_has_them_or_needs_no_mooncake_is_not_asked_for_it(tmp_path, install
 @pytest.mark.usefixtures("installed")
 def test_the_check_and_the_start_look_for_them(monkeypatch):
     monkeypatch.setattr(check, "_port_is_free", lambda *_: None)
-    cluster = config.read(DISAGG)
+    cluster = load.read(DISAGG)
     for look in (lambda: check.text(cluster, "decode", {}), lambda: check.ahead(cluster, "decode")):
         with pytest.raises(StartFailed, match="apt-get install"):
             look()

@@ -20,11 +20,12 @@ from protocol.errors import SlowClient
 from protocol.messages import Role, Turn
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
-from supervisor import config, house, known
+from supervisor import house, known
+from supervisor.config import load
 from supervisor.directory import Directory
 from supervisor.doors.door import DoorLimits
 from supervisor.doors.memory import Said
-from supervisor.metrics import Metrics
+from supervisor.telemetry.metrics import Metrics
 from tests.doors import FOLDER, INFO, Client, at_rest, chat, create, frame, head, post, rig
 from tests.sockets import upgraded, whole
 from tests.test_outbox import fill, pair
@@ -46,7 +47,7 @@ def rather_slow():
 
 @pytest.mark.parametrize("name", OF_THE_DOOR + OF_THE_GATEWAY)
 def test_every_limit_has_a_name_in_the_file_a_sane_default_and_no_senseless_value(name):
-    section = DoorLimits if name in OF_THE_DOOR else config.GatewaySection
+    section = DoorLimits if name in OF_THE_DOOR else load.GatewaySection
     assert name.endswith(("_max", "_s", "_bytes"))
     default = getattr(section(), name)
     assert 0 < default <= (1 if name in OF_A_WHOLE else 2**28)
@@ -67,7 +68,7 @@ def test_what_the_file_says_is_what_the_doors_keep(tmp_path):
     text = "\n".join(["[gateway]", *lines[: len(OF_THE_GATEWAY)], "[gateway.limits]", *lines[len(OF_THE_GATEWAY) :]])
     text += f"\n[model.tiny]\npath = '{FOLDER}'\n[engine.a]\nmodel = 'tiny'\nkind = 'simulated'\nkv_tokens_max = 1024\n"
     (tmp_path / "cluster.toml").write_text(text)
-    cluster = config.read(tmp_path / "cluster.toml")
+    cluster = load.read(tmp_path / "cluster.toml")
     world = SimpleNamespace(
         metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, aside=None, reserve=None
     )

@@ -12,8 +12,9 @@ from attrs import evolve
 from protocol import greeting
 from protocol.errors import PeerRefused, StartFailed
 from protocol.greeting import Greeter, names_node, shown
-from supervisor import check, config, wires
-from supervisor.config import Misconfigured
+from supervisor import check, wires
+from supervisor.config import load
+from supervisor.config.load import Misconfigured
 from supervisor.link_tls import contexts
 from tests import certificate
 from tests.doors import FOLDER
@@ -186,7 +187,7 @@ node = "far"
 def read(tmp_path):
     def reads(lines, host="localhost"):
         (tmp_path / "cluster.toml").write_text(TWO.format(lines, host))
-        return config.read(tmp_path / "cluster.toml")
+        return load.read(tmp_path / "cluster.toml")
 
     return reads
 

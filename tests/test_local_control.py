@@ -14,11 +14,12 @@ import trio
 
 from protocol.cluster import Drain, GetStatus, NodeState, Status
 from protocol.messages import Done
-from supervisor import folders, local_control
-from supervisor.config import Cluster, NodeSection
+from supervisor import local_control
+from supervisor.config.load import Cluster, NodeSection
 from supervisor.control_client import Operator
 from supervisor.controls import Function
 from supervisor.heart import Heart
+from supervisor.processes import run_folder
 from tests.nodes import until
 
 LOOKS_S = 0.005
@@ -71,7 +72,7 @@ class Served:
 
 @asynccontextmanager
 async def served(base):
-    with folders.folder(base) as folder:
+    with run_folder.folder(base) as folder:
         async with trio.open_nursery() as nursery:
             node = Served(base, folder)
             nursery.start_soon(node.run)
@@ -102,7 +103,7 @@ async def test_o_a_node_whose_run_folder_was_cleaned_is_found_and_answers_again(
         assert caplog.messages.count(MADE_ANEW) == 1
         assert stat.S_IMODE(node.folder.path.stat().st_mode) == 0o700
         assert stat.S_IMODE((node.folder.path / "node.json").stat().st_mode) == 0o600
-        assert folders.sweep(base) == [], "a node that lives holds it"
+        assert run_folder.sweep(base) == [], "a node that lives holds it"
 
 
 @pytest.mark.parametrize("what", ["control", "node.json"])

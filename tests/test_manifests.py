@@ -17,8 +17,9 @@ from urllib.error import URLError
 import pytest
 import yaml
 
-from supervisor import check, config
-from supervisor.config import Cluster
+from supervisor import check
+from supervisor.config import load
+from supervisor.config.load import Cluster
 from supervisor.launcher import _patience
 from supervisor.scrape import PATHS
 from supervisor.wires import At
@@ -61,7 +62,7 @@ def cluster(tmp_path) -> Cluster:
     """The cluster file of the manifests, with a model that is there."""
     file = tmp_path / "cluster.toml"
     file.write_text(with_model(manifest("ConfigMap", "espalier-cluster")["data"]["cluster.toml"]))
-    return config.read(file)
+    return load.read(file)
 
 
 # Kubernetes -------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def placed(folder: Path, **hosts: str) -> Cluster:
     folder.joinpath("keys.toml").write_text("")
     file = folder / "placed.toml"
     file.write_text(text)
-    return config.read(file)
+    return load.read(file)
 
 
 def test_the_script_starts_the_nodes_of_its_file_one_a_host(tmp_path):

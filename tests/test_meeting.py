@@ -8,7 +8,7 @@ from protocol import codec
 from protocol.errors import ActorLost, Left, PeerViolation
 from protocol.frames import Fail
 from protocol.messages import FlushCache, GetInfo, Respond
-from supervisor import config
+from supervisor.config import load
 from supervisor.crossing import ANSWERS, failure, rules_of
 from tests.houses import built
 from tests.test_config import GOOD, mistakes, written
@@ -44,7 +44,7 @@ def text(*places):
 def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places, wrong, written):
     path = written(text(*places))
     if not wrong:
-        config.read(path)
+        load.read(path)
         return
     ((line, said),) = mistakes(path)
     assert said == "node.back.listen: is where node front listens"
@@ -52,7 +52,7 @@ def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places, wrong, written
 
 
 def test_b16_a_node_that_listens_everywhere_is_dialed_at_its_host(written):
-    cluster = config.read(written(text("0.0.0.0:7401", "two", "[::]:7402")))
+    cluster = load.read(written(text("0.0.0.0:7401", "two", "[::]:7402")))
     front, back = (built(cluster, name)[0] for name in ("front", "back"))
     assert front.directory.nodes["back"][2] == "two:7402"
     assert back.directory.nodes["front"][2] == "one:7401"
@@ -63,7 +63,7 @@ def test_b16_a_node_that_listens_everywhere_is_dialed_at_its_host(written):
 def test_d5_a_link_has_streams_for_all_slots_behind_it(streams, wrong, written):
     path = written(text("a:7401", "two", "b:7401") + f"[cluster]\nstreams_max = {streams}\n")
     if not wrong:
-        config.read(path)
+        load.read(path)
         return
     ((_, said),) = mistakes(path)
     assert said == f"cluster.streams_max: is {streams}, and node back has 16 slots to ask for"

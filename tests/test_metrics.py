@@ -16,11 +16,12 @@ from actors.kit.priority_inbox import queue
 from actors.routing.ports import Watch
 from protocol.errors import LinkLost, StartFailed
 from protocol.peer import Peer
-from supervisor import check, config, scrape
+from supervisor import check, scrape
+from supervisor.config import load
 from supervisor.doors.keys import ADMIN
 from supervisor.gateway import gateway
 from supervisor.link import Link
-from supervisor.metrics import Metrics
+from supervisor.telemetry.metrics import Metrics
 from tests.fakes import Costs, FakeEngine, generate
 from tests.houses import built
 from tests.test_router import Fake, Play, routed
@@ -28,7 +29,7 @@ from tests.test_router import Fake, Play, routed
 TINY = Path(__file__).parent.parent / "examples" / "tiny"
 
 
-def cluster(folder: Path, metrics: str = "127.0.0.1:0") -> config.Cluster:
+def cluster(folder: Path, metrics: str = "127.0.0.1:0") -> load.Cluster:
     file = folder / "cluster.toml"
     file.write_text(f"""
 [node.front]
@@ -45,7 +46,7 @@ model = "tiny"
 kind = "simulated"
 kv_tokens_max = 4096
 """)
-    return config.read(file)
+    return load.read(file)
 
 
 def lines(metrics: Metrics, name: str) -> dict[str, float]:

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import SlowClient, StartFailed
+from supervisor.config.tls import Certificate
 from supervisor.doors import outbox as module
 from supervisor.doors.outbox import Outbox, close_frame, text_frame
-from supervisor.doors.tls import Certificate
 from tests import certificate
 
 

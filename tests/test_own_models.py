@@ -24,9 +24,9 @@ from supervisor import gauges, known
 from supervisor.board import board
 from supervisor.controls import Controls
 from supervisor.directory import Directory
-from supervisor.metrics import Metrics
 from supervisor.own_models import OwnModels
-from supervisor.plug import Plug
+from supervisor.supervision.registration import Plug
+from supervisor.telemetry.metrics import Metrics
 from supervisor.workers import Worker, _decode
 from tests.houses import built
 from tests.test_directory import a_link

@@ -22,12 +22,12 @@ from actors.routing.places import Places
 from protocol.cluster import Leg
 from protocol.errors import RequestError
 from protocol.messages import Accepted, Generate, Respond, Sampling
-from supervisor import config
-from supervisor.config import Cluster
+from supervisor.config import load
+from supervisor.config.load import Cluster
+from supervisor.config.schema import EngineSection
 from supervisor.house import House
 from supervisor.pool import Ranked
-from supervisor.run import supervise
-from supervisor.sections import EngineSection
+from supervisor.supervision.supervise import supervise
 from tests.fakes import Costs, FakeEngine
 from tests.houses import built
 
@@ -59,7 +59,7 @@ async def node(folder, *legs) -> AsyncIterator[House]:
     """Run what stands behind the gateway of a node."""
     text = "".join(ENGINE.format(f"{leg}-{at}", leg) for at, leg in enumerate(legs))
     (folder / "cluster.toml").write_text(CLUSTER + text)
-    house, _ = built(config.read(folder / "cluster.toml"), "main")
+    house, _ = built(load.read(folder / "cluster.toml"), "main")
     children = [each for each in house.tree.children if each.name != "gateway"]
     needs = [tuple(name for name in each.needs or () if name != "gateway") for each in children]
     tree = evolve(house.tree, children=tuple(map(lambda child, own: evolve(child, needs=own), children, needs)))
@@ -359,10 +359,10 @@ def test_two_chunks_are_enough_unless_the_file_says_otherwise(made, most):
 def test_the_file_says_of_an_engine_that_computes_prompts_how_many_it_has(tmp_path):
     text = CLUSTER + ENGINE.format("prefill", "prefill") + ENGINE.format("decode", "decode")
     (tmp_path / "cluster.toml").write_text(text.replace("slots", "pending_prefill_tokens_max = 9\nslots"))
-    with pytest.raises(config.FileMistakes, match=r"decode\.pending_prefill_tokens_max: is for engines that compute"):
-        config.read(tmp_path / "cluster.toml")
+    with pytest.raises(load.FileMistakes, match=r"decode\.pending_prefill_tokens_max: is for engines that compute"):
+        load.read(tmp_path / "cluster.toml")
     (tmp_path / "cluster.toml").write_text(text.replace("slots", "pending_prefill_tokens_max = 9\nslots", 1))
-    cluster: Cluster = config.read(tmp_path / "cluster.toml")
+    cluster: Cluster = load.read(tmp_path / "cluster.toml")
     house, _ = built(cluster, "main")
     told = {offer.leg: offer.pending_prefill_tokens_max for offer in house.directory.offers("tiny")}
     assert told == {Leg.PREFILL: 9, Leg.DECODE: 0}

@@ -24,12 +24,12 @@ from protocol.messages import RunRank
 from protocol.peer import Peer
 from supervisor.directory import Directory
 from supervisor.endpoints import Here
-from supervisor.happenings import Kind
 from supervisor.link import Link
-from supervisor.plug import Plug
 from supervisor.ranks import Others, Own, other_rank
-from supervisor.run import supervise
-from supervisor.tree import Backoff, Child, Tree
+from supervisor.supervision.events import Kind
+from supervisor.supervision.registration import Plug
+from supervisor.supervision.supervise import supervise
+from supervisor.supervision.tree import Backoff, Child, Tree
 from tests.sim import SimTransport, counting, sim_pair, simulate, tasks
 
 LOAD_S, LADDER_S = 2.0, 1.0  # of a host: until it is ready once all have met, and from its end's beginning to its end

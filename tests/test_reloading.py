@@ -13,13 +13,15 @@ from trio.testing import wait_all_tasks_blocked
 
 from protocol.cluster import Leg, NodeState, Offer, Reloaded
 from protocol.errors import Internal, Overloaded, StartFailed
-from supervisor import check, config, files, known, patience
+from supervisor import check, deadlines, known
+from supervisor.config import load
 from supervisor.directory import Directory
 from supervisor.doors.gate import Gate
 from supervisor.doors.keys import line
-from supervisor.file_threads import THREADS_MAX, FileThreads
-from supervisor.files import read_here
+from supervisor.files import reading
+from supervisor.files.reading import read_here
 from supervisor.reload import Reloader
+from supervisor.threads.file_threads import THREADS_MAX, FileThreads
 from tests import certificate
 from tests.houses import built
 
@@ -56,7 +58,7 @@ class Node:
         self.file = tmp_path / "cluster.toml"
         self.file.write_text(text)
         self.text = text
-        self.cluster = config.read(self.file)
+        self.cluster = load.read(self.file)
         self.house, _ = built(self.cluster, name)
         self.drain_s = None
         environment = environment or {}
@@ -301,11 +303,11 @@ def dead_disk_after(monkeypatch):
     reader, writer = os.pipe()
 
     def hang(path):
-        files.note(path)
+        reading.note(path)
         os.read(reader, 1)
         raise StartFailed("the disk answers again")
 
-    yield partial(monkeypatch.setattr, config, "_text", hang)
+    yield partial(monkeypatch.setattr, load, "_text", hang)
     os.close(writer)
 
 
@@ -342,9 +344,9 @@ async def test_c1_threads_that_wait_for_a_dead_disk_are_few_and_whoever_finds_no
     threads = FileThreads(within_s=0.2)  # of real time, as threads take
     for _ in range(THREADS_MAX):
         with pytest.raises(StartFailed, match=r"/file does not answer: nothing was read within 0.2 s"):
-            await threads(partial(config.read, tmp_path / "file"))
+            await threads(partial(load.read, tmp_path / "file"))
     with pytest.raises(StartFailed, match="files that were asked for earlier do not answer"):
-        await threads(partial(config.read, tmp_path / "file"))
+        await threads(partial(load.read, tmp_path / "file"))
 
 
 async def test_c1_what_is_applied_has_been_read_before(front, tmp_path, autojump_clock):
@@ -354,14 +356,14 @@ async def test_c1_what_is_applied_has_been_read_before(front, tmp_path, autojump
     lines = 'requests_max = 8\nkeys = "{0}.toml"\ntls_certificate = "{0}.pem"\ntls_key = "{0}.key"'
 
     async def reads(function):
-        with files.noting() as noted:
+        with reading.noting() as noted:
             result = await read_here(function)
         counts.append(len(noted))
         return result
 
     counts = []
     node = front(text=FILE.replace("requests_max = 8", lines.format("a")), reads=reads)
-    with files.noting() as on_the_loop:
+    with reading.noting() as on_the_loop:
         told = await node.reload((lines.format("a"), lines.format("b")))
     assert (on_the_loop, len(told.changed), len(counts)) == ([], 4, 3)
     assert all(counts)
@@ -465,7 +467,7 @@ async def test_o_no_reload_takes_longer_than_whoever_asked_waits(front, tmp_path
     lines = 'requests_max = 8\ntls_certificate = "a.pem"\ntls_key = "a.key"'
 
     async def hangs(function):
-        await trio.sleep(patience.READ_S)
+        await trio.sleep(deadlines.READ_S)
         raise StartFailed("the disk does not answer")
 
     node = front(text=FILE.replace("requests_max = 8", lines), reads=hangs)
@@ -479,9 +481,9 @@ async def test_o_no_reload_takes_longer_than_whoever_asked_waits(front, tmp_path
         nursery.cancel_scope.cancel()
     took_s = trio.current_time() - began
     assert len(told.refused) == 3  # the file, the keys, the certificate
-    most_s = patience.RELOAD_S if waits == "first" else patience.RELOADED_S
+    most_s = deadlines.RELOAD_S if waits == "first" else deadlines.RELOADED_S
     assert 0.8 * most_s < took_s <= most_s
-    assert took_s + patience.WAY_S <= patience.RELOADS_S
+    assert took_s + deadlines.WAY_S <= deadlines.RELOADS_S
 
 
 async def test_o_nodes_that_were_drained_are_not_said_to_start(front, autojump_clock):

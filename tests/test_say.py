@@ -18,8 +18,8 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.run import Happening, Kind
-from supervisor.say import CLEAR, TICK_S, VALUE_CHARACTERS_MAX, JsonLines, Terminal, set_up, take_over
+from supervisor.supervision.supervise import Happening, Kind
+from supervisor.telemetry.logs import CLEAR, TICK_S, VALUE_CHARACTERS_MAX, JsonLines, Terminal, set_up, take_over
 
 
 @pytest.fixture(autouse=True)

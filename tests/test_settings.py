@@ -11,7 +11,7 @@ from actors.engines.sglang.arguments import CHOICES, TYPES
 from actors.engines.sglang.settings import ALWAYS, ON_CPU, EngineSpec, boot
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
-from supervisor import config
+from supervisor.config import load
 
 FILE = """\
 [model.tiny]
@@ -28,7 +28,7 @@ kv_tokens_max = 4096
 def read(tmp_path):
     def read(*settings: str):
         (tmp_path / "cluster.toml").write_text(FILE + "\n".join(settings))
-        return config.read(tmp_path / "cluster.toml")
+        return load.read(tmp_path / "cluster.toml")
 
     return read
 

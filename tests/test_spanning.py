@@ -16,14 +16,16 @@ from actors.kit.calls import mailbox
 from bench._cluster import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
 from protocol.messages import Generate, RunRank
-from supervisor import check, config, folders, known, ranks, scrape
+from supervisor import check, known, ranks, scrape
 from supervisor import hosts as hosts_module
+from supervisor.config import load
 from supervisor.directory import Directory
-from supervisor.metrics import Metrics
-from supervisor.plug import Plug
-from supervisor.process import Hurry
+from supervisor.processes import run_folder
+from supervisor.processes.process import Hurry
 from supervisor.rendezvous import PORTS
-from supervisor.reserve import Reserve
+from supervisor.sockets.descriptor_reserve import Reserve
+from supervisor.supervision.registration import Plug
+from supervisor.telemetry.metrics import Metrics
 from supervisor.workers import Worker, _spec, rank_of, worker
 from tests.houses import built
 
@@ -103,7 +105,7 @@ def read(tmp_path):
         assert old in SPAN
         (tmp_path / "secret").write_text("a secret that is long enough")
         (tmp_path / "cluster.toml").write_text(SPAN.replace(old, new) if old else SPAN + new)
-        return config.read(tmp_path / "cluster.toml")
+        return load.read(tmp_path / "cluster.toml")
 
     return read
 
@@ -177,7 +179,7 @@ def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read):
 
 
 def test_an_engine_on_one_node_hears_nothing_of_ranks():
-    cluster = config.read(ROOT / "examples" / "quickstart.toml")
+    cluster = load.read(ROOT / "examples" / "quickstart.toml")
     boot = settings.boot(_spec(cluster, "tiny-0", cluster.engine["tiny-0"], "cpu"), "folder")
     assert not {"nnodes", "node_rank", "dist_init_addr"} & boot.arguments.keys()
     assert "SGLANG_BLOCK_NONZERO_RANK_CHILDREN" not in boot.environment
@@ -216,8 +218,8 @@ def hosts(tmp_path):
         boots.append(boot)
         raise StartFailed("nothing starts here")
 
-    cluster = config.read(tmp_path / "cluster.toml")
-    with folders.folder(tmp_path) as folder:
+    cluster = load.read(tmp_path / "cluster.toml")
+    with run_folder.folder(tmp_path) as folder:
         own = {"folder": folder, "logs": tmp_path, "hurry": Hurry(), "metrics": Metrics(), "reserve": Reserve()}
         world = SimpleNamespace(now=lambda: 5.0, **own)
         yield SimpleNamespace(cluster=cluster, starts=dict.fromkeys(cluster.engine, starts), world=world, boots=boots)
@@ -319,7 +321,7 @@ def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(read, monk
 
 
 def test_the_example_is_two_nodes_of_this_host():
-    cluster = config.read(ROOT / "examples" / "spanning.toml")
+    cluster = load.read(ROOT / "examples" / "spanning.toml")
     assert check.pick(cluster, None) == ("first", "second")
     assert cluster.engine["tiny-0"].nodes == ("first", "second")
 

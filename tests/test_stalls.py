@@ -20,7 +20,7 @@ from supervisor import crossing, known
 from supervisor.endpoints import Here
 from supervisor.heart import Heart
 from supervisor.link import STALLED, Link
-from supervisor.plug import Plug
+from supervisor.supervision.registration import Plug
 from tests.doors import INFO
 from tests.nodes import Node
 from tests.sim import sim_pair

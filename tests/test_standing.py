@@ -8,9 +8,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from protocol.errors import EngineDied
-from supervisor.run import supervise
-from supervisor.standing import WHY_LENGTH_MAX, Standing
-from supervisor.tree import Backoff, Child, Strategy, Tree
+from supervisor.supervision.status import WHY_LENGTH_MAX, Standing
+from supervisor.supervision.supervise import supervise
+from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 
 
 async def serves(*, task_status):

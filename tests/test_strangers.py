@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.doors.keys import KEYS, Keys, Sources
-from supervisor.doors.strangers import Strangers, address_of
+from supervisor.sockets.unauthenticated import Strangers, address_of
 from tests.doors import at_rest, chat, head, post, rig
 
 

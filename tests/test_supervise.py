@@ -12,8 +12,8 @@ import trio.testing
 from attrs import evolve, frozen
 
 from protocol.errors import EngineDied, StartFailed
-from supervisor.run import Happening, Kind, RestartsExceeded, supervise
-from supervisor.tree import Backoff, Child, Restart, Strategy, Tree, render
+from supervisor.supervision.supervise import Happening, Kind, RestartsExceeded, supervise
+from supervisor.supervision.tree import Backoff, Child, Restart, Strategy, Tree, render
 
 ONE, REST, ALL = Strategy.ONE_FOR_ONE, Strategy.REST_FOR_ONE, Strategy.ONE_FOR_ALL
 PERMANENT, TRANSIENT, TEMPORARY = Restart

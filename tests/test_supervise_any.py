@@ -10,8 +10,8 @@ import trio
 from attrs import evolve
 
 from protocol.errors import StartFailed
-from supervisor.run import Kind, RestartsExceeded, supervise
-from supervisor.tree import Backoff, Child, Restart, Strategy, Tree
+from supervisor.supervision.supervise import Kind, RestartsExceeded, supervise
+from supervisor.supervision.tree import Backoff, Child, Restart, Strategy, Tree
 
 ONE = Strategy.ONE_FOR_ONE
 PERMANENT, TRANSIENT, TEMPORARY = Restart

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from protocol.errors import EngineDied, StartFailed
-from supervisor.run import Kind, supervise
-from supervisor.tree import Backoff, Strategy, render
+from supervisor.supervision.supervise import Kind, supervise
+from supervisor.supervision.tree import Backoff, Strategy, render
 from tests.test_supervise import FAILS_TO_START, Chances, Life, Watch, child, fails_every, tree, watched
 
 NEVER = Backoff(min_s=1, max_s=8, jitter=0, reset_after_s=60, crashes=True)

@@ -17,11 +17,11 @@ from protocol.errors import LinkLost, PeerViolation
 from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarChecked, GrammarKind, Started, Usage
 from protocol.peer import Peer
 from supervisor import grammars
-from supervisor.config import ClusterSection
+from supervisor.config.load import ClusterSection
 from supervisor.directory import Directory
 from supervisor.endpoints import ForOthers, Here
 from supervisor.link import Link
-from supervisor.plug import Plug
+from supervisor.supervision.registration import Plug
 from supervisor.telling import Teller
 from tests.cluster_cost import measured
 from tests.fakes import generate

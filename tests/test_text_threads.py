@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from protocol.errors import Overloaded
-from supervisor.text_threads import HEAVY, TextLimits, TextThreads
+from supervisor.threads.text_threads import HEAVY, TextLimits, TextThreads
 
 LIGHT = HEAVY - 1
 

@@ -64,15 +64,15 @@ HANDS = {  # where clock, chance and libc are taken in hand: each has its reason
     Path("supervisor/__main__.py"): {"random", "time"},
     Path("supervisor/node.py"): {"time", "random", "secrets"},
     Path("supervisor/libraries.py"): {"ctypes"},
-    Path("supervisor/reaper.py"): {"time", "ctypes"},
-    Path("supervisor/turns.py"): {"time", "threading"},
-    Path("supervisor/writer.py"): {"threading"},
+    Path("supervisor/processes/reaper.py"): {"time", "ctypes"},
+    Path("supervisor/telemetry/event_loop.py"): {"time", "threading"},
+    Path("supervisor/threads/queued_writer.py"): {"threading"},
 }
 ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing that it waits for has its own
     ("supervisor/engine.py", "_host"),
     ("supervisor/node_process.py", "_live"),
-    ("supervisor/run.py", "supervise"),
-    ("supervisor/run.py", "_Life"),
+    ("supervisor/supervision/supervise.py", "supervise"),
+    ("supervisor/supervision/supervise.py", "_Life"),
 }
 
 

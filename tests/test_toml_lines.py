@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.strict.mistakes import join, segment
-from supervisor.toml_lines import line_of, lines_of
+from supervisor.config.toml_lines import line_of, lines_of
 
 TEXT = r'''# [no]
 a.b = 1

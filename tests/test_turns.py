@@ -8,8 +8,8 @@ import threading
 import pytest
 import trio
 
-from supervisor.metrics import Metrics
-from supervisor.turns import COLLECTION, LINES_EVERY_S, NAMES_MAX, OTHERS, Turns, function_of
+from supervisor.telemetry.event_loop import COLLECTION, LINES_EVERY_S, NAMES_MAX, OTHERS, Turns, function_of
+from supervisor.telemetry.metrics import Metrics
 
 
 class Clock:
@@ -139,7 +139,7 @@ async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog)
                 said.set()
 
     handler = Looked()
-    logging.getLogger("supervisor.turns").addHandler(handler)
+    logging.getLogger("supervisor.telemetry.event_loop").addHandler(handler)
     turns = Turns(0.02, clock, start=lambda run: looking.append(threading.Thread(target=run)))
     turns._over.wait = lambda _: turns._over.is_set()
 
@@ -155,7 +155,7 @@ async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog)
             await trio.lowlevel.checkpoint()
         looking[0].join(20.0)
     finally:
-        logging.getLogger("supervisor.turns").removeHandler(handler)
+        logging.getLogger("supervisor.telemetry.event_loop").removeHandler(handler)
     (record,) = [each for each in caplog.records if each.message == "the event loop stands still"]
     assert any("stuck_in_here" in line for line in record.stack)
     assert record.for_s == 5.0

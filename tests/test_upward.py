@@ -12,7 +12,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.say import readable
+from supervisor.telemetry.logs import readable
 from supervisor.upward import LINE_BYTES_MAX, UNSENT_BYTES_MAX, Lines, Upward, hear
 
 

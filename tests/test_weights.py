@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.cost import LOGPROB_BYTES, TOKEN_BYTES, cost, generations_of, multiplied_by, work
-from protocol.dialects.keyfile import KeySection
 from protocol.errors import BadRequest, Overloaded
 from protocol.messages import Generate, Respond, Role, Sampling, Turn
+from supervisor.config.keyfile import KeySection
 from supervisor.doors.gate import Gate
 from supervisor.doors.keys import Key, Sources, digest
 from tests.doors import at_rest, post, rig

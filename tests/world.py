@@ -19,9 +19,9 @@ from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GetInfo, Tokens, Usage
 from protocol.peer import Peer
 from supervisor.link import Link
-from supervisor.plug import Plug
-from supervisor.run import Happening, supervise
-from supervisor.tree import Backoff, Child, Strategy, Tree
+from supervisor.supervision.registration import Plug
+from supervisor.supervision.supervise import Happening, supervise
+from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 from tests.fakes import Costs, FakeHost, generate, whole
 from tests.sim import SimTransport, sim_pair, tasks
 

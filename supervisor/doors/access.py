@@ -15,7 +15,7 @@ from attrs import define, field
 
 from protocol.errors import Draining, Left, NotReady, RequestError
 from protocol.trace import Trace, fields
-from supervisor.metrics import Metrics
+from supervisor.telemetry.metrics import Metrics
 
 log = logging.getLogger("espalier.requests")
 

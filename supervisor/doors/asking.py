@@ -28,7 +28,7 @@ from protocol.trace import Trace, fields
 from supervisor.doors.access import Access
 from supervisor.doors.budgets import Held
 from supervisor.doors.keys import Key
-from supervisor.metrics import Metrics
+from supervisor.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,13 @@ from actors.kit.offload import Aside, Work, inline
 from actors.processor import TextReply
 from protocol.cost import cost, generations_of, multiplied_by
 from protocol.dialects.body import reading_work
-from protocol.dialects.keyfile import clamped
 from protocol.dialects.options import Within
 from protocol.errors import BadRequest, Draining, Forbidden, NotFound, RequestError, StartFailed
 from protocol.grammars import kinds
 from protocol.messages import Answered, Grammar, GrammarKind, Respond
 from protocol.trace import Trace
+from supervisor.config.keyfile import clamped
+from supervisor.config.tls import Certificate
 from supervisor.doors.asking import Asking, Counted, Served
 from supervisor.doors.budgets import Budget
 from supervisor.doors.gate import Gate
@@ -30,10 +31,9 @@ from supervisor.doors.heads import authority, same_origin
 from supervisor.doors.keys import Headers, Key, Keys
 from supervisor.doors.memory import Memories
 from supervisor.doors.outbox import Backlogs, Outbox
-from supervisor.doors.strangers import Strangers
-from supervisor.doors.tls import Certificate
-from supervisor.files import Reads
-from supervisor.reserve import Reserve
+from supervisor.files.reading import Reads
+from supervisor.sockets.descriptor_reserve import Reserve
+from supervisor.sockets.unauthenticated import Strangers
 
 log = logging.getLogger(__name__)
 

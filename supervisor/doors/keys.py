@@ -17,11 +17,11 @@ from pathlib import Path
 import trio
 from attrs import define, field, frozen
 
-from protocol.dialects import keyfile
-from protocol.dialects.keyfile import Bucket, KeySection
 from protocol.errors import BadRequest, ConcurrencyLimited, Forbidden, RateLimited, StartFailed, Unauthorized
 from protocol.strict.mistakes import Mistakes
-from supervisor import files, private_files
+from supervisor.config import keyfile
+from supervisor.config.keyfile import Bucket, KeySection
+from supervisor.files import permissions, reading
 
 log = logging.getLogger(__name__)
 
@@ -242,9 +242,9 @@ def line(name: str, secret: str) -> str:
 
 def _from_file(path: Path) -> dict[str, KeySection]:
     try:
-        if (why := private_files.writable_by_others(path)) is not None:
+        if (why := permissions.writable_by_others(path)) is not None:
             raise StartFailed(why)
-        return keyfile.read(tomllib.loads(files.read(path, FILE_BYTES_MAX).decode()))
+        return keyfile.read(tomllib.loads(reading.read(path, FILE_BYTES_MAX).decode()))
     except OSError as error:
         raise StartFailed(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -14,7 +14,7 @@ from bench._checked import Ask, Door, Heard, Said, Tally, ask, heard_of, verdict
 from bench._client import Outcome
 from bench._cluster import FRONT, Cluster, Plan, free_ports, simulated
 from bench._cutter import SLOW_BYTES, Cutter
-from supervisor import config
+from supervisor.config import load
 
 RIGHT = Said("An oak stands by the river.", "stop", 9, (("An", -0.5),))
 STREAM = Ask("stream", "Tell me about the oak", None)
@@ -144,7 +144,7 @@ def test_each_node_reads_the_same_cluster_with_a_window_of_its_own(tmp_path):
     of.doors["p"] = 1234
     for name in of.plan.names:
         (tmp_path / name / "cluster.toml").write_text(of.file(name))
-        read = config.read(tmp_path / name / "cluster.toml")
+        read = load.read(tmp_path / name / "cluster.toml")
         assert (read.gateway.node, read.gateway.port) == (name, of.windows[name])
         assert read.node[FRONT].listen is None
         assert read.node["d"].listen == f"127.0.0.1:{of.links['d']}"

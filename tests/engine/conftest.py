@@ -17,11 +17,12 @@ from openai import OpenAI
 from actors.engines.port import Engine
 from actors.engines.sglang.settings import EngineSpec
 from bench._node import MODEL, ROOT, Node, node, place
-from supervisor import folders, hosts
-from supervisor.chatter import Chatter
+from supervisor import hosts
 from supervisor.engine import EngineHouse, engine
-from supervisor.plug import Plug
-from supervisor.process import Hurry, Ladder
+from supervisor.processes import run_folder
+from supervisor.processes.output_log import Chatter
+from supervisor.processes.process import Hurry, Ladder
+from supervisor.supervision.registration import Plug
 
 STARTED_WITHIN_S = 120.0
 
@@ -49,7 +50,7 @@ Keep = Callable[..., Awaitable[None]]  # an engine, given where it is offered an
 @asynccontextmanager
 async def kept_engines(silent_s: float = 10.0) -> AsyncIterator[Keep]:
     """Run a zygote without a node around it, and say how an engine forked from it is kept."""
-    with place() as base, folders.folder(base) as folder:
+    with place() as base, run_folder.folder(base) as folder:
         spec = EngineSpec(MODEL, str(ROOT / "examples" / MODEL), "cpu", slots=16, kv_tokens_max=16384)
         zygotes: Plug[hosts.Zygote] = Plug()
         hurry = Hurry()

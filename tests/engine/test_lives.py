@@ -16,7 +16,7 @@ from actors.engines.port import Engine
 from bench._node import all_seen
 from protocol.errors import EngineDied, StartFailed
 from protocol.messages import Generate, Grammar, GrammarKind, Started
-from supervisor.plug import Plug
+from supervisor.supervision.registration import Plug
 from tests.contracts.engine import at_rest, request, serves_on
 from tests.engine.conftest import STARTED_WITHIN_S, kept_engines, real_engine
 

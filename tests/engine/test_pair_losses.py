@@ -18,7 +18,7 @@ from bench._cluster import cluster
 from bench._node import place, wait_until
 from bench._polling import DECODE, PREFILL
 from bench.pair_abort_times import plan
-from supervisor.sections import ClusterSection
+from supervisor.config.schema import ClusterSection
 
 pytestmark = [
     pytest.mark.engine,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import trio
 from attrs import Factory, define, field
 
-from supervisor.say import JsonLines, Readable
+from supervisor.telemetry.logs import JsonLines, Readable
 from tests.fuzz.answers import Answer, Unfinished, Wrong, frames, take
 from tests.fuzz.inputs import Input, Leave, make
 from tests.fuzz.websocket import HANDSHAKE

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from protocol.dialects import body, chat, completions, responses
 from protocol.dialects.body import CONTAINERS_MAX, decode
-from protocol.dialects.keyfile import Bucket, KeyFile, KeySection
 from protocol.errors import BadRequest
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
+from supervisor.config.keyfile import Bucket, KeyFile, KeySection
 
 TOO_MANY = "holds more than 32768 lists, objects and keys"
 PART = '{"type":"text","text":""}'

@@ -15,10 +15,11 @@ import trio.testing
 
 from actors.engines.sglang.settings import Boot
 from protocol.errors import StartFailed
-from supervisor import hosts, reaper
-from supervisor.chatter import Chatter
-from supervisor.plug import Plug
-from supervisor.process import Hurry, Ladder, start
+from supervisor import hosts
+from supervisor.processes import reaper
+from supervisor.processes.output_log import Chatter
+from supervisor.processes.process import Hurry, Ladder, start
+from supervisor.supervision.registration import Plug
 
 pytestmark = pytest.mark.realtime
 

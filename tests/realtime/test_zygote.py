@@ -11,9 +11,9 @@ import trio
 from actors.engines.sglang.settings import Boot
 from protocol.errors import EngineDied
 from supervisor import hosts
-from supervisor.chatter import Chatter
-from supervisor.plug import Plug
-from supervisor.process import Hurry, Ladder
+from supervisor.processes.output_log import Chatter
+from supervisor.processes.process import Hurry, Ladder
+from supervisor.supervision.registration import Plug
 
 pytestmark = pytest.mark.realtime
 

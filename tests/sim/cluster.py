@@ -13,9 +13,9 @@ from attrs import define, field
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
 from supervisor import known
-from supervisor.config import ClusterSection
+from supervisor.config.load import ClusterSection
 from supervisor.directory import Directory
-from supervisor.tree import Child
+from supervisor.supervision.tree import Child
 from tests.fakes import FakeHost
 from tests.sim.clock import tasks
 from tests.sim.legs import LegCosts, LegHost

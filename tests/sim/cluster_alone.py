@@ -12,7 +12,7 @@ from attrs import define, evolve, field
 from actors.routing.route import Limits
 from protocol.cluster import Leg
 from protocol.errors import HandOffFailed, Internal
-from supervisor.run import supervise
+from supervisor.supervision.supervise import supervise
 from supervisor.wires import At
 from tests.sim.alone import PATIENT, SOON_S, Alone, BlackHole, Honest, ejection
 from tests.sim.cluster import SECTION

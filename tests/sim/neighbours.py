@@ -11,7 +11,7 @@ from attrs import define, field
 
 from actors.routing.route import Limits
 from protocol.errors import StartFailed
-from supervisor.happenings import Kind
+from supervisor.supervision.events import Kind
 from tests.sim.alone import PATIENT, SOON_S, Alone, Honest
 from tests.sim.clock import tasks
 from tests.world import HANGS

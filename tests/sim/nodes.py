@@ -17,15 +17,15 @@ from protocol.cluster import Offer
 from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
 from protocol.messages import Generate
-from supervisor.config import ClusterSection
+from supervisor.config.load import ClusterSection
 from supervisor.directory import Directory
 from supervisor.endpoints import ForOthers
 from supervisor.house import _in_order
 from supervisor.links import Links
 from supervisor.node import BYE_S, _Node
-from supervisor.process import Hurry
-from supervisor.run import supervise
-from supervisor.tree import Child, Tree
+from supervisor.processes.process import Hurry
+from supervisor.supervision.supervise import supervise
+from supervisor.supervision.tree import Child, Tree
 from supervisor.wires import At
 from tests.sim.freeing import Freeing
 from tests.sim.legs import LegCosts, LegHost, Rooms

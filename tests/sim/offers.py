@@ -11,7 +11,7 @@ from protocol.cost import work as work_of
 from protocol.messages import Generate
 from supervisor.directory import Directory
 from supervisor.endpoints import Here
-from supervisor.plug import Plug
+from supervisor.supervision.registration import Plug
 from tests.fakes import Costs
 from tests.world import World
 

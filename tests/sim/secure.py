@@ -12,7 +12,7 @@ from functools import cache
 
 import trio
 
-from supervisor.doors.tls import Certificate
+from supervisor.config.tls import Certificate
 from tests import certificate
 
 NAME = "localhost"

@@ -33,11 +33,11 @@ from supervisor.endpoints import ForOthers
 from supervisor.gateway import _accepted
 from supervisor.house import _in_order
 from supervisor.link import Link
-from supervisor.metrics import Metrics
 from supervisor.node import _Node
-from supervisor.process import Hurry
+from supervisor.processes.process import Hurry
+from supervisor.supervision.tree import Child, Tree
+from supervisor.telemetry.metrics import Metrics
 from supervisor.telling import Teller
-from supervisor.tree import Child, Tree
 from tests.doors import TINY
 from tests.fakes import FakeHost, Scheduler, whole
 from tests.sim import secure

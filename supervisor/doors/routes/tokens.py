@@ -13,9 +13,9 @@ from protocol.cost import TOKEN_BYTES
 from protocol.dialects import tokens
 from protocol.dialects.body import BYTES_A_CHARACTER
 from protocol.dialects.gathered import Body
-from protocol.dialects.keyfile import clamped
 from protocol.errors import BadRequest, DeadlineExceeded
 from protocol.messages import Detokenized, Tokenized
+from supervisor.config.keyfile import clamped
 from supervisor.doors.exchange import JSON, Exchange
 from supervisor.doors.routes.route import noted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from supervisor import files
+from supervisor.files import reading
 
 
 def writable_by_others(path: Path) -> str | None:
@@ -13,7 +13,7 @@ def writable_by_others(path: Path) -> str | None:
 
     Raises `OSError` if the file is not there.
     """
-    files.note(path)
+    reading.note(path)
     mode = path.stat().st_mode
     if mode & stat.S_IWOTH:
         return f"every user of this host may write {path}: chmod o-w {path}"
@@ -26,7 +26,7 @@ def writable_by_others(path: Path) -> str | None:
 
 def readable_by_others(path: Path) -> str | None:
     """Return a warning for a file that more users than its owner and its group may read, or its group may write."""
-    files.note(path)
+    reading.note(path)
     mode = path.stat().st_mode
     if mode & stat.S_IROTH:
         return f"every user of this host may read {path}: chmod o-r {path}"

@@ -10,9 +10,10 @@ from pathlib import Path
 from actors.text.chat_template import compiled
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake, join, segment
-from supervisor import check, files, private_files
-from supervisor.config import Cluster, Misconfigured
-from supervisor.doors.tls import expires_at
+from supervisor import check
+from supervisor.config.load import Cluster, Misconfigured
+from supervisor.config.tls import expires_at
+from supervisor.files import permissions, reading
 
 DAY_S = 86_400
 EXPIRES_SOON_S = 14 * DAY_S
@@ -62,7 +63,7 @@ def warnings(cluster: Cluster, now: float) -> Iterator[str]:
     section, gateway = cluster.cluster, cluster.gateway
     for name in filter(None, (section.secret, section.tls_key, gateway.keys, gateway.tls_key)):
         with suppress(OSError):  # a file that is not there is a mistake already
-            if (why := private_files.readable_by_others(cluster.folder / name)) is not None:
+            if (why := permissions.readable_by_others(cluster.folder / name)) is not None:
                 yield why
     yield from (each.said for each in expired(cluster, now))
     for _, file in _certificates(cluster):
@@ -81,7 +82,7 @@ def _certificates(cluster: Cluster) -> Iterator[tuple[str, Path]]:
 def _ends_at(file: Path) -> float | None:
     """Return when the first certificate of a file ends, None if that cannot be read; other checks say why."""
     with suppress(OSError, ValueError):
-        return expires_at(files.read(file, PEM_BYTES_MAX).decode())
+        return expires_at(reading.read(file, PEM_BYTES_MAX).decode())
     return None
 
 
@@ -92,7 +93,7 @@ def _days(seconds: float) -> str:
 
 def _compiled(file: Path) -> None:
     try:
-        source = files.template(file)
+        source = reading.template(file)
     except (OSError, UnicodeDecodeError) as error:
         raise StartFailed(f"{file} cannot be read: {error}") from error
     compiled(source, str)

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from protocol.strict.mistakes import Mistake, Mistakes, join, segment
 from protocol.strict.structure import structure
-from supervisor.sections import Cluster
+from supervisor.config.schema import Cluster
 
 Table: TypeAlias = dict[str, object]
 

@@ -20,7 +20,7 @@ import trio
 from attrs import define, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from supervisor.writer import start_thread
+from supervisor.threads.queued_writer import start_thread
 
 log = logging.getLogger(__name__)
 

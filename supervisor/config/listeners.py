@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from attrs import frozen
 
 from protocol.strict.mistakes import Mistake
-from supervisor.sections import LOOPBACK, Cluster
+from supervisor.config.schema import LOOPBACK, Cluster
 
 IPV4, IPV6 = "every IPv4 address", "every IPv6 address"
 SPELLED = {  # what an address stands for, beside itself

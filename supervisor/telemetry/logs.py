@@ -20,8 +20,8 @@ import trio
 from attrs import define, field
 
 from protocol.errors import StartFailed
-from supervisor.happenings import Happening, Kind
-from supervisor.writer import BYTES_MAX, LINES_MAX, QueuedWriter, sink_of
+from supervisor.supervision.events import Happening, Kind
+from supervisor.threads.queued_writer import BYTES_MAX, LINES_MAX, QueuedWriter, sink_of
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import trio
 from attrs import define, field
 
 from protocol.errors import StartFailed
-from supervisor import files
-from supervisor.patience import READ_S
-from supervisor.text_threads import NO_THREAD
+from supervisor.deadlines import READ_S
+from supervisor.files import reading
+from supervisor.threads.text_threads import NO_THREAD
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class FileThreads:
 
     async def __call__(self, function: Callable[[], T], /) -> T:
         """Return what the function returns, or raise what it raises; raises `StartFailed` when it takes too long."""
-        with files.noting() as noted:
+        with reading.noting() as noted:
             try:
                 with trio.fail_after(self.within_s):
                     return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._threads)

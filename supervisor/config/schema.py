@@ -13,12 +13,12 @@ from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
 from actors.routing.outliers import Ejection
 from protocol.cluster import PORT
-from protocol.dialects.keyfile import GrammarName
 from protocol.dialects.options import Holds, Matches, Within
+from supervisor.config.keyfile import GrammarName
+from supervisor.config.tls import Certificate
 from supervisor.doors.door import Count, DoorLimits, Seconds
-from supervisor.doors.tls import Certificate
-from supervisor.process import Ladder
-from supervisor.text_threads import TextLimits
+from supervisor.processes.process import Ladder
+from supervisor.threads.text_threads import TextLimits
 
 NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letters, digits and dashes")]
 EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]

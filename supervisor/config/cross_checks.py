@@ -14,10 +14,10 @@ from actors.engines.sglang import setting_rules
 from actors.engines.sglang.settings import GrammarLimits
 from protocol.cluster import OPERATOR
 from protocol.strict.mistakes import Mistake, describe, join, segment
-from supervisor import durations, listeners
+from supervisor.config import durations, listeners
+from supervisor.config.schema import EVERYWHERE, LOOPBACK, Cluster, ClusterSection, EngineSection, SimulatedSection
 from supervisor.doors.door import ANY
 from supervisor.rendezvous import PORTS
-from supervisor.sections import EVERYWHERE, LOOPBACK, Cluster, ClusterSection, EngineSection, SimulatedSection
 
 RESERVED = ("gateway", "links", "metrics", "zygote")
 BEAT_S_MIN = 0.01

@@ -9,7 +9,7 @@ from pathlib import Path
 from attrs import frozen
 
 from protocol.errors import StartFailed
-from supervisor import files, private_files
+from supervisor.files import permissions, reading
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2; its suites of CBC mode can be attacked by timing. TLS 1.3 has none."""
@@ -32,9 +32,9 @@ class Certificate:
         context.set_ciphers(CIPHERS)
         context.set_alpn_protocols(["http/1.1"])
         try:
-            if (why := private_files.writable_by_others(self.key)) is not None:
+            if (why := permissions.writable_by_others(self.key)) is not None:
                 raise StartFailed(why)
-            files.check(self.certificate, self.key)
+            reading.check(self.certificate, self.key)
             # Without a password a locked key would ask the terminal for one, and stop everything meanwhile.
             context.load_cert_chain(self.certificate, self.key, password="")
         except OSError as error:  # an SSLError is one

@@ -11,10 +11,9 @@ from attrs import evolve
 
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake
-from supervisor import files
-from supervisor.disagreements import disagreements
-from supervisor.partial import structure_what_can_be
-from supervisor.sections import (
+from supervisor.config.cross_checks import disagreements
+from supervisor.config.partial import structure_what_can_be
+from supervisor.config.schema import (
     EVERYWHERE,
     LOOPBACK,
     Cluster,
@@ -23,7 +22,8 @@ from supervisor.sections import (
     GatewaySection,
     NodeSection,
 )
-from supervisor.toml_lines import line_of, lines_of
+from supervisor.config.toml_lines import line_of, lines_of
+from supervisor.files import reading
 
 __all__ = [
     "EVERYWHERE",
@@ -93,7 +93,7 @@ def read(path: Path, join: Sequence[str] = (), examine: Examine | None = None) -
 
 def _text(path: Path) -> str:
     try:
-        return files.read(path, FILE_BYTES_MAX).decode("utf-8-sig").replace("\r\n", "\n")
+        return reading.read(path, FILE_BYTES_MAX).decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise StartFailed(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # UnicodeDecodeError is one

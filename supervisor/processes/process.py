@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import trio
 from attrs import define, field, frozen
 
-from supervisor import reaper
+from supervisor.processes import reaper
 
 
 @frozen

@@ -14,7 +14,7 @@ from pathlib import Path
 import trio
 from attrs import Factory, define, field
 
-from supervisor.writer import BYTES_MAX, QueuedWriter
+from supervisor.threads.queued_writer import BYTES_MAX, QueuedWriter
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ import trio
 from attrs import define, field, frozen
 
 from protocol.errors import ActorError, StartFailed
-from supervisor.happenings import Happening, Kind, record, words
-from supervisor.tree import Child, Restart, Strategy, Tree
+from supervisor.supervision.events import Happening, Kind, record, words
+from supervisor.supervision.tree import Child, Restart, Strategy, Tree
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import trio
 from attrs import define, field, frozen
 
 from protocol.cluster import ChildState
-from supervisor.happenings import Happening, Kind, words
-from supervisor.tree import Child, Tree
+from supervisor.supervision.events import Happening, Kind, words
+from supervisor.supervision.tree import Child, Tree
 
 UP, WAITS = "up", "not started"
 STATES = {

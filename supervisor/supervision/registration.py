@@ -10,7 +10,7 @@ import trio
 from attrs import define, field, frozen
 
 from protocol.errors import StartFailed
-from supervisor.changes import Changes
+from supervisor.supervision.changes import Changes
 
 T = TypeVar("T")
 WHY_LENGTH_MAX = 500

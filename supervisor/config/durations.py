@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import attrs
 
 from protocol.strict.mistakes import Mistake, join, segment
-from supervisor.sections import Cluster
+from supervisor.config.schema import Cluster
 
 SHORTEST_S = 1e-6
 GATEWAY = (("admit_s", "first_token_s"), ("first_token_s", "total_s"))

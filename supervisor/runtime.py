@@ -10,10 +10,10 @@ from attrs import field, frozen
 from actors.engines.simulated.faults import Chance
 from actors.engines.simulated.meetings import Meetings
 from actors.kit.offload import Aside
-from supervisor.folders import Folder
-from supervisor.metrics import Metrics
-from supervisor.process import Hurry
-from supervisor.reserve import Reserve
+from supervisor.processes.process import Hurry
+from supervisor.processes.run_folder import Folder
+from supervisor.sockets.descriptor_reserve import Reserve
+from supervisor.telemetry.metrics import Metrics
 
 
 @frozen

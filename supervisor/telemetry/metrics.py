@@ -22,7 +22,7 @@ from actors.decode import Observer
 from actors.routing.ports import Watch
 from protocol.errors import Left
 from protocol.messages import EngineLoad, Usage
-from supervisor.writer import QueuedWriter
+from supervisor.threads.queued_writer import QueuedWriter
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 

@@ -1,0 +1,1 @@
+"""Files that people name: read whole up to a size, with permissions checked."""

@@ -1,0 +1,1 @@
+"""Supervision trees: children as values, restarts by strategy, events, status, and registered names."""
