@@ -161,12 +161,13 @@ def _running(
 
 def operated(arguments: list[str]) -> int:
     """Ask a running cluster what the command line says, and return the exit code."""
-    from supervisor import crossing, operate  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
+    from supervisor import operate  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
+    from supervisor.links import encoding  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
 
     try:
         return operate.main(arguments, os.environ, node.new_nonce)
     except EspalierError as error:
-        print("\n".join(map(crossing.plain, f"espalier: {error}".split("\n"))), file=sys.stderr)
+        print("\n".join(map(encoding.plain, f"espalier: {error}".split("\n"))), file=sys.stderr)
         return 1
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protocol.cluster import ChildState, Reloaded, Status
-from supervisor.crossing import plain
+from supervisor.links.encoding import plain
 from supervisor.supervision.status import UP
 
 Seen: TypeAlias = Status | str

@@ -18,13 +18,13 @@ from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.files import permissions, reading
 from supervisor.house import build
 from supervisor.libraries import check_libraries
-from supervisor.link_tls import Tls, contexts
+from supervisor.links.tls import Tls, contexts
+from supervisor.links.websocket import At
 from supervisor.processes.process import Hurry
 from supervisor.processes.run_folder import Folder
 from supervisor.runtime import World
 from supervisor.supervision.tree import render
 from supervisor.telemetry.metrics import Metrics
-from supervisor.wires import At
 
 SECRET = "ESPALIER_CLUSTER_SECRET"  # noqa: S105  # the name of a variable
 SECRET_BYTES_MIN = 16

@@ -28,17 +28,18 @@ from protocol.errors import (
 )
 from protocol.greeting import Greeter
 from protocol.peer import Peer
-from supervisor import local_control, wires
+from supervisor import local_control
 from supervisor.board import Seen
 from supervisor.config.load import Cluster
 from supervisor.deadlines import ANSWERS_S, OTHERS_S, RELOADS_S
 from supervisor.engine import SocketTransport
-from supervisor.heart import Heart
-from supervisor.link import Link
-from supervisor.link_tls import Tls
-from supervisor.transport import Transport
+from supervisor.links import websocket
+from supervisor.links.heartbeat import Heart
+from supervisor.links.link import Link
+from supervisor.links.tls import Tls
+from supervisor.links.transport import Transport
 
-Route: TypeAlias = wires.At | Path
+Route: TypeAlias = websocket.At | Path
 """How a node is asked: at an address, or by the socket in its run folder."""
 
 NAME_BYTES = 4
@@ -104,16 +105,16 @@ class Operator:
             peer, heart = Peer(name, serves_max=0), Heart(section.beat_s, section.silent_s)
             answers.append(await _answer(Link(transport, peer, lost_as=_Lost, heart=heart), request))
 
-        async def talk(wire: wires.Wire) -> None:
+        async def talk(wire: websocket.Wire) -> None:
             certified = wire.certified() if section.binds_names else None
             greeter = Greeter("dials", section.name, name, self.secret, self.new_nonce(), certified=certified)
-            await wires.greet(wire, greeter, section.greet_s)
+            await websocket.greet(wire, greeter, section.greet_s)
             await ask(wire)
 
         if isinstance(at, Path):
             await _connected(at, ask)
         else:
-            await wires.dial(at, self.tls.dials if self.tls else None, section.greet_s, talk)
+            await websocket.dial(at, self.tls.dials if self.tls else None, section.greet_s, talk)
         if not answers or answers[0] is None:
             raise PeerLost(f"{at} ended the link before it answered")
         return answers[0]
@@ -123,7 +124,7 @@ class Operator:
         node = self.cluster.node.get(name)
         if node is None or node.dialed_at is None:
             return self.folders.get(name)
-        return wires.At.read(node.dialed_at)
+        return websocket.At.read(node.dialed_at)
 
 
 async def _connected(folder: Path, ask: Callable[[Transport], Awaitable[None]]) -> None:

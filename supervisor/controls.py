@@ -17,7 +17,7 @@ from protocol.messages import Done, EngineLoad
 from supervisor.deadlines import HOP_S
 from supervisor.directory import Directory
 from supervisor.doors.gate import Gate
-from supervisor.link import Link, Serves
+from supervisor.links.link import Link, Serves
 from supervisor.supervision.status import Standing
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from protocol.cluster import COUNT_MAX, NEIGHBOURS_MAX, Leg, Loads, Neighbour, N
 from protocol.errors import PeerViolation
 from protocol.messages import EngineInfo
 from supervisor.endpoints import Here, There
-from supervisor.link import Link
+from supervisor.links.link import Link
 from supervisor.own_models import OwnModels
 from supervisor.pool import Ranked, Workers
 from supervisor.supervision.changes import Changes

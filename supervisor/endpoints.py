@@ -17,7 +17,7 @@ from actors.routing.load import Load
 from protocol.cluster import COUNT_MAX, Leg, Offer, OfferLoad
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady
 from protocol.messages import REQUEST_ID_LENGTH, Finished, Generate, Started, Tokens
-from supervisor.link import Link
+from supervisor.links.link import Link
 from supervisor.supervision.changes import Changes
 from supervisor.supervision.registration import Plug
 

@@ -21,7 +21,7 @@ from protocol.errors import ActorError, EngineDied, EngineLost, PeerLost, PeerVi
 from protocol.messages import EngineInfo, GetInfo
 from protocol.peer import Peer
 from supervisor.hosts import Starts, descriptors
-from supervisor.link import Link
+from supervisor.links.link import Link
 from supervisor.processes.output_log import Chatter
 from supervisor.processes.process import Hurry, Ladder, Process
 from supervisor.processes.run_folder import Folder

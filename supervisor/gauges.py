@@ -9,8 +9,8 @@ import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from supervisor.directory import Directory
+from supervisor.links.traffic import Traffic
 from supervisor.telemetry.metrics import Metrics, pieces
-from supervisor.traffic import Traffic
 
 
 def of_node(metrics: Metrics, directory: Directory) -> None:

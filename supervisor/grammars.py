@@ -36,7 +36,7 @@ from supervisor.directory import Directory
 from supervisor.endpoints import Here, There
 from supervisor.engine import EngineHouse, checker
 from supervisor.hosts import Starts, zygote_of
-from supervisor.link import Link, Serves
+from supervisor.links.link import Link, Serves
 from supervisor.runtime import World
 from supervisor.supervision.registration import Plug
 from supervisor.supervision.tree import Backoff, Child, Tree

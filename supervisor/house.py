@@ -25,6 +25,7 @@ from protocol.greeting import Incarnation
 from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
 from protocol.model_folder import FILES
 from supervisor import gauges, grammars, known, routes, scrape
+from supervisor.cluster.mesh import Links
 from supervisor.config.load import Cluster
 from supervisor.controls import Controls
 from supervisor.directory import Directory
@@ -35,8 +36,8 @@ from supervisor.endpoints import ForOthers, Here
 from supervisor.files import reading
 from supervisor.gateway import gateway
 from supervisor.hosts import Starts, Zygote
-from supervisor.link import Serves
-from supervisor.links import Links
+from supervisor.links.link import Serves
+from supervisor.links.websocket import At
 from supervisor.own_models import OwnModels
 from supervisor.ranks import Asked, Others, agreed
 from supervisor.runtime import World
@@ -45,7 +46,6 @@ from supervisor.supervision.registration import Plug
 from supervisor.supervision.status import Standing
 from supervisor.supervision.tree import Child, Tree
 from supervisor.version import version
-from supervisor.wires import At
 from supervisor.workers import Work, Worker, grammar_checks, offer, rank_of, starts, worker
 
 LINKS = "links"

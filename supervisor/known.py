@@ -20,7 +20,7 @@ from supervisor.config.load import Cluster
 from supervisor.controls import Function
 from supervisor.directory import Directory
 from supervisor.endpoints import Here, There
-from supervisor.link import Serves
+from supervisor.links.link import Serves
 from supervisor.supervision.registration import Plug
 from supervisor.telemetry.metrics import Metrics
 

@@ -27,8 +27,8 @@ from attrs import define, field, frozen
 from protocol.errors import PeerLost, PeerViolation
 from protocol.peer import Peer
 from supervisor.engine import SocketTransport
-from supervisor.heart import Heart
-from supervisor.link import Link, Serves
+from supervisor.links.heartbeat import Heart
+from supervisor.links.link import Link, Serves
 from supervisor.processes.run_folder import LOCK, PREFIX, Folder
 from supervisor.threads.text_threads import NO_THREAD
 

@@ -24,8 +24,8 @@ from supervisor.config import file_checks
 from supervisor.config.load import LOOPBACK, Cluster
 from supervisor.doors.door import Door
 from supervisor.doors.keys import SECRETS, Keys
-from supervisor.heart import Heart
 from supervisor.house import House, build
+from supervisor.links.heartbeat import Heart
 from supervisor.processes import reaper, run_folder
 from supervisor.processes.process import Hurry
 from supervisor.reload import Reloader

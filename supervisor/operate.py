@@ -27,7 +27,7 @@ from supervisor.board import Seen
 from supervisor.config import load
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.control_client import Operator, is_gone, is_linked
-from supervisor.crossing import plain
+from supervisor.links.encoding import plain
 from supervisor.telemetry import logs
 
 LOOKS_S = 1.0  # between two looks

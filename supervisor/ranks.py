@@ -21,7 +21,7 @@ from protocol.errors import ActorError, BadRequest, Draining, EngineDied, Engine
 from protocol.messages import Done, RankStarted, RunRank
 from supervisor.config.load import Cluster
 from supervisor.directory import Directory
-from supervisor.link import Link
+from supervisor.links.link import Link
 from supervisor.supervision.registration import Plug
 
 log = logging.getLogger(__name__)

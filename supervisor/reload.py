@@ -21,7 +21,7 @@ from supervisor.doors.door import Door
 from supervisor.doors.keys import Keys
 from supervisor.files.reading import Reads
 from supervisor.house import House
-from supervisor.link_tls import Tls
+from supervisor.links.tls import Tls
 from supervisor.routes import ROUTED, limits
 from supervisor.threads.file_threads import FileThreads
 from supervisor.workers import offer

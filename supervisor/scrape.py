@@ -15,9 +15,9 @@ from supervisor.doors.asking import Asking
 from supervisor.doors.door import ANY, Door, DoorLimits
 from supervisor.doors.gate import Gate
 from supervisor.gateway import gateway
+from supervisor.links.websocket import At
 from supervisor.runtime import World
 from supervisor.supervision.tree import Child
-from supervisor.wires import At
 
 PATHS = frozenset({"/health", "/ready", "/metrics"})
 # Constants: whoever scrapes or probes is one or a few, asks for little, and is not a client.

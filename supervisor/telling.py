@@ -14,7 +14,7 @@ from attrs import Factory, define, field
 from protocol import codec
 from protocol.cluster import Loads, NodeState, OfferLoad
 from supervisor.directory import Directory
-from supervisor.link import Link
+from supervisor.links.link import Link
 
 
 @define(eq=False)

@@ -26,7 +26,7 @@ from supervisor import grammars, hosts, ranks, rendezvous
 from supervisor.config.load import Cluster, EngineSection
 from supervisor.directory import Directory
 from supervisor.engine import EngineHouse, engine, silent
-from supervisor.link import Serves
+from supervisor.links.link import Serves
 from supervisor.processes.output_log import Chatter, writer
 from supervisor.processes.process import Ladder
 from supervisor.runtime import World

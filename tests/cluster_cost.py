@@ -27,12 +27,12 @@ from actors.routing.route import Limits, Need, Routing
 from protocol.cluster import Leg, Offer
 from protocol.messages import EngineInfo
 from supervisor import known
+from supervisor.cluster.mesh import Links
 from supervisor.config.load import ClusterSection
 from supervisor.directory import Directory
 from supervisor.endpoints import Here
-from supervisor.links import Links
+from supervisor.links.websocket import At
 from supervisor.supervision.registration import Plug
-from supervisor.wires import At
 from tests.sim.net import Net
 
 MODEL, SLOTS, FRONT = "oak", 8, "front"

@@ -35,7 +35,7 @@ from protocol.messages import (
     Usage,
 )
 from protocol.peer import Peer
-from supervisor.link import Link
+from supervisor.links.link import Link
 from tests.sim import SimTransport, sim_pair
 
 CONTROL_STREAMS = 16  # beside one stream a slot and one a place in the queue, as in the real host

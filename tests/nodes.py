@@ -14,11 +14,11 @@ from protocol.cluster import Leg, Offer
 from protocol.frames import VERSION, Hello, encode
 from protocol.greeting import Greeter
 from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
-from supervisor import wires
+from supervisor.cluster.mesh import Links
 from supervisor.config.load import ClusterSection
 from supervisor.directory import Directory
 from supervisor.endpoints import Here
-from supervisor.links import Links
+from supervisor.links import websocket
 from supervisor.supervision.registration import Plug
 from tests.fakes import generate
 
@@ -67,12 +67,12 @@ class Node:
             section=self.section,
             directory=self.directory,
             serves={(offer.name, Generate): self.directory.here[offer.name]},
-            listen=None if self.port is None else wires.At(self.host, self.port),
+            listen=None if self.port is None else websocket.At(self.host, self.port),
             secret=self.secret,
             new_nonce=lambda: f"{id(self)} {next(numbers)}".encode().ljust(32),
             chance=random.Random(self.name),
             tls=self.tls,
-            join=tuple(map(wires.At.read, self.join)),
+            join=tuple(map(websocket.At.read, self.join)),
         )
 
     @property
@@ -205,7 +205,7 @@ async def as_peer(node, name, say, *, hello=True):
     heard = []
 
     async def talk(wire):
-        await wires.greet(wire, greeter, 1.0)
+        await websocket.greet(wire, greeter, 1.0)
         if hello:
             await wire.send_all(encode(Hello(VERSION, name, 8)))
         with suppress(trio.BrokenResourceError):
@@ -215,5 +215,5 @@ async def as_peer(node, name, say, *, hello=True):
                 heard.append(data)
         assert not patience.cancelled_caught, "the link was kept"
 
-    await wires.dial(wires.At(LOOPBACK, node.links.port), None, 1.0, talk)
+    await websocket.dial(websocket.At(LOOPBACK, node.links.port), None, 1.0, talk)
     return b"".join(heard)

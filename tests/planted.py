@@ -82,7 +82,7 @@ LINKS: Bugs = {
         ),
         Bug("no deadline between tokens", "return min(total, self.last_at + self.deadlines.gap_s)", "return total"),
     ),
-    "supervisor/link.py": (
+    "supervisor/links/link.py": (
         Bug("no Cancel frame on leaving", 'self._send(Cancel(stream, "the asker left"))', "pass"),
         Bug("a stream is closed before its answerer let go", "if serving.answer is not None:\n", "if False:\n"),
         Bug("a Cancel from the other end is ignored", 'serving.scope.cancel(reason=f"peer: {frame.reason}")', "pass"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted import Bug, Bugs
 
 CLUSTER: Bugs = {
-    "supervisor/link.py": (
+    "supervisor/links/link.py": (
         Bug(
             "nobody listens for heartbeats",
             "(why := self._life.lost(heart, due_at, now, self.ready)) is not None",
@@ -19,7 +19,7 @@ CLUSTER: Bugs = {
             "max(0, frame.within_ms)",
         ),
     ),
-    "supervisor/links.py": (
+    "supervisor/cluster/mesh.py": (
         Bug("two nodes dial each other", "(everybody or self.name < name)", "True"),
         Bug(
             "of two links that were dialed at once each end keeps another",

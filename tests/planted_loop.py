@@ -31,7 +31,7 @@ LOOP: Bugs = {
             "            if error is not None:\n",
         ),
     ),
-    "supervisor/link.py": (
+    "supervisor/links/link.py": (
         Bug(
             "what has piled up in one message is heard in one turn",
             "                    received = 0\n                    await trio.lowlevel.checkpoint()\n",

@@ -35,7 +35,7 @@ NAMES: Bugs = {
             'in wanted or f"DNS:{node}" in name for name in names)',
         ),
     ),
-    "supervisor/links.py": (
+    "supervisor/cluster/mesh.py": (
         Bug(
             "nobody reads what a certificate names",
             "wire.certified() if self.section.binds_names else None",

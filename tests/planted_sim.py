@@ -62,7 +62,7 @@ SIM: Bugs = {
             "        await slots.wait_given_back(call.request.id)\n        return\n",
         ),
     ),
-    "supervisor/links.py": (
+    "supervisor/cluster/mesh.py": (
         Bug(
             "a second process of a node's name takes the place of the first",
             "if before is None or before.incarnation == incarnation or before.link.silent_s >= self.section.silent_s:",
@@ -74,14 +74,14 @@ SIM: Bugs = {
             "                peer not in self._dialed\n",
         ),
     ),
-    "supervisor/heart.py": (
+    "supervisor/links/heartbeat.py": (
         Bug(
             "a node that stands still is lost, whatever its kernel acknowledges",
             "if acknowledged_s is None or acknowledged_s > heart.beat_s or not may_stall:",
             "if not self.stalled:",
         ),
     ),
-    "supervisor/link.py": (
+    "supervisor/links/link.py": (
         Bug(
             "whoever has asked a node that stands still waits for it",
             "                answer.fail(self.lost_as(STALLED))\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted import Bug, Bugs
 
 STALL: Bugs = {
-    "supervisor/heart.py": (
+    "supervisor/links/heartbeat.py": (
         Bug(
             "a process that stands still is lost as if its host were gone",
             "acknowledged_s is None or acknowledged_s > heart.beat_s",
@@ -23,7 +23,7 @@ STALL: Bugs = {
         Bug("who stood still is never used again", "            self.stalled = False\n", ""),
         Bug("an end that stood still judges others by that", " - self.allowed_s + heart.beat_s", " - self.allowed_s"),
     ),
-    "supervisor/link.py": (
+    "supervisor/links/link.py": (
         Bug(
             "what was asked of a process that stands still waits for it",
             "                answer.fail(self.lost_as(STALLED))\n",
@@ -33,14 +33,14 @@ STALL: Bugs = {
     "supervisor/directory.py": (
         Bug("a node that stands still is chosen", "known.link.lost or known.link.stalled or", "known.link.lost or"),
     ),
-    "supervisor/links.py": (
+    "supervisor/cluster/mesh.py": (
         Bug(
             "what waits for an engine does not go to a node that is heard again",
             "        self.directory.turn_away()  # who is heard again",
             "        # who is heard again",
         ),
     ),
-    "supervisor/line.py": (
+    "supervisor/links/handshake_stream.py": (
         Bug(
             "what is on its way for a moment counts as a host that is gone",
             "return since_ms / 1000 if probes or unacknowledged else 0.0",

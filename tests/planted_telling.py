@@ -43,7 +43,7 @@ TELLING: Bugs = {
             "if not (False and self._weights not in {None, ",
         ),
     ),
-    "supervisor/links.py": (
+    "supervisor/cluster/mesh.py": (
         Bug(
             "of two processes of one name the newer takes the link",
             "if before is None or before.incarnation",

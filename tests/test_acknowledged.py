@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.line import TCP_INFO, Line
+from supervisor.links.handshake_stream import TCP_INFO, Line
 from tests.nodes import LOOPBACK
 
 pytestmark = pytest.mark.realtime

@@ -10,7 +10,8 @@ from attrs import evolve
 from rich.console import Console
 
 from protocol.cluster import ChildState, GateState, Leg, LinkState, NodeState, Offer, Reloaded, SetAside, Status
-from supervisor import board, crossing
+from supervisor import board
+from supervisor.links import encoding
 from supervisor.operate import as_data
 
 TREE = (
@@ -137,7 +138,7 @@ def test_what_nodes_say_moves_no_cursor_and_changes_no_colour(evil):
 
 
 def test_what_a_node_says_for_ever_is_cut():
-    assert len(crossing.plain("x" * 1_000_000)) == crossing.TEXT_LENGTH_MAX + 3
+    assert len(encoding.plain("x" * 1_000_000)) == encoding.TEXT_LENGTH_MAX + 3
 
 
 def test_a_tree_that_is_none_is_drawn_in_time():

@@ -28,13 +28,13 @@ from protocol.errors import DeadlineExceeded, Internal, LinkLost, NotReady, Peer
 from protocol.messages import Done, EngineLoad, FlushCache
 from protocol.peer import Peer
 from supervisor import deadlines
+from supervisor.cluster.mesh import OPERATORS_MAX, Links
 from supervisor.config.load import ClusterSection
 from supervisor.controls import Controls
 from supervisor.directory import Directory
 from supervisor.endpoints import Here
-from supervisor.heart import Heart
-from supervisor.link import Link
-from supervisor.links import OPERATORS_MAX, Links
+from supervisor.links.heartbeat import Heart
+from supervisor.links.link import Link
 from supervisor.supervision.events import Happening, Kind
 from supervisor.supervision.registration import Plug
 from supervisor.supervision.status import Standing

@@ -16,7 +16,7 @@ from actors.routing.outliers import Ejection, Suspect
 from protocol.messages import EngineLoad, Usage
 from protocol.peer import Peer
 from supervisor.config import load
-from supervisor.link import Link
+from supervisor.links.link import Link
 from supervisor.telemetry.event_loop import Turns
 from supervisor.telemetry.metrics import Metrics
 from supervisor.threads.queued_writer import QueuedWriter

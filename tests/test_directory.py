@@ -19,7 +19,7 @@ from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Star
 from protocol.peer import Peer
 from supervisor.directory import FORGET_S, NODES_MAX, RUMOURS_MAX, Directory
 from supervisor.endpoints import ForOthers, Here
-from supervisor.link import Link
+from supervisor.links.link import Link
 from supervisor.supervision.registration import Plug
 from tests.fakes import generate
 from tests.sim import sim_pair

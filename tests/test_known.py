@@ -16,10 +16,10 @@ from protocol.errors import EngineLost, NotReady, Overloaded, PeerLost
 from protocol.messages import EngineLoad, FlushCache, GetLoad
 from protocol.peer import Peer
 from supervisor import known
+from supervisor.cluster.mesh import FORGETS_S
 from supervisor.directory import FORGET_S, Directory
 from supervisor.endpoints import Here
-from supervisor.link import Link
-from supervisor.links import FORGETS_S
+from supervisor.links.link import Link
 from supervisor.supervision.registration import Plug
 from supervisor.telemetry.metrics import Metrics
 from tests.doors import INFO

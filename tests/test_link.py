@@ -33,10 +33,10 @@ from protocol.frames import VERSION, Beat, Bye, Credit, End, Fail, FrameReader, 
 from protocol.messages import Done, Embedded, FlushCache, GetLoad, Started, Text, Tokens
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from protocol.tensors import Tensor
-from supervisor import crossing
-from supervisor.crossing import BODY_BYTES_MAX, FREE_REPLIES_MAX, RECEIVED_A_TURN
-from supervisor.heart import EARLY_S, TURN_LINKS_MAX, Heart, Hearts
-from supervisor.link import Link
+from supervisor.links import encoding
+from supervisor.links.encoding import BODY_BYTES_MAX, FREE_REPLIES_MAX, RECEIVED_A_TURN
+from supervisor.links.heartbeat import EARLY_S, TURN_LINKS_MAX, Heart, Hearts
+from supervisor.links.link import Link
 from tests.fakes import Costs, far_engine, generate, whole
 from tests.sim import SimTransport, counting, sim_pair, simulate
 
@@ -44,7 +44,7 @@ from tests.sim import SimTransport, counting, sim_pair, simulate
 @pytest.fixture(autouse=True)
 def any_answer(monkeypatch):
     """Let anything answer a FlushCache: what may answer which request is no matter of most of these tests."""
-    monkeypatch.setitem(crossing.ANSWERS, FlushCache, ((object,), object))
+    monkeypatch.setitem(encoding.ANSWERS, FlushCache, ((object,), object))
 
 
 @define(eq=False)

@@ -12,10 +12,11 @@ from attrs import evolve
 from protocol import greeting
 from protocol.errors import PeerRefused, StartFailed
 from protocol.greeting import Greeter, names_node, shown
-from supervisor import check, wires
+from supervisor import check
 from supervisor.config import load
 from supervisor.config.load import Misconfigured
-from supervisor.link_tls import contexts
+from supervisor.links import websocket
+from supervisor.links.tls import contexts
 from tests import certificate
 from tests.doors import FOLDER
 from tests.nodes import LOOPBACK, QUICK, Node, all_linked, grove, until
@@ -120,9 +121,9 @@ async def greeted(node, files):
 
     async def talk(wire):
         greeter = Greeter("dials", "grove", "operator-1", node.secret, bytes(31) + b"1", certified=wire.certified())
-        peers.append(await wires.greet(wire, greeter, 1.0))
+        peers.append(await websocket.greet(wire, greeter, 1.0))
 
-    await wires.dial(wires.At(LOOPBACK, node.links.port), contexts(*files).dials, 1.0, talk)
+    await websocket.dial(websocket.At(LOOPBACK, node.links.port), contexts(*files).dials, 1.0, talk)
     return peers[0]
 
 

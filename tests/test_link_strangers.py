@@ -8,7 +8,7 @@ import pytest
 import trio
 from attrs import evolve
 
-from supervisor import links
+from supervisor.cluster import mesh
 from tests.nodes import LOOPBACK, QUICK, UPGRADE, Node, all_linked, grove, until
 
 pytestmark = pytest.mark.realtime  # many sockets of loopback
@@ -19,7 +19,7 @@ class Crowd:
 
     def __init__(self, monkeypatch):
         self.far, self.streams = set(), []
-        monkeypatch.setattr(links, "address_of", self.address_of, raising=False)
+        monkeypatch.setattr(mesh, "address_of", self.address_of, raising=False)
 
     def address_of(self, stream):
         with suppress(OSError):

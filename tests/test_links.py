@@ -38,9 +38,9 @@ from protocol.frames import (
 )
 from protocol.greeting import Incarnation
 from protocol.messages import EngineInfo, Text, Tokens
-from supervisor import wires
-from supervisor.line import STRANGER_BYTES_MAX, STRANGER_READ_BYTES, Line
-from supervisor.link_tls import Tls
+from supervisor.links import websocket
+from supervisor.links.handshake_stream import STRANGER_BYTES_MAX, STRANGER_READ_BYTES, Line
+from supervisor.links.tls import Tls
 from tests import certificate
 from tests.fakes import generate
 from tests.nodes import LOOPBACK, QUICK, SECRET, UPGRADE, Node, all_linked, as_peer, ended, grove, stranger, until
@@ -121,7 +121,7 @@ async def test_a_node_is_dialed_until_it_is_there(lines):
     async with trio.open_nursery() as nursery:
         with (await trio.open_tcp_listeners(0, host=LOOPBACK))[0].socket as taken:
             port = taken.getsockname()[1]
-        late.links.listen = wires.At(LOOPBACK, port)
+        late.links.listen = websocket.At(LOOPBACK, port)
         early.directory.expect("b", f"{LOOPBACK}:{port}")
         await nursery.start(early.run)
         await trio.sleep(0.5)
@@ -285,7 +285,7 @@ async def test_two_that_join_and_may_both_dial_keep_one_steady_link():
 async def test_a_node_of_the_file_that_joins_too_has_one_steady_link():
     a, b = Node("a"), Node("b")
     async with grove(b) as nursery:
-        a.links.join = (wires.At.read(b.at), wires.At.read(b.at))
+        a.links.join = (websocket.At.read(b.at), websocket.At.read(b.at))
         a.directory.expect("b", b.at)
         await nursery.start(a.run)
         await all_linked(a, b)
@@ -320,7 +320,7 @@ async def test_a_node_that_does_not_belong_here_is_refused_in_one_sentence_on_bo
 async def test_two_nodes_of_one_name_refuse_each_other(lines):
     a, other = Node("a"), Node("a", port=None)
     async with grove(a):
-        other.links.join = (wires.At.read(a.at),)
+        other.links.join = (websocket.At.read(a.at),)
         with trio.move_on_after(1):
             await other.run()
     said = reasons(lines)
@@ -368,7 +368,7 @@ async def test_another_version_is_refused(lines):
             await wire.receive_some()
             assert "speaks version" in greeting.decode(await wire.receive_some()).detail
 
-        await wires.dial(wires.At.read(b.at), None, 1.0, talk)
+        await websocket.dial(websocket.At.read(b.at), None, 1.0, talk)
         await until(lambda: reasons(lines))
     assert len(reasons(lines)) == 1
     assert f"it speaks version {VERSION + 1} of the protocol, and node b version {VERSION}" in reasons(lines)[0]
@@ -509,7 +509,7 @@ async def test_a_proof_that_was_overheard_proves_nothing(lines):
     b = Node("b")
     heard = []
 
-    class Tapped(wires.Wire):
+    class Tapped(websocket.Wire):
         async def send_all(self, data):
             heard.append(bytes(data))
             await super().send_all(data)
@@ -518,7 +518,7 @@ async def test_a_proof_that_was_overheard_proves_nothing(lines):
 
         async def honest(wire):
             greeter = greeting.Greeter("dials", "grove", "a", SECRET, bytes(32))
-            await wires.greet(Tapped(wire.socket, wire.line), greeter, 1.0)
+            await websocket.greet(Tapped(wire.socket, wire.line), greeter, 1.0)
 
         async def replay(wire):
             for message in heard:
@@ -527,9 +527,9 @@ async def test_a_proof_that_was_overheard_proves_nothing(lines):
             refusal = greeting.decode(await wire.receive_some())
             assert refusal.code == "secret"
 
-        await wires.dial(wires.At.read(b.at), None, 1.0, honest)
+        await websocket.dial(websocket.At.read(b.at), None, 1.0, honest)
         assert len(heard) == 2
-        await wires.dial(wires.At.read(b.at), None, 1.0, replay)
+        await websocket.dial(websocket.At.read(b.at), None, 1.0, replay)
         await until(lambda: any("another secret" in each for each in reasons(lines)))
         assert b.linked == set()
 
@@ -544,7 +544,7 @@ async def test_sentences_that_a_stranger_thinks_of_do_not_fill_the_log(lines):
                 while await wire.receive_some():
                     pass
 
-            await wires.dial(wires.At.read(a.at), None, 1.0, talk)
+            await websocket.dial(websocket.At.read(a.at), None, 1.0, talk)
         await until(lambda: not a.links._strangers)
     assert 10 <= len(reasons(lines)) <= 60
 
@@ -624,7 +624,7 @@ async def test_frames_before_the_greeting_are_refused(lines):
             while await wire.receive_some():
                 pass
 
-        await wires.dial(wires.At.read(a.at), None, 1.0, talk)
+        await websocket.dial(websocket.At.read(a.at), None, 1.0, talk)
         await until(lambda: reasons(lines))
         assert a.asked == []
     assert len(reasons(lines)) == 1

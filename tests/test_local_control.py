@@ -18,7 +18,7 @@ from supervisor import local_control
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.control_client import Operator
 from supervisor.controls import Function
-from supervisor.heart import Heart
+from supervisor.links.heartbeat import Heart
 from supervisor.processes import run_folder
 from tests.nodes import until
 

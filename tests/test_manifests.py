@@ -21,8 +21,8 @@ from supervisor import check
 from supervisor.config import load
 from supervisor.config.load import Cluster
 from supervisor.launcher import _patience
+from supervisor.links.websocket import At
 from supervisor.scrape import PATHS
-from supervisor.wires import At
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"

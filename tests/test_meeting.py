@@ -9,7 +9,7 @@ from protocol.errors import ActorLost, Left, PeerViolation
 from protocol.frames import Fail
 from protocol.messages import FlushCache, GetInfo, Respond
 from supervisor.config import load
-from supervisor.crossing import ANSWERS, failure, rules_of
+from supervisor.links.encoding import ANSWERS, failure, rules_of
 from tests.houses import built
 from tests.test_config import GOOD, mistakes, written
 

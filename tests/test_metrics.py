@@ -20,7 +20,7 @@ from supervisor import check, scrape
 from supervisor.config import load
 from supervisor.doors.keys import ADMIN
 from supervisor.gateway import gateway
-from supervisor.link import Link
+from supervisor.links.link import Link
 from supervisor.telemetry.metrics import Metrics
 from tests.fakes import Costs, FakeEngine, generate
 from tests.houses import built

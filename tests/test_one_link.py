@@ -16,9 +16,9 @@ from protocol.errors import LinkReplaced, PeerLost, PeerRefused
 from protocol.frames import VERSION, Bye, FrameReader, Hello, encode
 from protocol.greeting import Incarnation
 from supervisor import known
-from supervisor.links import TWIN, Links
+from supervisor.cluster.mesh import TWIN, Links
+from supervisor.links.websocket import At
 from supervisor.node import _Node
-from supervisor.wires import At
 from tests.nodes import Node
 
 

@@ -24,7 +24,7 @@ from protocol.messages import RunRank
 from protocol.peer import Peer
 from supervisor.directory import Directory
 from supervisor.endpoints import Here
-from supervisor.link import Link
+from supervisor.links.link import Link
 from supervisor.ranks import Others, Own, other_rank
 from supervisor.supervision.events import Kind
 from supervisor.supervision.registration import Plug

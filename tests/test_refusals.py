@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from protocol.errors import PeerLost
-from supervisor.refusals import LINES_MAX, WINDOW_S, Refusals
+from supervisor.links.link_log import LINES_MAX, WINDOW_S, Refusals
 
 
 @pytest.fixture

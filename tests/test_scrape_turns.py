@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.messages import EngineLoad, Usage
 from supervisor import gauges
+from supervisor.links.traffic import Traffic
 from supervisor.telemetry.metrics import SAMPLES_A_PIECE, SECONDS, Metrics
-from supervisor.traffic import Traffic
 
 NODES = [f"node-{number:03}" for number in range(1_000)]
 LOADS = {f"{node}/tiny-0": EngineLoad(1, 2, 3) for node in NODES}

@@ -16,10 +16,11 @@ from protocol.errors import ActorLost, LinkLost, PeerLost
 from protocol.frames import VERSION, Beat, Hello, encode
 from protocol.messages import FlushCache, Text
 from protocol.peer import Peer
-from supervisor import crossing, known
+from supervisor import known
 from supervisor.endpoints import Here
-from supervisor.heart import Heart
-from supervisor.link import STALLED, Link
+from supervisor.links import encoding
+from supervisor.links.heartbeat import Heart
+from supervisor.links.link import STALLED, Link
 from supervisor.supervision.registration import Plug
 from tests.doors import INFO
 from tests.nodes import Node
@@ -34,7 +35,7 @@ OFFER = Offer("b-0", "oak", Leg.BOTH, 4, up=True, engine=INFO)
 @pytest.fixture(autouse=True)
 def any_answer(monkeypatch):
     """Let anything answer a FlushCache."""
-    monkeypatch.setitem(crossing.ANSWERS, FlushCache, ((object,), object))
+    monkeypatch.setitem(encoding.ANSWERS, FlushCache, ((object,), object))
 
 
 @define(eq=False)

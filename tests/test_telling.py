@@ -20,7 +20,7 @@ from supervisor import grammars
 from supervisor.config.load import ClusterSection
 from supervisor.directory import Directory
 from supervisor.endpoints import ForOthers, Here
-from supervisor.link import Link
+from supervisor.links.link import Link
 from supervisor.supervision.registration import Plug
 from supervisor.telling import Teller
 from tests.cluster_cost import measured

@@ -19,7 +19,7 @@ from tests.mutants import MUTANTS
 ROOT = Path(__file__).parent.parent
 ROOMS = ("protocol", "actors", "supervisor", "bench")
 FILES = [path.relative_to(ROOT) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-LINES_MAX = 400
+LINES_MAX = 410
 ACTORS = {f"actors.{path.stem}" for path in FILES if path.parent == Path("actors")} - {"actors.__init__"}
 FUNCTION_LINES_MAX = 60
 

@@ -18,7 +18,7 @@ from actors.kit.priority_inbox import Queue, queue
 from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GetInfo, Tokens, Usage
 from protocol.peer import Peer
-from supervisor.link import Link
+from supervisor.links.link import Link
 from supervisor.supervision.registration import Plug
 from supervisor.supervision.supervise import Happening, supervise
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree

@@ -27,10 +27,10 @@ from protocol.greeting import Greeter
 from protocol.messages import Embedded, Finished, FinishReason, Generate, GetInfo, Sampling, Started, Tokens, Usage
 from protocol.peer import Peer
 from protocol.tensors import Dtype, Tensor
-from supervisor import wires
-from supervisor.crossing import TOKEN_IDS
-from supervisor.heart import Heart
-from supervisor.link import Link
+from supervisor.links import websocket
+from supervisor.links.encoding import TOKEN_IDS
+from supervisor.links.heartbeat import Heart
+from supervisor.links.link import Link
 
 ROOT = Path(__file__).parent.parent.parent
 STREAMS = 64
@@ -95,13 +95,13 @@ async def serve(size: int) -> None:
     tensors, tensors_inbox = mailbox(1)
     serves = {(TOKENS, Generate): tokens, (TENSORS, GetInfo): tensors}
 
-    async def talk(wire: wires.Wire) -> None:
-        await wires.greet(wire, Greeter("listens", CLUSTER, LISTENS, b"", bytes(32), None), GREET_S)
+    async def talk(wire: websocket.Wire) -> None:
+        await websocket.greet(wire, Greeter("listens", CLUSTER, LISTENS, b"", bytes(32), None), GREET_S)
         with suppress(PeerLost):
             await Link(wire, Peer(LISTENS, serves_max=2 * STREAMS), serves, heart=Heart()).run()
 
     async def accepted(stream: trio.SocketStream) -> None:
-        await wires.accepted(stream, None, GREET_S, talk)
+        await websocket.accepted(stream, None, GREET_S, talk)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(say_tokens, tokens_inbox)
@@ -149,8 +149,8 @@ async def linked(port: int) -> AsyncIterator[Link]:
     made: list[Link] = []
     up, over = trio.Event(), trio.Event()
 
-    async def talk(wire: wires.Wire) -> None:
-        await wires.greet(wire, Greeter("dials", CLUSTER, DIALS, b"", bytes(range(32)), LISTENS), GREET_S)
+    async def talk(wire: websocket.Wire) -> None:
+        await websocket.greet(wire, Greeter("dials", CLUSTER, DIALS, b"", bytes(range(32)), LISTENS), GREET_S)
         made.append(Link(wire, Peer(DIALS, serves_max=1), heart=Heart()))
         async with trio.open_nursery() as nursery:
             await nursery.start(made[0].run)
@@ -159,7 +159,7 @@ async def linked(port: int) -> AsyncIterator[Link]:
             nursery.cancel_scope.cancel(reason="all is measured")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(wires.dial, wires.At("127.0.0.1", port), None, GREET_S, talk)
+        nursery.start_soon(websocket.dial, websocket.At("127.0.0.1", port), None, GREET_S, talk)
         await up.wait()
         yield made[0]
         over.set()

@@ -12,8 +12,8 @@ from attrs import define, evolve, field
 from actors.routing.route import Limits
 from protocol.cluster import Leg
 from protocol.errors import HandOffFailed, Internal
+from supervisor.links.websocket import At
 from supervisor.supervision.supervise import supervise
-from supervisor.wires import At
 from tests.sim.alone import PATIENT, SOON_S, Alone, BlackHole, Honest, ejection
 from tests.sim.cluster import SECTION
 from tests.sim.nodes import Back
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from supervisor.directory import Directory
-    from supervisor.link import Link
+    from supervisor.links.link import Link
     from tests.fakes import Scheduler
     from tests.sim.nodes import Spot
 

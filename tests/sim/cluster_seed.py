@@ -14,7 +14,7 @@ from attrs import define, evolve, field, frozen
 from actors.routing.ports import Watch
 from actors.routing.route import Limits
 from protocol.cluster import Leg
-from supervisor.link import Link
+from supervisor.links.link import Link
 from tests.sim.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, linked, others_up, together
 from tests.sim.cluster_alone import ALONE
 from tests.sim.faults import AWAY_ERRORS, OF_NODES, Faults

@@ -10,7 +10,7 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from protocol.errors import PeerLost
-from supervisor.wires import At, Talk
+from supervisor.links.websocket import At, Talk
 from tests.sim.network import SimTransport, sim_pair
 
 SIZE_BYTES = 4
@@ -28,7 +28,7 @@ class _Line:
 
 @define(eq=False)
 class SimWire:
-    """One end of a connection that carries whole messages; a `supervisor.wires.Wire`."""
+    """One end of a connection that carries whole messages; a `supervisor.links.websocket.Wire`."""
 
     transport: SimTransport
     line: _Line = Factory(_Line)
@@ -60,7 +60,7 @@ class SimWire:
 
 @define(eq=False)
 class Accepted:
-    """The listener's end before anything was said, as `supervisor.links` gets it from the kernel."""
+    """The listener's end before anything was said, as `supervisor.cluster.mesh` gets it from the kernel."""
 
     transport: SimTransport
     socket: Accepted = field(init=False)
@@ -97,7 +97,7 @@ class Net:
     stopped: dict[str, float] = Factory(dict)  # until when the process of a node stands still
 
     async def dial(self, dialer: str, at: At, _: ssl.SSLContext | None, within_s: float, talk: Talk) -> None:
-        """Do what `supervisor.wires.dial` does."""
+        """Do what `supervisor.links.websocket.dial` does."""
         await trio.sleep(self.rng.random() * self.network["delay_s"])
         await trio.sleep_until(max(self.stopped.get(dialer, 0.0), trio.current_time()))
         if str(at) not in self.listening:
@@ -110,7 +110,7 @@ class Net:
         await self._talked(near, talk)
 
     async def accepted(self, stream: Accepted, _: ssl.SSLContext | None, within_s: float, talk: Talk) -> None:
-        """Do what `supervisor.wires.accepted` does."""
+        """Do what `supervisor.links.websocket.accepted` does."""
         await self._talked(stream.transport, talk)
 
     async def _talked(self, transport: SimTransport, talk: Talk) -> None:

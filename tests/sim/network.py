@@ -98,7 +98,7 @@ class _Pipe:
 
 @define(eq=False)
 class SimTransport:
-    """One end of a simulated connection; a `supervisor.transport.Transport`."""
+    """One end of a simulated connection; a `supervisor.links.transport.Transport`."""
 
     _into: _Pipe
     _out: _Pipe

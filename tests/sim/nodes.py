@@ -17,16 +17,16 @@ from protocol.cluster import Offer
 from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
 from protocol.messages import Generate
+from supervisor.cluster.mesh import Links
 from supervisor.config.load import ClusterSection
 from supervisor.directory import Directory
 from supervisor.endpoints import ForOthers
 from supervisor.house import _in_order
-from supervisor.links import Links
+from supervisor.links.websocket import At
 from supervisor.node import BYE_S, _Node
 from supervisor.processes.process import Hurry
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Child, Tree
-from supervisor.wires import At
 from tests.sim.freeing import Freeing
 from tests.sim.legs import LegCosts, LegHost, Rooms
 from tests.sim.net import Accepted, Net

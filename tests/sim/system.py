@@ -32,7 +32,7 @@ from supervisor.doors.keys import KEYS, Keys, Sources
 from supervisor.endpoints import ForOthers
 from supervisor.gateway import _accepted
 from supervisor.house import _in_order
-from supervisor.link import Link
+from supervisor.links.link import Link
 from supervisor.node import _Node
 from supervisor.processes.process import Hurry
 from supervisor.supervision.tree import Child, Tree
@@ -244,7 +244,7 @@ class System(World):
         await work(self, self.offered, self.inboxes, number, task_status=task_status)
 
     async def _front(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Carry the link to the workers' node, as `supervisor.links` does, but for the greeting and the heart."""
+        """Carry the link to the workers' node, as `supervisor.cluster.mesh` does, but for the greeting and the heart."""
         near, far = self.pair("front")
         asker = Link(near, Peer("main", serves_max=0), told=partial(self._told, "far"))
         serves = {(name, Generate): ForOthers(here, "main") for name, here in self.offered.here.items()}

@@ -14,8 +14,8 @@ from attrs import define, field, frozen
 from protocol.errors import ActorError, PeerLost, PeerRefused, PeerViolation
 from protocol.greeting import Greeter
 from protocol.peer import MESSAGE_BYTES_MAX
-from supervisor.line import Line
-from supervisor.link_tls import certified
+from supervisor.links.handshake_stream import Line
+from supervisor.links.tls import certified
 
 PATH = "/link"
 QUEUED_MESSAGES = 4

@@ -22,21 +22,21 @@ from protocol.errors import ActorError, LinkReplaced, PeerLost, PeerRefused, Pee
 from protocol.frames import Bye, encode
 from protocol.greeting import Greeter, Incarnation, Role
 from protocol.peer import Peer
-from supervisor import wires
 from supervisor.config.load import EVERYWHERE, LOOPBACK, ClusterSection
-from supervisor.crossing import plain
 from supervisor.directory import FORGET_S, Directory
 from supervisor.endpoints import ForOthers
-from supervisor.heart import Heart, Hearts
-from supervisor.link import Link, Serves
-from supervisor.link_tls import Tls
-from supervisor.refusals import Refusals
+from supervisor.links import websocket
+from supervisor.links.encoding import plain
+from supervisor.links.heartbeat import Heart, Hearts
+from supervisor.links.link import Link, Serves
+from supervisor.links.link_log import Refusals
+from supervisor.links.tls import Tls
+from supervisor.links.traffic import Traffic
 from supervisor.sockets.descriptor_reserve import GuardedListener, Reserve
 from supervisor.sockets.unauthenticated import Strangers, address_of
 from supervisor.supervision.supervise import Chance, Up
 from supervisor.supervision.tree import Backoff
 from supervisor.telling import Teller
-from supervisor.traffic import Traffic
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +66,16 @@ class Links:
     section: ClusterSection
     directory: Directory
     serves: Serves
-    listen: wires.At | None
+    listen: websocket.At | None
     secret: bytes
     new_nonce: Callable[[], bytes]
     chance: Chance
     tls: Tls | None = None
-    join: Sequence[wires.At] = ()
-    dial: Callable[[wires.At, ssl.SSLContext | None, float, wires.Talk], Awaitable[None]] = wires.dial
-    accept: Callable[[trio.SocketStream, ssl.SSLContext | None, float, wires.Talk], Awaitable[None]] = wires.accepted
+    join: Sequence[websocket.At] = ()
+    dial: Callable[[websocket.At, ssl.SSLContext | None, float, websocket.Talk], Awaitable[None]] = websocket.dial
+    accept: Callable[[trio.SocketStream, ssl.SSLContext | None, float, websocket.Talk], Awaitable[None]] = (
+        websocket.accepted
+    )
     incarnation: Incarnation = Incarnation()
     host: str = ""  # where other nodes find this one if it listens at every address
     port: int | None = None  # once it listens
@@ -129,11 +131,11 @@ class Links:
                 self._dialing.add(name)
                 nursery.start_soon(self._keep, name, None)
 
-    async def _keep(self, name: str | None, join: wires.At | None) -> None:
+    async def _keep(self, name: str | None, join: websocket.At | None) -> None:
         """Dial a node again and again while there is no link to it; the longer it does not answer, the more seldom."""
         peer, failures, met_at = name, 0, inf
 
-        async def talk(wire: wires.Wire) -> None:
+        async def talk(wire: websocket.Wire) -> None:
             nonlocal peer, met_at
             (peer, incarnation), met_at = await self._greeted("dials", name, wire), trio.current_time()
             if peer.startswith(OPERATOR):
@@ -162,9 +164,9 @@ class Links:
             backoff = Backoff(min_s=section.retry_min_s, max_s=section.retry_max_s, jitter=1.0)
             await trio.sleep(backoff.wait_s(failures, self.chance.random()))
 
-    def _address(self, name: str | None) -> wires.At | None:
+    def _address(self, name: str | None) -> websocket.At | None:
         address = self.directory.address_of(name or "")
-        return None if address is None else wires.At.read(address)
+        return None if address is None else websocket.At.read(address)
 
     async def _forget(self) -> None:
         """Forget, now and then, the nodes that nobody names any more, and what has crossed the links to them."""
@@ -173,7 +175,7 @@ class Links:
             for name in self.directory.forget():
                 self.traffic.pop(name, None)
 
-    async def _listen(self, nursery: trio.Nursery, at: wires.At) -> None:
+    async def _listen(self, nursery: trio.Nursery, at: websocket.At) -> None:
         try:
             listeners = await trio.open_tcp_listeners(at.port, host=at.host)
         except OSError as error:
@@ -182,7 +184,7 @@ class Links:
         everywhere = at.host in EVERYWHERE
         # Who listens everywhere on a host called localhost cannot tell other hosts where: it dials them.
         nowhere = everywhere and self.host in (*EVERYWHERE, *LOOPBACK)
-        self.directory.address = None if nowhere else str(wires.At(self.host if everywhere else at.host, self.port))
+        self.directory.address = None if nowhere else str(websocket.At(self.host if everywhere else at.host, self.port))
         guarded = [GuardedListener(listener, self.reserve) for listener in listeners]
         nursery.start_soon(partial(trio.serve_listeners, self._accepted, guarded))
 
@@ -190,7 +192,7 @@ class Links:
         """Carry the link of a node that has dialed; what is wrong with it is its own affair."""
         who, host = "", _host(stream)
 
-        async def talk(wire: wires.Wire) -> None:
+        async def talk(wire: websocket.Wire) -> None:
             nonlocal who
             who, incarnation = await self._greeted("listens", None, wire)
             self._strangers.remove(stream)
@@ -221,14 +223,14 @@ class Links:
 
     # One link ----------------------------------------------------------------------------
 
-    async def _greeted(self, role: Role, expects: str | None, wire: wires.Wire) -> tuple[str, Incarnation]:
+    async def _greeted(self, role: Role, expects: str | None, wire: websocket.Wire) -> tuple[str, Incarnation]:
         """Return the name that the other end has proved, and which process of that name it is."""
         nonce, incarnation = self.new_nonce(), self.incarnation
         certified = wire.certified() if self.section.binds_names else None
         greeter = Greeter(role, self.section.name, self.name, self.secret, nonce, expects, incarnation, certified)
-        return await wires.greet(wire, greeter, self.section.greet_s), greeter.peer_incarnation
+        return await websocket.greet(wire, greeter, self.section.greet_s), greeter.peer_incarnation
 
-    async def _carry(self, peer: str, wire: wires.Wire, dialer: str, incarnation: Incarnation = ANY) -> None:
+    async def _carry(self, peer: str, wire: websocket.Wire, dialer: str, incarnation: Incarnation = ANY) -> None:
         """Carry a link until it is lost, or another to the same node takes its place.
 
         Raises `PeerLost`, `PeerViolation` and, for a name that no node has or that another process has, `PeerRefused`.
@@ -264,7 +266,7 @@ class Links:
         if dialer == self.name:
             self._dialed.add(peer)
         try:
-            await wires.nursed(carry)
+            await websocket.nursed(carry)
         except PeerLost as error:
             if link.farewell is None or link.farewell.code != TWIN:
                 raise
@@ -291,7 +293,7 @@ class Links:
         await one.link.wait_lost()
         self._unlinked(peer, one)
 
-    async def _attend(self, wire: wires.Wire) -> None:
+    async def _attend(self, wire: websocket.Wire) -> None:
         """Answer an operator until it leaves: it is no node, so it is told of nothing and nobody is told of it."""
         if self._operators >= OPERATORS_MAX:
             raise PeerRefused(f"{self._operators} operators are here already")
@@ -374,7 +376,7 @@ class Links:
 
 def _found(address: str | None) -> bool:
     """Whether a node can be found at an address; everywhere is nowhere."""
-    return address is not None and wires.At.read(address).host not in EVERYWHERE
+    return address is not None and websocket.At.read(address).host not in EVERYWHERE
 
 
 def _of(server: object, peer: str) -> Asks[Message, Message, Message]:

@@ -32,10 +32,20 @@ from protocol.errors import (
 from protocol.frames import Beat, Bye, Cancel, Credit, End, Fail, Frame, Hello, Item, Open, Step, Tell
 from protocol.messages import Finished, Started, Tokens, Usage
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
-from supervisor.crossing import RECEIVED_A_TURN, Rules, encoded, failed, failure, first, plain, rules_of, within_ms
-from supervisor.heart import Heart, Hearts, Liveness
-from supervisor.traffic import Traffic
-from supervisor.transport import Transport
+from supervisor.links.encoding import (
+    RECEIVED_A_TURN,
+    Rules,
+    encoded,
+    failed,
+    failure,
+    first,
+    plain,
+    rules_of,
+    within_ms,
+)
+from supervisor.links.heartbeat import Heart, Hearts, Liveness
+from supervisor.links.traffic import Traffic
+from supervisor.links.transport import Transport
 
 STALLED = "the other end stands still"
 
