@@ -22,7 +22,7 @@ from protocol.errors import ActorError, EspalierError, StartFailed
 from protocol.strict.mistakes import Mistake
 from supervisor import check, descriptors, launcher, node
 from supervisor.config import file_checks, load
-from supervisor.doors import keys
+from supervisor.gateway import keys
 from supervisor.processes import reaper
 from supervisor.supervision.status import Earlier
 from supervisor.telemetry import logs

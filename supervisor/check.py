@@ -13,9 +13,9 @@ from protocol.errors import StartFailed
 from protocol.greeting import names_node, shown
 from supervisor import descriptors
 from supervisor.config.load import EVERYWHERE, LOOPBACK, Cluster, Misconfigured
-from supervisor.doors.door import ANY
-from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.files import permissions, reading
+from supervisor.gateway.gateway import ANY
+from supervisor.gateway.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.house import build
 from supervisor.libraries import check_libraries
 from supervisor.links.tls import Tls, contexts

@@ -16,7 +16,7 @@ from protocol.errors import DeadlineExceeded, Internal, NotReady, RequestError
 from protocol.messages import Done, EngineLoad
 from supervisor.deadlines import HOP_S
 from supervisor.directory import Directory
-from supervisor.doors.gate import Gate
+from supervisor.gateway.admission import Gate
 from supervisor.links.link import Link, Serves
 from supervisor.supervision.status import Standing
 

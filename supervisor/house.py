@@ -29,12 +29,12 @@ from supervisor.cluster.mesh import Links
 from supervisor.config.load import Cluster
 from supervisor.controls import Controls
 from supervisor.directory import Directory
-from supervisor.doors.asking import Asking, Served
-from supervisor.doors.door import Door
-from supervisor.doors.gate import Gate
 from supervisor.endpoints import ForOthers, Here
 from supervisor.files import reading
-from supervisor.gateway import gateway
+from supervisor.gateway.admission import Gate
+from supervisor.gateway.gateway import Door
+from supervisor.gateway.requests import Asking, Served
+from supervisor.gateway.server import gateway
 from supervisor.hosts import Starts, Zygote
 from supervisor.links.link import Serves
 from supervisor.links.websocket import At

@@ -22,8 +22,8 @@ from protocol.greeting import NONCE_BYTES
 from supervisor import check, local_control
 from supervisor.config import file_checks
 from supervisor.config.load import LOOPBACK, Cluster
-from supervisor.doors.door import Door
-from supervisor.doors.keys import SECRETS, Keys
+from supervisor.gateway.gateway import Door
+from supervisor.gateway.keys import SECRETS, Keys
 from supervisor.house import House, build
 from supervisor.links.heartbeat import Heart
 from supervisor.processes import reaper, run_folder

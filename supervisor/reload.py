@@ -17,9 +17,9 @@ from protocol.errors import Internal, StartFailed
 from supervisor import check
 from supervisor.config import file_checks, load
 from supervisor.config.load import Cluster, NodeSection
-from supervisor.doors.door import Door
-from supervisor.doors.keys import Keys
 from supervisor.files.reading import Reads
+from supervisor.gateway.gateway import Door
+from supervisor.gateway.keys import Keys
 from supervisor.house import House
 from supervisor.links.tls import Tls
 from supervisor.routes import ROUTED, limits

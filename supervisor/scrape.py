@@ -11,10 +11,10 @@ from attrs import evolve
 
 from supervisor.config.load import LOOPBACK, Cluster
 from supervisor.directory import Directory
-from supervisor.doors.asking import Asking
-from supervisor.doors.door import ANY, Door, DoorLimits
-from supervisor.doors.gate import Gate
-from supervisor.gateway import gateway
+from supervisor.gateway.admission import Gate
+from supervisor.gateway.gateway import ANY, Door, DoorLimits
+from supervisor.gateway.requests import Asking
+from supervisor.gateway.server import gateway
 from supervisor.links.websocket import At
 from supervisor.runtime import World
 from supervisor.supervision.tree import Child

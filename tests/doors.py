@@ -24,10 +24,10 @@ from protocol.dialects.http import Model
 from protocol.errors import EngineLost
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GrammarKind, Started, Tokens, Usage
 from protocol.model_folder import FILES
-from supervisor.doors.asking import Asking, Served
-from supervisor.doors.door import Door, DoorLimits
-from supervisor.doors.gate import Gate
-from supervisor.gateway import gateway
+from supervisor.gateway.admission import Gate
+from supervisor.gateway.gateway import Door, DoorLimits
+from supervisor.gateway.requests import Asking, Served
+from supervisor.gateway.server import gateway
 from supervisor.telemetry.metrics import Metrics
 from tests.fakes import logprob_at
 

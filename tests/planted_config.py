@@ -50,7 +50,7 @@ CONFIG: Bugs = {
             "return self.text.count('\\n', 0, min(at, 40)) + 1",
         ),
     ),
-    "supervisor/doors/door.py": (
+    "supervisor/gateway/gateway.py": (
         Bug(
             "a certificate is read in a turn of the event loop",
             "await read(self.certificate.context)",

@@ -72,7 +72,7 @@ TEXT: Bugs = {
 
 
 DOORS: Bugs = {
-    "supervisor/doors/outbox.py": (
+    "supervisor/gateway/outbox.py": (
         Bug("what a socket does not take at once is lost", "            self._park(rest)\n", "            pass\n"),
         Bug(
             "a frame goes past those that wait",
@@ -82,7 +82,7 @@ DOORS: Bugs = {
         Bug("a backlog is never full", "if own + more > self.backlog_bytes_max or not", "if False and not"),
         Bug("a farewell tears a frame", "del self._rest[self._begun :]", "del self._rest[:]"),
     ),
-    "supervisor/doors/http.py": (
+    "supervisor/gateway/http/connection.py": (
         Bug(
             "any number of headers is read", "elif (count := len(request.headers)) > HEADERS_MAX:", "elif (count := 0):"
         ),
@@ -98,14 +98,14 @@ DOORS: Bugs = {
             "                pass\n        self.outbox",
         ),
     ),
-    "supervisor/doors/exchange.py": (
+    "supervisor/gateway/http/exchange.py": (
         Bug(
             "an answer that was cut ends as a whole one",
             "            self.outbox.put(self._data(events))\n        elif",
             "            self.outbox.put(self._data(events) + self._end())\n            return\n        elif",
         ),
     ),
-    "supervisor/doors/routes/answering.py": (
+    "supervisor/gateway/http/routes/answering.py": (
         Bug(
             "events that wait are counted as tokens",
             "            held.grow(max(0, waiting_bytes",
@@ -122,7 +122,7 @@ DOORS: Bugs = {
             'exchange.finish(b"data: [DONE]\\n\\n")',
         ),
     ),
-    "supervisor/doors/asking.py": (
+    "supervisor/gateway/requests.py": (
         Bug(
             "no deadline for all of an answer",
             "trio.move_on_at(counted.asked_at + self.total_s)",
@@ -131,7 +131,7 @@ DOORS: Bugs = {
         Bug("a door waits for ever for a first token", "if counted.first_at is None else inf", "if False else inf"),
         Bug("a response is cut and nobody hears why", "            raise self.cut\n", "            pass\n"),
     ),
-    "supervisor/doors/lanes.py": (
+    "supervisor/gateway/websocket/lanes.py": (
         Bug(
             "the end of a long answer does not wait for its reader",
             "                    await self.outbox.wait_room(size)  # they repeat the text several times\n",
@@ -165,7 +165,7 @@ DOORS: Bugs = {
             "        self._perhaps_rest()\n\n    def _perhaps_rest",
         ),
     ),
-    "supervisor/doors/memory.py": (
+    "supervisor/gateway/websocket/history.py": (
         Bug(
             "instructions outlive their request",
             "return cls(response_id, before.turns + turns,",
@@ -184,7 +184,7 @@ DOORS: Bugs = {
             '"output_tokens": usage.prompt_tokens',
         ),
     ),
-    "supervisor/doors/websocket.py": (
+    "supervisor/gateway/websocket/session.py": (
         Bug(
             "a WebSocket client that leaves is answered to the end",
             'self._scope.cancel(reason="the client left")',
@@ -196,7 +196,7 @@ DOORS: Bugs = {
             "self._heads.take(self._unread, READ_BYTES)",
         ),
     ),
-    "supervisor/doors/door.py": (
+    "supervisor/gateway/gateway.py": (
         Bug("a connection is never forgotten", "        self.connections.pop(outbox, None)\n", ""),
         Bug("a drain lets new requests in", "        self.gate.drain()\n", "        pass\n"),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted import Bug, Bugs
 
 GATEWAY: Bugs = {
-    "supervisor/doors/gate.py": (
+    "supervisor/gateway/admission.py": (
         Bug("places at the gate leak", "        self.inside -= waiter.weight\n", "        pass\n"),
         Bug(
             "places that are given to one who has left leak",
@@ -33,7 +33,7 @@ GATEWAY: Bugs = {
         Bug("a large request is passed for ever", "                kept = min(", "                min("),
         Bug("an owner may hold everything", "if held and held + waiter.weight > waiter.at_most:", "if False:"),
     ),
-    "supervisor/doors/door.py": (
+    "supervisor/gateway/gateway.py": (
         Bug(
             "whoever has shown a key is a stranger still",
             "        key = self.authenticate(headers, admin=admin)\n        self.strangers.remove(outbox)\n",
@@ -41,18 +41,18 @@ GATEWAY: Bugs = {
         ),
         Bug("a key's requests are counted, not its generations", "key.asking(weight, param)", "key.asking()"),
     ),
-    "supervisor/doors/budgets.py": (
+    "supervisor/gateway/budgets.py": (
         Bug("a budget leaks", "        self.held_bytes -= size\n", "        pass\n"),
         Bug("one key may hold a whole budget", "if before and own > self.share_max() * most:", "if False:"),
     ),
-    "supervisor/doors/memory.py": (
+    "supervisor/gateway/websocket/history.py": (
         Bug(
             "whoever remembers least forgets first",
             "        most = max(self._of.values()",
             "        most = min(self._of.values()",
         ),
     ),
-    "supervisor/doors/lanes.py": (
+    "supervisor/gateway/websocket/lanes.py": (
         Bug(
             "what waited is held for ever",
             "        for held in (*(each.held for each in self._waiting), *(",
@@ -67,7 +67,7 @@ GATEWAY: Bugs = {
             "self._all",
         ),
     ),
-    "supervisor/doors/heads.py": (
+    "supervisor/gateway/http/heads.py": (
         Bug(
             "every port of a host is one origin",
             " and (of.port or default) == (host.port or default)",
@@ -91,10 +91,10 @@ GATEWAY: Bugs = {
         Bug("turns are free", "self._line.charge(entry.owner, max(1, self.weight(call.request)))", "pass"),
         Bug("one that left has its turn", "                if not left:", "                if True:"),
     ),
-    "supervisor/gateway.py": (
+    "supervisor/gateway/server.py": (
         Bug("a slow reader's answer is cut soon", "inf if outbox.dropped is None else door.limits", "door.limits"),
     ),
-    "supervisor/doors/websocket.py": (
+    "supervisor/gateway/websocket/session.py": (
         Bug(
             "a drain does not see what is being read",
             "for part in (self._lanes, self._hearing))",
@@ -102,7 +102,7 @@ GATEWAY: Bugs = {
         ),
     ),
     "supervisor/node.py": (Bug("a drain does not wait for slow readers", "await house.door.wait_answered()", "pass"),),
-    "supervisor/doors/outbox.py": (
+    "supervisor/gateway/outbox.py": (
         Bug(
             "a cut answer ends orderly",
             "        if torn and stream.socket.fileno() >= 0:\n",
@@ -110,7 +110,7 @@ GATEWAY: Bugs = {
         ),
         Bug("what was cut counts as taken", "            tell(at <= sent)\n", "            tell(True)\n"),
     ),
-    "supervisor/doors/asking.py": (
+    "supervisor/gateway/requests.py": (
         Bug("an answer that was cut is logged as whole", "            outcome = CUT\n", "            pass\n"),
         Bug("to have no memory left is a bug", "if isinstance(bug, MemoryError):", "if False:"),
     ),

@@ -70,7 +70,7 @@ LOOP: Bugs = {
             "a node that still loads counts as hung", "life.silent_s += tick_s * life.pulsed", "life.silent_s += tick_s"
         ),
     ),
-    "supervisor/doors/asking.py": (
+    "supervisor/gateway/requests.py": (
         Bug(
             "a turn in which far too much is done",
             "        if (served := self.served.get(model)) is None:\n            names",

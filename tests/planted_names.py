@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted import Bug, Bugs
 
 NAMES: Bugs = {
-    "supervisor/doors/door.py": (
+    "supervisor/gateway/gateway.py": (
         Bug(
             "a key's own grammars are not looked at",
             "may = self.grammars if own is None else own",
@@ -50,7 +50,7 @@ NAMES: Bugs = {
             "most = min(map(len, self._by_address.values()), default=0)",
         ),
     ),
-    "supervisor/doors/asking.py": (
+    "supervisor/gateway/requests.py": (
         Bug(
             "what is promised for an answer is looked up anew",
             "(request.total_max or 0) * request.choices",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted import Bug, Bugs
 
 PIECES: Bugs = {
-    "supervisor/doors/websocket.py": (
+    "supervisor/gateway/websocket/session.py": (
         Bug("all clients' frames are read in one turn", "        if frames > FRAMES_FREE:\n", "        if False:\n"),
         Bug(
             "whoever sends few frames waits for those who send many",
@@ -13,7 +13,7 @@ PIECES: Bugs = {
             "        if frames:\n",
         ),
     ),
-    "supervisor/doors/http.py": (
+    "supervisor/gateway/http/connection.py": (
         Bug(
             "all clients' chunks are read in one turn",
             "                        await self.door.wait_turn()\n",
@@ -35,14 +35,14 @@ PIECES: Bugs = {
             "        if self._ahead:\n",
         ),
     ),
-    "supervisor/doors/exchange.py": (
+    "supervisor/gateway/http/exchange.py": (
         Bug(
             "all that has come of a body that nobody wants is read in one turn",
             "range(UNREAD_PIECES_MAX)",
             "range(2**31)",
         ),
     ),
-    "supervisor/doors/frame_heads.py": (
+    "supervisor/gateway/websocket/frame_heads.py": (
         Bug("a frame's payload is read as frames", "            if self._left_bytes:\n", "            if False:\n"),
         Bug("a long frame's length is read as a short one's", "LONGER.get(self._head[1] & 0x7F, 0)", "0"),
         Bug("a ping ends a message", "if self._first & OPCODE >= CONTROL:", "if False:"),

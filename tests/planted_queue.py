@@ -72,13 +72,13 @@ QUEUE: Bugs = {
             "            pass\n",
         ),
     ),
-    "supervisor/doors/hearing.py": (
+    "supervisor/gateway/websocket/reader.py": (
         Bug("any number of messages waits to be read", "if many > self.door.limits.queued_max:", "if False:"),
         Bug("a short message passes those that wait", "passes = not self._waiting or (", "passes = True or ("),
         Bug("a cancel waits behind a long message", "and self.at_once(event)", "and False"),
         Bug("a message that was read is kept", "                held.release()\n", ""),
     ),
-    "supervisor/doors/gate.py": (
+    "supervisor/gateway/admission.py": (
         Bug(
             "many answers are passed for ever",
             "            if waiter.weight <= min(waiter.passed_by",

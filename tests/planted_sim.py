@@ -95,21 +95,21 @@ SIM: Bugs = {
             "            pass\n",
         ),
     ),
-    "supervisor/doors/exchange.py": (
+    "supervisor/gateway/http/exchange.py": (
         Bug(
             "an answer that its client got in part is counted as whole",
             "None if whole and not lost else door.why_cut(outbox)",
             "None",
         ),
     ),
-    "supervisor/doors/asking.py": (
+    "supervisor/gateway/requests.py": (
         Bug(
             "an answer that its client got in part is not counted as cut",
             "            self.metrics.answer_cut(counted.door, cut)\n",
             "",
         ),
     ),
-    "supervisor/doors/gate.py": (
+    "supervisor/gateway/admission.py": (
         Bug(
             "what an owner holds inside is not put on its account",
             "        self._line.charge(waiter.owner, waiter.weight)\n",

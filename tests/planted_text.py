@@ -59,7 +59,7 @@ SIZES: Bugs = {
             "CHARACTERS_A_STEP = 64 * 1024 *",
         ),
     ),
-    "supervisor/doors/routes/tokens.py": (
+    "supervisor/gateway/http/routes/tokens.py": (
         Bug("an answer of token ids takes memory that nobody counts", "exchange.answer_held.grow(body.size)", "pass"),
     ),
     "supervisor/threads/text_threads.py": (

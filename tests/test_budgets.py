@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from protocol.errors import Overloaded
 from protocol.messages import Role, Turn
-from supervisor.doors.budgets import Budget
-from supervisor.doors.exchange import BODY_BYTES_FREE
-from supervisor.doors.keys import KEYS, Keys, Sources
-from supervisor.doors.memory import Memories, Memory, Said
-from supervisor.doors.outbox import READ_BYTES, Backlogs
+from supervisor.gateway.budgets import Budget
+from supervisor.gateway.http.exchange import BODY_BYTES_FREE
+from supervisor.gateway.keys import KEYS, Keys, Sources
+from supervisor.gateway.outbox import READ_BYTES, Backlogs
+from supervisor.gateway.websocket.history import Memories, Memory, Said
 from tests.doors import at_rest, chat, create, frame, head, post, rig
 from tests.sockets import upgraded, whole
 

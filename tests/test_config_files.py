@@ -17,8 +17,8 @@ from protocol.errors import StartFailed
 from supervisor import __main__, check
 from supervisor.config import file_checks, load
 from supervisor.config.tls import Certificate, expires_at
-from supervisor.doors.keys import Keys, Sources, line
 from supervisor.files import permissions, reading
+from supervisor.gateway.keys import Keys, Sources, line
 from tests import certificate
 from tests.test_config import GOOD, ROOT, TINY
 

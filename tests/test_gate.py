@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import Draining, NotReady, Overloaded
-from supervisor.doors.gate import Gate
+from supervisor.gateway.admission import Gate
 from tests.sim import simulate
 
 

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from protocol.errors import StartFailed
-from supervisor.gateway import gateway
+from supervisor.gateway.server import gateway
 from tests.doors import SECRET, Client, Worker, at_rest, chat, create, frame, head, post, rig
 from tests.sockets import upgraded
 

@@ -17,8 +17,8 @@ from supervisor import node
 from supervisor.config.load import NodeSection
 from supervisor.config.tls import Certificate
 from supervisor.directory import Directory
-from supervisor.doors.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.files.reading import read_here
+from supervisor.gateway.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.processes.process import Hurry
 from supervisor.reload import Reloader
 from supervisor.telemetry.logs import Terminal

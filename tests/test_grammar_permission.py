@@ -9,7 +9,7 @@ import pytest
 from protocol.strict.mistakes import Mistakes
 from supervisor import check
 from supervisor.config import keyfile, load
-from supervisor.doors import door
+from supervisor.gateway import gateway
 from tests.doors import chat, create, post, rig
 from tests.test_gateway_keys import as_, locked
 
@@ -56,7 +56,7 @@ async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(tmp_path, co
 
 async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(tmp_path, monkeypatch):
     async with locked(tmp_path, SCHEMAS) as made:
-        plain, aside, within = door.kinds, made.door.aside, list[bool]()
+        plain, aside, within = gateway.kinds, made.door.aside, list[bool]()
         now = False
 
         async def noted(function, **given):
@@ -75,7 +75,7 @@ async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(tmp_path,
             return plain(grammar)
 
         made.door.aside = noted
-        monkeypatch.setattr(door, "kinds", seen)
+        monkeypatch.setattr(gateway, "kinds", seen)
         client = await made.client()
         long = {"type": "sequence", "elements": [{"type": "regex", "pattern": "a"}] * 3_000}
         for content, status in ((long, 403), ({"type": "any_text"}, 200)):

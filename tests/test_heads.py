@@ -8,8 +8,8 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.doors.heads import HEADERS_MAX, Authority, authority, same_origin
-from supervisor.doors.http import AHEAD_BYTES_MAX
+from supervisor.gateway.http.connection import AHEAD_BYTES_MAX
+from supervisor.gateway.http.heads import HEADERS_MAX, Authority, authority, same_origin
 from tests.doors import at_rest, head, rig
 
 

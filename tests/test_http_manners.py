@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.doors.http import AHEAD_BYTES_MAX
+from supervisor.gateway.http.connection import AHEAD_BYTES_MAX
 from tests.doors import at_rest, chat, frame, head, post, rig
 
 CHAT = "/v1/chat/completions"

@@ -9,8 +9,8 @@ import trio
 import trio.testing
 from attrs import evolve
 
-from supervisor.doors.door import METHODS
-from supervisor.doors.routes import ROUTES
+from supervisor.gateway.gateway import METHODS
+from supervisor.gateway.http.routes import ROUTES
 from tests.doors import Worker, at_rest, chat, head, post, rig
 
 

@@ -21,13 +21,13 @@ from protocol.errors import ConcurrencyLimited, EngineLost, Forbidden, RateLimit
 from protocol.strict.mistakes import Mistakes
 from supervisor.config import keyfile
 from supervisor.config.keyfile import Bucket, KeySection, clamped
-from supervisor.doors import keys as module
-from supervisor.doors.access import Access, Sieve
-from supervisor.doors.asking import Asking, Counted, Served
-from supervisor.doors.door import Door, DoorLimits
-from supervisor.doors.gate import Gate
-from supervisor.doors.keys import ADMIN, KEYS, Key, Keys, Sources, presented
 from supervisor.files.reading import read_here
+from supervisor.gateway import keys as module
+from supervisor.gateway.access_log import Access, Sieve
+from supervisor.gateway.admission import Gate
+from supervisor.gateway.gateway import Door, DoorLimits
+from supervisor.gateway.keys import ADMIN, KEYS, Key, Keys, Sources, presented
+from supervisor.gateway.requests import Asking, Counted, Served
 from supervisor.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from protocol.messages import Role, Turn
-from supervisor.doors.memory import TURN_BYTES, Memory, Said
+from supervisor.gateway.websocket.history import TURN_BYTES, Memory, Said
 from tests.doors import Client, at_rest, create, rig
 from tests.sockets import collected, said, types, upgraded, whole
 

@@ -23,8 +23,8 @@ from protocol.strict.structure import structure
 from supervisor import house, known
 from supervisor.config import load
 from supervisor.directory import Directory
-from supervisor.doors.door import DoorLimits
-from supervisor.doors.memory import Said
+from supervisor.gateway.gateway import DoorLimits
+from supervisor.gateway.websocket.history import Said
 from supervisor.telemetry.metrics import Metrics
 from tests.doors import FOLDER, INFO, Client, at_rest, chat, create, frame, head, post, rig
 from tests.sockets import upgraded, whole

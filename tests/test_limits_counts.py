@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.doors.keys import KEYS, Keys, Sources
+from supervisor.gateway.keys import KEYS, Keys, Sources
 from tests.doors import SECRET, Worker, at_rest, chat, create, head, post, rig
 from tests.sockets import collected, types, upgraded, whole
 

@@ -18,8 +18,8 @@ from protocol.errors import LinkLost, StartFailed
 from protocol.peer import Peer
 from supervisor import check, scrape
 from supervisor.config import load
-from supervisor.doors.keys import ADMIN
-from supervisor.gateway import gateway
+from supervisor.gateway.keys import ADMIN
+from supervisor.gateway.server import gateway
 from supervisor.links.link import Link
 from supervisor.telemetry.metrics import Metrics
 from tests.fakes import Costs, FakeEngine, generate

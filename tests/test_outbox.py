@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from protocol.errors import SlowClient, StartFailed
 from supervisor.config.tls import Certificate
-from supervisor.doors import outbox as module
-from supervisor.doors.outbox import Outbox, close_frame, text_frame
+from supervisor.gateway import outbox as module
+from supervisor.gateway.outbox import Outbox, close_frame, text_frame
 from tests import certificate
 
 

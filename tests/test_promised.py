@@ -9,7 +9,7 @@ from actors.text.prompts import Limits
 from protocol.cluster import Leg, NodeState, Offer
 from supervisor import known
 from supervisor.directory import Directory
-from supervisor.doors.asking import Served
+from supervisor.gateway.requests import Served
 from tests.doors import INFO, Rig, chat, post, rig
 
 PROMPT_MAX = 512

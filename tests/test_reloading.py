@@ -16,10 +16,10 @@ from protocol.errors import Internal, Overloaded, StartFailed
 from supervisor import check, deadlines, known
 from supervisor.config import load
 from supervisor.directory import Directory
-from supervisor.doors.gate import Gate
-from supervisor.doors.keys import line
 from supervisor.files import reading
 from supervisor.files.reading import read_here
+from supervisor.gateway.admission import Gate
+from supervisor.gateway.keys import line
 from supervisor.reload import Reloader
 from supervisor.threads.file_threads import THREADS_MAX, FileThreads
 from tests import certificate

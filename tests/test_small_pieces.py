@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wsproto import WSConnection
 
-from supervisor.doors.frame_heads import FrameHeads
+from supervisor.gateway.websocket.frame_heads import FrameHeads
 from tests.doors import create, frame, head, rig
 from tests.sockets import upgraded, whole
 

@@ -8,7 +8,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.doors.keys import KEYS, Keys, Sources
+from supervisor.gateway.keys import KEYS, Keys, Sources
 from supervisor.sockets.unauthenticated import Strangers, address_of
 from tests.doors import at_rest, chat, head, post, rig
 
@@ -96,7 +96,7 @@ async def test_a_probe_makes_no_one_known_where_keys_are_wanted(rather_slow):
 
 
 async def test_o4_one_address_has_so_many_strangers_and_its_own_oldest_goes(rather_slow, monkeypatch):
-    from supervisor import gateway as module
+    from supervisor.gateway import server as module
 
     addresses = iter(["far", "near", "far", "far"])
     monkeypatch.setattr(module, "address_of", lambda _: next(addresses))

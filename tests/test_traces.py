@@ -106,7 +106,7 @@ async def test_what_asks_no_model_and_what_is_refused_names_its_trace_too(lines)
 
 async def test_a_bug_is_logged_with_its_trace(lines, monkeypatch):
     async with rig() as made:
-        monkeypatch.setattr("supervisor.doors.routes.choices.in_one_piece", None)
+        monkeypatch.setattr("supervisor.gateway.http.routes.completions.in_one_piece", None)
         assert (await (await made.client()).ask(post(chat(), traceparent=PARENT))).status == 500
     (line,) = lines("a bug failed a request")
     assert (line.trace, line.parent) == (ID, SPAN)

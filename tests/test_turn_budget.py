@@ -7,7 +7,7 @@ import time
 import pytest
 import trio
 
-from supervisor.doors.asking import Asking
+from supervisor.gateway.requests import Asking
 from supervisor.node import _pulses
 from tests.sim.cost import COST_MAX, TurnTooLong
 from tests.sim.seed import run_seed

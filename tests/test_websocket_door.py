@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from protocol.dialects import body, responses
-from supervisor.doors import hearing, websocket
+from supervisor.gateway.websocket import reader, session
 from tests.doors import Worker, at_rest, chat, create, frame, head, post, rig
 from tests.sockets import said, types, upgraded
 
@@ -70,14 +70,14 @@ async def test_an_upgrade_may_follow_requests_and_be_followed_at_once(rather_slo
 
 
 async def test_what_comes_behind_a_handshake_is_read_in_pieces(rather_slow, monkeypatch):
-    plain, given = websocket._Replayed.receive_some, []
+    plain, given = session._Replayed.receive_some, []
 
     async def noted(self, max_bytes=None):
         data = await plain(self, max_bytes)
         given.append((self.accepted.is_set(), len(data), max_bytes))
         return data
 
-    monkeypatch.setattr(websocket._Replayed, "receive_some", noted)
+    monkeypatch.setattr(session._Replayed, "receive_some", noted)
     async with rig() as made:
         client = await made.client()
         lines = {"upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": 13}
@@ -354,7 +354,7 @@ async def test_an_event_that_cannot_be_read_is_decoded_once(rather_slow, monkeyp
         decoded.append(text)
         return body.decode(text)
 
-    for module in (hearing, responses):
+    for module in (reader, responses):
         monkeypatch.setattr(module, "decode", counting)
     async with rig() as made:
         client = await upgraded(made)

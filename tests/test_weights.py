@@ -17,8 +17,8 @@ from protocol.cost import LOGPROB_BYTES, TOKEN_BYTES, cost, generations_of, mult
 from protocol.errors import BadRequest, Overloaded
 from protocol.messages import Generate, Respond, Role, Sampling, Turn
 from supervisor.config.keyfile import KeySection
-from supervisor.doors.gate import Gate
-from supervisor.doors.keys import Key, Sources, digest
+from supervisor.gateway.admission import Gate
+from supervisor.gateway.keys import Key, Sources, digest
 from tests.doors import at_rest, post, rig
 
 ASKED = Respond("0" * 32, turns=(Turn(Role.USER, "hi"),))

@@ -16,7 +16,7 @@ from protocol.cluster import OPERATOR
 from protocol.strict.mistakes import Mistake, describe, join, segment
 from supervisor.config import durations, listeners
 from supervisor.config.schema import EVERYWHERE, LOOPBACK, Cluster, ClusterSection, EngineSection, SimulatedSection
-from supervisor.doors.door import ANY
+from supervisor.gateway.gateway import ANY
 from supervisor.rendezvous import PORTS
 
 RESERVED = ("gateway", "links", "metrics", "zygote")

@@ -16,7 +16,7 @@ from protocol.cluster import PORT
 from protocol.dialects.options import Holds, Matches, Within
 from supervisor.config.keyfile import GrammarName
 from supervisor.config.tls import Certificate
-from supervisor.doors.door import Count, DoorLimits, Seconds
+from supervisor.gateway.gateway import Count, DoorLimits, Seconds
 from supervisor.processes.process import Ladder
 from supervisor.threads.text_threads import TextLimits
 

@@ -12,7 +12,7 @@ import trio
 from attrs import Factory, frozen
 from trio.testing import MockClock
 
-from supervisor.doors.keys import KEYS, Keys, Sources
+from supervisor.gateway.keys import KEYS, Keys, Sources
 from tests.doors import Rig, at_rest, rig
 from tests.fuzz.play import Player, watched
 

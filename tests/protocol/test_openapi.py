@@ -15,7 +15,7 @@ from protocol.dialects import chat, completions, responses, tokens
 from protocol.dialects.http import error_body
 from protocol.errors import BY_CODE, ModelNotFound, RequestError
 from protocol.openapi.document import OPERATIONS, document
-from supervisor.doors.routes import ALIASES, ONE_MODEL, ROUTES
+from supervisor.gateway.http.routes import ALIASES, ONE_MODEL, ROUTES
 from supervisor.version import version
 from tests.doors import chat as chat_body
 from tests.doors import head, post, rig

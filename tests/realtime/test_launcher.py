@@ -19,7 +19,7 @@ import pytest
 from bench._client import Chat, Running, chat_body
 from bench._cluster import free_ports
 from bench._node import GONE_WITHIN_S, MODEL, ROOT, wait_until
-from supervisor.doors.keys import line
+from supervisor.gateway.keys import line
 from tests.launched import SIMULATED, THIRD, launched, lines, nodes, operate, seen, told
 
 pytestmark = pytest.mark.realtime

@@ -9,7 +9,7 @@ from http.client import HTTPConnection
 import pytest
 
 from bench._node import MODEL, SIMULATED, node, wait_until
-from supervisor.doors.keys import line
+from supervisor.gateway.keys import line
 from tests.launched import lines, told
 
 pytestmark = pytest.mark.realtime

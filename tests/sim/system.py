@@ -25,12 +25,12 @@ from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.peer import Peer
 from supervisor import known
 from supervisor.directory import Directory
-from supervisor.doors.asking import Asking, Served
-from supervisor.doors.door import Door, DoorLimits
-from supervisor.doors.gate import Gate
-from supervisor.doors.keys import KEYS, Keys, Sources
 from supervisor.endpoints import ForOthers
-from supervisor.gateway import _accepted
+from supervisor.gateway.admission import Gate
+from supervisor.gateway.gateway import Door, DoorLimits
+from supervisor.gateway.keys import KEYS, Keys, Sources
+from supervisor.gateway.requests import Asking, Served
+from supervisor.gateway.server import _accepted
 from supervisor.house import _in_order
 from supervisor.links.link import Link
 from supervisor.node import _Node
@@ -225,7 +225,7 @@ class System(World):
     # The children ----------------------------------------------------------------------
 
     async def _gateway(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Do what `supervisor.gateway.gateway` does, but for the listening."""
+        """Do what `supervisor.gateway.server.gateway` does, but for the listening."""
         async with trio.open_nursery() as nursery:
             self._gateway_nursery = nursery
             nursery.start_soon(self.door.asking.access.run, name="access")

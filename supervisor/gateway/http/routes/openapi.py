@@ -8,8 +8,8 @@ import msgspec
 import trio
 
 from protocol.openapi.document import document
-from supervisor.doors.exchange import JSON, Exchange
-from supervisor.doors.routes.route import noted
+from supervisor.gateway.http.exchange import JSON, Exchange
+from supervisor.gateway.http.routes.route import noted
 from supervisor.version import version
 
 

@@ -8,8 +8,8 @@ from actors.processor import TextReply
 from protocol.dialects import responses
 from protocol.errors import RequestError, SlowClient, UpgradeRequired
 from protocol.messages import Accepted, Answered, ChoiceEnded, Started, Text
-from supervisor.doors.exchange import Exchange
-from supervisor.doors.routes.answering import in_one_piece
+from supervisor.gateway.http.exchange import Exchange
+from supervisor.gateway.http.routes.answering import in_one_piece
 
 DOOR = "responses"
 

@@ -19,12 +19,12 @@ from protocol.dialects import http as shapes
 from protocol.dialects.body import reading_work
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
 from protocol.trace import Trace, read, span_after
-from supervisor.doors.access import WHAT_CHARACTERS_MAX
-from supervisor.doors.asking import Counted
-from supervisor.doors.budgets import Held
-from supervisor.doors.door import Door, Header
-from supervisor.doors.keys import Key
-from supervisor.doors.outbox import Outbox
+from supervisor.gateway.access_log import WHAT_CHARACTERS_MAX
+from supervisor.gateway.budgets import Held
+from supervisor.gateway.gateway import Door, Header
+from supervisor.gateway.keys import Key
+from supervisor.gateway.outbox import Outbox
+from supervisor.gateway.requests import Counted
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from protocol.dialects.gathered import Body
 from protocol.errors import BadRequest, DeadlineExceeded
 from protocol.messages import Detokenized, Tokenized
 from supervisor.config.keyfile import clamped
-from supervisor.doors.exchange import JSON, Exchange
-from supervisor.doors.routes.route import noted
+from supervisor.gateway.http.exchange import JSON, Exchange
+from supervisor.gateway.http.routes.route import noted
 
 
 async def tokenize(exchange: Exchange, body: bytes) -> None:

@@ -10,10 +10,10 @@ from math import inf
 import trio
 
 from protocol.errors import Overloaded, SlowClient, StartFailed
-from supervisor.doors import websocket
-from supervisor.doors.door import Door
-from supervisor.doors.http import HttpConnection
-from supervisor.doors.outbox import Outbox
+from supervisor.gateway.gateway import Door
+from supervisor.gateway.http.connection import HttpConnection
+from supervisor.gateway.outbox import Outbox
+from supervisor.gateway.websocket import session
 from supervisor.sockets.descriptor_reserve import GuardedListener
 from supervisor.sockets.unauthenticated import address_of
 
@@ -73,7 +73,7 @@ async def _connection(door: Door, stream: trio.SocketStream, address: str, *, fu
     limits = door.limits
     secure = None if door.tls is None else trio.SSLStream(stream, door.tls, server_side=True, https_compatible=True)
     outbox = Outbox(secure or stream, limits.backlog_bytes_max, limits.stall_s, door.backlogs)
-    connection = HttpConnection(outbox, door, partial(websocket.serve, outbox, door))
+    connection = HttpConnection(outbox, door, partial(session.serve, outbox, door))
     scope = trio.CancelScope()
     if not full:
         door.connections[outbox] = connection

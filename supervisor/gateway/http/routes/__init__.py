@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from supervisor.doors.routes import admin, choices, health, models, openapi, responses, tokens
-from supervisor.doors.routes.route import Handler, Route, options
+from supervisor.gateway.http.routes import admin, completions, health, models, openapi, responses, tokens
+from supervisor.gateway.http.routes.route import Handler, Route, options
 
 __all__ = ["Handler", "Route", "find", "options"]
 
@@ -14,8 +14,8 @@ ROUTES: dict[str, Route] = {
     "/metrics": Route({"GET": health.metrics}, admin=True),
     "/openapi.json": Route({"GET": openapi.openapi}),
     "/v1/models": Route({"GET": models.listed}),
-    "/v1/chat/completions": Route({"POST": choices.CHAT}, reads=True),
-    "/v1/completions": Route({"POST": choices.COMPLETIONS}, reads=True),
+    "/v1/chat/completions": Route({"POST": completions.CHAT}, reads=True),
+    "/v1/completions": Route({"POST": completions.COMPLETIONS}, reads=True),
     "/v1/responses": Route({"GET": responses.upgrade, "POST": responses.answer}, reads=True),
     "/tokenize": Route({"POST": tokens.tokenize}, reads=True),
     "/detokenize": Route({"POST": tokens.detokenize}, reads=True),

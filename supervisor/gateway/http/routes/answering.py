@@ -11,8 +11,8 @@ from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.gathered import Gathered
 from protocol.errors import RequestError, SlowClient
 from protocol.messages import Accepted, ChoiceEnded, Respond, Started, Text
-from supervisor.doors.asking import Counted, Served
-from supervisor.doors.exchange import JSON, Exchange
+from supervisor.gateway.http.exchange import JSON, Exchange
+from supervisor.gateway.requests import Counted, Served
 
 
 async def in_one_piece(exchange: Exchange, counted: Counted, respond: Respond, gathered: Gathered) -> None:

@@ -26,12 +26,12 @@ from protocol.errors import (
 )
 from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Role, Started, Text, Turn, Usage
 from protocol.trace import Trace, span_after
-from supervisor.doors.asking import Counted, failed_by_a_bug
-from supervisor.doors.budgets import Held
-from supervisor.doors.door import Door
-from supervisor.doors.keys import Key
-from supervisor.doors.memory import Memory, Said
-from supervisor.doors.outbox import Outbox
+from supervisor.gateway.budgets import Held
+from supervisor.gateway.gateway import Door
+from supervisor.gateway.keys import Key
+from supervisor.gateway.outbox import Outbox
+from supervisor.gateway.requests import Counted, failed_by_a_bug
+from supervisor.gateway.websocket.history import Memory, Said
 
 WHAT = "response.create"
 REQUEST_BYTES_FREE = 1024  # of each request, so that small ones are heard whatever else is kept

@@ -25,9 +25,9 @@ from protocol.errors import (
 )
 from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Respond, Started, Text, Usage
 from protocol.trace import Trace, fields
-from supervisor.doors.access import Access
-from supervisor.doors.budgets import Held
-from supervisor.doors.keys import Key
+from supervisor.gateway.access_log import Access
+from supervisor.gateway.budgets import Held
+from supervisor.gateway.keys import Key
 from supervisor.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from urllib.parse import unquote
 import trio
 
 from protocol.dialects import http as shapes
-from supervisor.doors.exchange import JSON, Exchange
-from supervisor.doors.routes.route import noted
+from supervisor.gateway.http.exchange import JSON, Exchange
+from supervisor.gateway.http.routes.route import noted
 
 PREFIX = "/v1/models/"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import trio
 
 from protocol.errors import Draining, NotReady
-from supervisor.doors.exchange import TEXT, Exchange
-from supervisor.doors.routes.route import noted
+from supervisor.gateway.http.exchange import TEXT, Exchange
+from supervisor.gateway.http.routes.route import noted
 
 METRICS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 

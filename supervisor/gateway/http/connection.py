@@ -20,14 +20,14 @@ from protocol.errors import (
     TooLarge,
 )
 from protocol.trace import Trace
-from supervisor.doors import routes
-from supervisor.doors.asking import failed_by_a_bug
-from supervisor.doors.door import Door
-from supervisor.doors.exchange import Exchange
-from supervisor.doors.heads import HEADERS_MAX, VERSIONS, check_head
-from supervisor.doors.keys import Key
-from supervisor.doors.outbox import Outbox
-from supervisor.doors.routes import Route
+from supervisor.gateway.gateway import Door
+from supervisor.gateway.http import routes
+from supervisor.gateway.http.exchange import Exchange
+from supervisor.gateway.http.heads import HEADERS_MAX, VERSIONS, check_head
+from supervisor.gateway.http.routes import Route
+from supervisor.gateway.keys import Key
+from supervisor.gateway.outbox import Outbox
+from supervisor.gateway.requests import failed_by_a_bug
 
 AHEAD_BYTES_MAX = 64 * 1024  # of further requests, that are kept while one is being answered
 HANDSHAKE = (b"connection", b"upgrade", b"sec-websocket-key", b"sec-websocket-version")

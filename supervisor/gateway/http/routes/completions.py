@@ -9,9 +9,9 @@ from protocol.dialects import chat, completions
 from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.gathered import Gathered
 from protocol.messages import Respond
-from supervisor.doors.exchange import Exchange
-from supervisor.doors.routes.answering import in_chunks, in_one_piece
-from supervisor.doors.routes.route import Handler
+from supervisor.gateway.http.exchange import Exchange
+from supervisor.gateway.http.routes.answering import in_chunks, in_one_piece
+from supervisor.gateway.http.routes.route import Handler
 
 Asked = TypeVar("Asked", chat.ChatRequest, completions.CompletionRequest)
 

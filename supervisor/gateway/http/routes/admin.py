@@ -6,8 +6,8 @@ import msgspec
 import trio
 
 from protocol.errors import Forbidden
-from supervisor.doors.exchange import JSON, TEXT, Exchange
-from supervisor.doors.routes.route import noted
+from supervisor.gateway.http.exchange import JSON, TEXT, Exchange
+from supervisor.gateway.http.routes.route import noted
 
 
 async def server_info(exchange: Exchange, _: bytes) -> None:

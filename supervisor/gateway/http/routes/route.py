@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import trio
 from attrs import frozen
 
-from supervisor.doors.exchange import Exchange
+from supervisor.gateway.http.exchange import Exchange
 
 Handler = Callable[[Exchange, bytes], Awaitable[None]]
 """Answers a request whose whole body is there; raises the `RequestError` that is its answer otherwise."""

@@ -19,10 +19,10 @@ from actors.kit.offload import LONG
 from protocol.dialects import responses
 from protocol.dialects.body import decode, reading_work
 from protocol.errors import Overloaded, RequestError, SlowClient
-from supervisor.doors.asking import NO_MEMORY
-from supervisor.doors.budgets import Held
-from supervisor.doors.door import Door
-from supervisor.doors.keys import Key
+from supervisor.gateway.budgets import Held
+from supervisor.gateway.gateway import Door
+from supervisor.gateway.keys import Key
+from supervisor.gateway.requests import NO_MEMORY
 
 Event: TypeAlias = "responses.Create | responses.CancelResponse"
 Data: TypeAlias = dict[str, object]

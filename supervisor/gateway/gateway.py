@@ -24,14 +24,14 @@ from protocol.messages import Answered, Grammar, GrammarKind, Respond
 from protocol.trace import Trace
 from supervisor.config.keyfile import clamped
 from supervisor.config.tls import Certificate
-from supervisor.doors.asking import Asking, Counted, Served
-from supervisor.doors.budgets import Budget
-from supervisor.doors.gate import Gate
-from supervisor.doors.heads import authority, same_origin
-from supervisor.doors.keys import Headers, Key, Keys
-from supervisor.doors.memory import Memories
-from supervisor.doors.outbox import Backlogs, Outbox
 from supervisor.files.reading import Reads
+from supervisor.gateway.admission import Gate
+from supervisor.gateway.budgets import Budget
+from supervisor.gateway.http.heads import authority, same_origin
+from supervisor.gateway.keys import Headers, Key, Keys
+from supervisor.gateway.outbox import Backlogs, Outbox
+from supervisor.gateway.requests import Asking, Counted, Served
+from supervisor.gateway.websocket.history import Memories
 from supervisor.sockets.descriptor_reserve import Reserve
 from supervisor.sockets.unauthenticated import Strangers
 

@@ -1,0 +1,1 @@
+"""WebSocket clients of the gateway, in the Responses mode: sessions, lanes, and the history of each lane."""
