@@ -28,9 +28,9 @@ from protocol.errors import (
 )
 from protocol.greeting import Greeter
 from protocol.peer import Peer
-from supervisor import local_control
 from supervisor.board import Seen
 from supervisor.config.load import Cluster
+from supervisor.control import unix_socket
 from supervisor.deadlines import ANSWERS_S, OTHERS_S, RELOADS_S
 from supervisor.engine import SocketTransport
 from supervisor.links import websocket
@@ -130,7 +130,7 @@ class Operator:
 async def _connected(folder: Path, ask: Callable[[Transport], Awaitable[None]]) -> None:
     """Ask at the socket in a run folder; raises `PeerLost` if nobody listens there."""
     try:
-        with local_control.address(folder) as where:
+        with unix_socket.address(folder) as where:
             stream = await trio.open_unix_socket(where)
     except OSError as error:
         raise PeerLost(f"the node of {folder} cannot be reached: {error}") from error

@@ -8,7 +8,7 @@ from functools import partial
 import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from supervisor.directory import Directory
+from supervisor.cluster.directory import Directory
 from supervisor.links.traffic import Traffic
 from supervisor.telemetry.metrics import Metrics, pieces
 

@@ -31,9 +31,9 @@ from protocol.errors import (
 )
 from protocol.grammars import complaint
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.workers import Here, There
 from supervisor.config.load import Cluster, EngineSection
-from supervisor.directory import Directory
-from supervisor.endpoints import Here, There
 from supervisor.engine import EngineHouse, checker
 from supervisor.hosts import Starts, zygote_of
 from supervisor.links.link import Link, Serves

@@ -24,12 +24,14 @@ from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
 from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
 from protocol.model_folder import FILES
-from supervisor import gauges, grammars, known, routes, scrape
+from supervisor import gauges, grammars, routes, scrape
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Links
+from supervisor.cluster.model_identity import OwnModels
+from supervisor.cluster.workers import ForOthers, Here
 from supervisor.config.load import Cluster
-from supervisor.controls import Controls
-from supervisor.directory import Directory
-from supervisor.endpoints import ForOthers, Here
+from supervisor.control.control import Controls
 from supervisor.files import reading
 from supervisor.gateway.admission import Gate
 from supervisor.gateway.gateway import Door
@@ -38,7 +40,6 @@ from supervisor.gateway.server import gateway
 from supervisor.hosts import Starts, Zygote
 from supervisor.links.link import Serves
 from supervisor.links.websocket import At
-from supervisor.own_models import OwnModels
 from supervisor.ranks import Asked, Others, agreed
 from supervisor.runtime import World
 from supervisor.supervision.events import Happening, Kind
@@ -116,9 +117,9 @@ def build(cluster: Cluster, node: str, world: World) -> House:
         one = Worker(name, section, text, engines[name], inbox, *away, others, own)
         children.append(worker(cluster, one, hosts_of, world))
     checks = grammar_checks(cluster, node, hosts_of, world, children)
-    controls = Controls(directory, world.new_id(), version(), partial(known.loads, engines))
+    controls = Controls(directory, world.new_id(), version(), partial(engine_control.loads, engines))
     live = Live(cluster.gateway.prompt_tokens_max)
-    serves = {**other_ranks, **known.serves(engines), **checks, **controls.serves}
+    serves = {**other_ranks, **engine_control.serves(engines), **checks, **controls.serves}
     links = _links(cluster, node, directory, world, serves)
     if links is not None:
         links.incarnation = Incarnation(controls.run, int(world.now()))
@@ -192,7 +193,9 @@ def _asked_of(
     )
     child = routes.child(name, section, work_inbox, routing)
     served[name] = Served(
-        partial(known.model, name, directory, int(world.now())), asked, partial(known.longest, directory, name)
+        partial(engine_control.model, name, directory, int(world.now())),
+        asked,
+        partial(engine_control.longest, directory, name),
     )
     return child, Child(
         name=f"processor-{plain}",
@@ -210,7 +213,7 @@ def _asked_of(
 
 
 def _limits(directory: Directory, model: str, live: Live) -> Limits | None:
-    return known.limits(directory, model, live.prompt_tokens_max)
+    return engine_control.limits(directory, model, live.prompt_tokens_max)
 
 
 # Engines that span nodes ---------------------------------------------------------------
@@ -323,13 +326,16 @@ def _door(
 ) -> Door:
     section, models = cluster.gateway, tuple(cluster.model)
     gate = Gate(
-        section.requests_max, section.admit_s, section.waiting_max, partial(known.never_ready, directory, models)
+        section.requests_max,
+        section.admit_s,
+        section.waiting_max,
+        partial(engine_control.never_ready, directory, models),
     )
     asking = Asking(served, world.metrics, section.first_token_s, section.total_s)
     world.metrics.gauges |= {
         "espalier_requests_running": ("Generations being answered", lambda: {"gateway": gate.inside}),
         "espalier_requests_waiting": ("Requests that wait at the gate", lambda: {"gateway": gate.waiting}),
-        "espalier_engine_up": ("Whether the engine can be asked", lambda: known.up(directory)),
+        "espalier_engine_up": ("Whether the engine can be asked", lambda: engine_control.up(directory)),
     }
     opened = Door(
         asking=asking,
@@ -340,12 +346,14 @@ def _door(
         names=frozenset(section.names),
         origins=frozenset(section.origins),
         grammars=frozenset(section.grammars),
-        unready=partial(known.unready, directory, models),
-        metrics_text=partial(known.all_metrics_text, directory, world.metrics),
+        unready=partial(engine_control.unready, directory, models),
+        metrics_text=partial(engine_control.all_metrics_text, directory, world.metrics),
         new_id=world.new_id,
         now=world.now,
-        server_info=partial(known.server_info, cluster, directory, version(), partial(routes.aside, live.routings)),
-        flush_cache=partial(known.flush_caches, directory),
+        server_info=partial(
+            engine_control.server_info, cluster, directory, version(), partial(routes.aside, live.routings)
+        ),
+        flush_cache=partial(engine_control.flush_caches, directory),
     )
     gauge = ("Connections of clients", lambda: {"gateway": float(len(opened.connections))})
     world.metrics.gauges["espalier_connections"] = gauge
@@ -366,7 +374,7 @@ def _scraped(
     at = At.read(listen)
     if door is None:
         own = {here.load.name: here.plug for here in directory.here.values()}
-        text = partial(known.metrics_text, own, world.metrics)
+        text = partial(engine_control.metrics_text, own, world.metrics)
         opened = scrape.door(at, world, partial(scrape.unready, cluster, directory), text)
     else:
         opened = scrape.door(at, world, door.unready, door.metrics_text)

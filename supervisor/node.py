@@ -19,9 +19,10 @@ from attrs import define, field, frozen
 
 from protocol.errors import ActorError, StartFailed
 from protocol.greeting import NONCE_BYTES
-from supervisor import check, local_control
+from supervisor import check
 from supervisor.config import file_checks
 from supervisor.config.load import LOOPBACK, Cluster
+from supervisor.control import unix_socket
 from supervisor.gateway.gateway import Door
 from supervisor.gateway.keys import SECRETS, Keys
 from supervisor.house import House, build
@@ -196,7 +197,7 @@ class _Node:
         cluster, controls = self.cluster, self.house.controls
         heart = Heart(cluster.cluster.beat_s, cluster.cluster.silent_s)
         name = self.house.directory.name
-        await local_control.serve(self.world.folder, cluster.file, name, controls.serves, heart)
+        await unix_socket.serve(self.world.folder, cluster.file, name, controls.serves, heart)
 
     async def _watch_turns(self) -> None:
         turns = Turns(self.cluster.node[self.house.directory.name].turn_max_s)

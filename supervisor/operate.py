@@ -22,10 +22,11 @@ from protocol.errors import (
     PeerLost,
     StartFailed,
 )
-from supervisor import board, check, local_control
+from supervisor import board, check
 from supervisor.board import Seen
 from supervisor.config import load
 from supervisor.config.load import Cluster, NodeSection
+from supervisor.control import unix_socket
 from supervisor.control_client import Operator, is_gone, is_linked
 from supervisor.links.encoding import plain
 from supervisor.telemetry import logs
@@ -103,7 +104,7 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
 def _folders(file: Path, pid: int | None) -> dict[str, Path]:
     """Return the run folders of the file's nodes on this host, by node; raises `StartFailed` if one runs twice."""
     found: dict[str, Path] = {}
-    for each in local_control.find(Path(tempfile.gettempdir()), file):
+    for each in unix_socket.find(Path(tempfile.gettempdir()), file):
         if pid not in {None, each.pid}:
             continue
         if each.node in found:

@@ -19,8 +19,8 @@ from actors.engines.port import Engine
 from actors.kit.calls import Bugs, Call, Inbox
 from protocol.errors import ActorError, BadRequest, Draining, EngineDied, EngineLost, RequestError, StartFailed
 from protocol.messages import Done, RankStarted, RunRank
+from supervisor.cluster.directory import Directory
 from supervisor.config.load import Cluster
-from supervisor.directory import Directory
 from supervisor.links.link import Link
 from supervisor.supervision.registration import Plug
 

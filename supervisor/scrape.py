@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 from attrs import evolve
 
+from supervisor.cluster.directory import Directory
 from supervisor.config.load import LOOPBACK, Cluster
-from supervisor.directory import Directory
 from supervisor.gateway.admission import Gate
 from supervisor.gateway.gateway import ANY, Door, DoorLimits
 from supervisor.gateway.requests import Asking

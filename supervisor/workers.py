@@ -23,8 +23,8 @@ from protocol.errors import StartFailed
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.model_folder import Digest, mismatch
 from supervisor import grammars, hosts, ranks, rendezvous
+from supervisor.cluster.directory import Directory
 from supervisor.config.load import Cluster, EngineSection
-from supervisor.directory import Directory
 from supervisor.engine import EngineHouse, engine, silent
 from supervisor.links.link import Serves
 from supervisor.processes.output_log import Chatter, writer

@@ -26,11 +26,11 @@ from actors.routing.load import least_loaded
 from actors.routing.route import Limits, Need, Routing
 from protocol.cluster import Leg, Offer
 from protocol.messages import EngineInfo
-from supervisor import known
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Links
+from supervisor.cluster.workers import Here
 from supervisor.config.load import ClusterSection
-from supervisor.directory import Directory
-from supervisor.endpoints import Here
 from supervisor.links.websocket import At
 from supervisor.supervision.registration import Plug
 from tests.sim.net import Net
@@ -185,9 +185,9 @@ def _routing(directory: Directory, found: dict[str, float]) -> None:
     routing.ranked = partial(directory.ranked, MODEL)
     rounds, began = 200, time.process_time()
     for _ in range(rounds):
-        assert known.never_ready(directory, (MODEL,)) is None
-        assert known.limits(directory, MODEL, 4096) is not None
-        known.longest(directory, MODEL)
+        assert engine_control.never_ready(directory, (MODEL,)) is None
+        assert engine_control.limits(directory, MODEL, 4096) is not None
+        engine_control.longest(directory, MODEL)
         route = routing.choose(Need(100, 200))
         assert route is not None
         route.end()

@@ -14,10 +14,10 @@ from protocol.cluster import Leg, Offer
 from protocol.frames import VERSION, Hello, encode
 from protocol.greeting import Greeter
 from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
+from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Links
+from supervisor.cluster.workers import Here
 from supervisor.config.load import ClusterSection
-from supervisor.directory import Directory
-from supervisor.endpoints import Here
 from supervisor.links import websocket
 from supervisor.supervision.registration import Plug
 from tests.fakes import generate

@@ -57,7 +57,7 @@ CLUSTER: Bugs = {
             "await trio.sleep(backoff.wait_s(1, self.chance.random()))",
         ),
     ),
-    "supervisor/directory.py": (
+    "supervisor/cluster/directory.py": (
         Bug(
             "the end of an older link takes the new one's workers away",
             "if known is not None and known.link is link:",
@@ -84,7 +84,7 @@ CLUSTER: Bugs = {
         Bug("a node that has gone keeps its workers", "del known.workers[name]", "pass"),
         Bug("a decode may take a prefill's place", "for leg in {but.leg, Leg.BOTH}) - (", "for leg in Leg) - ("),
     ),
-    "supervisor/endpoints.py": (
+    "supervisor/cluster/workers.py": (
         Bug(
             "another node's worker stays busy for ever", "            self._count(-1, -tokens)\n", "            pass\n"
         ),

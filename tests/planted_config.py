@@ -57,7 +57,7 @@ CONFIG: Bugs = {
             "self.certificate.context()",
         ),
     ),
-    "supervisor/controls.py": (
+    "supervisor/control/control.py": (
         Bug(
             "who passes a question on gives up with whoever asked",
             "trio.current_effective_deadline() - HOP_S",

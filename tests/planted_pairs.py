@@ -109,7 +109,7 @@ PAIRS: Bugs = {
         ),
         Bug("a node leaves without a word", 'house.links.bye(f"node', 'str(f"node'),
     ),
-    "supervisor/controls.py": (
+    "supervisor/control/control.py": (
         Bug(
             "an operator drains the node that was asked",
             'if request.node not in {"", self.directory.name}:',

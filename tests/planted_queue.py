@@ -99,7 +99,7 @@ QUEUE: Bugs = {
         Bug("an owner that is away counts no more", "            self._away += entry.owner in self._accounts\n", ""),
         Bug("an owner that comes back counts twice", "            self._away -= owner in self._accounts\n", ""),
     ),
-    "supervisor/endpoints.py": (
+    "supervisor/cluster/workers.py": (
         Bug("a prefill's bound is one for all", "(0, most) if offer.leg is Leg.PREFILL else (most, 0)", "(most, 0)"),
         Bug(
             "a prompt that never began is pending at its worker for ever",

@@ -30,7 +30,7 @@ STALL: Bugs = {
             "                pass\n",
         ),
     ),
-    "supervisor/directory.py": (
+    "supervisor/cluster/directory.py": (
         Bug("a node that stands still is chosen", "known.link.lost or known.link.stalled or", "known.link.lost or"),
     ),
     "supervisor/cluster/mesh.py": (

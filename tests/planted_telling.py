@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.planted import Bug, Bugs
 
 TELLING: Bugs = {
-    "supervisor/telling.py": (
+    "supervisor/cluster/announcements.py": (
         Bug("a node tells only once how it is", "            await trio.sleep(every_s())\n", "            return\n"),
     ),
-    "supervisor/endpoints.py": (
+    "supervisor/cluster/workers.py": (
         Bug("a router is told back what it asks itself", "self.busy - requests, min(", "self.busy, min("),
     ),
-    "supervisor/directory.py": (
+    "supervisor/cluster/directory.py": (
         Bug(
             "every request wakes whoever waits for nodes",
             "        self._moved(worker)\n        if isinstance(",
@@ -24,7 +24,7 @@ TELLING: Bugs = {
             "with trio.move_on_at(inf + now):",
         ),
     ),
-    "supervisor/own_models.py": (
+    "supervisor/cluster/model_identity.py": (
         Bug("every name of a model that was ever heard is kept", "if not self._is_known(model):", "if False:"),
         Bug("the weights that stood last are forgotten", "if not self._is_known(model):", "if True:"),
         Bug("workers of other weights are asked", "if weights is None or weights == standing or", "if True or"),

@@ -90,7 +90,7 @@ TREE: Bugs = {
         Bug("a folder of others is taken", "            if not _is_ours(os.fstat(made)):", "            if False:"),
         Bug("a folder of others is emptied", "        if _is_ours(os.fstat(folder)):", "        if True:"),
     ),
-    "supervisor/local_control.py": (
+    "supervisor/control/unix_socket.py": (
         Bug(
             "a description that is gone stays gone",
             "for name, made in self._made.items())",

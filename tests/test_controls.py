@@ -28,11 +28,11 @@ from protocol.errors import DeadlineExceeded, Internal, LinkLost, NotReady, Peer
 from protocol.messages import Done, EngineLoad, FlushCache
 from protocol.peer import Peer
 from supervisor import deadlines
+from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import OPERATORS_MAX, Links
+from supervisor.cluster.workers import Here
 from supervisor.config.load import ClusterSection
-from supervisor.controls import Controls
-from supervisor.directory import Directory
-from supervisor.endpoints import Here
+from supervisor.control.control import Controls
 from supervisor.links.heartbeat import Heart
 from supervisor.links.link import Link
 from supervisor.supervision.events import Happening, Kind

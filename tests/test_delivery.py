@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from supervisor import node
-from supervisor.directory import Directory
+from supervisor.cluster.directory import Directory
 from supervisor.processes.process import Hurry
 from tests.doors import Client, at_rest, chat, create, head, post, rig
 

@@ -11,8 +11,8 @@ from attrs import evolve
 from protocol.cluster import Neighbour, NodeState
 from protocol.errors import PeerLost
 from protocol.greeting import Incarnation
+from supervisor.cluster.directory import FORGET_S
 from supervisor.cluster.mesh import FORGETS_S, Links
-from supervisor.directory import FORGET_S
 from tests.nodes import QUICK, Node
 
 

@@ -17,8 +17,8 @@ from protocol.cluster import COUNT_MAX, Leg, Neighbour, NodeState, Offer, check
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady, PeerViolation, RequestError
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.peer import Peer
-from supervisor.directory import FORGET_S, NODES_MAX, RUMOURS_MAX, Directory
-from supervisor.endpoints import ForOthers, Here
+from supervisor.cluster.directory import FORGET_S, NODES_MAX, RUMOURS_MAX, Directory
+from supervisor.cluster.workers import ForOthers, Here
 from supervisor.links.link import Link
 from supervisor.supervision.registration import Plug
 from tests.fakes import generate

@@ -14,9 +14,9 @@ import trio.testing
 
 from protocol.cluster import Reloaded
 from supervisor import node
+from supervisor.cluster.directory import Directory
 from supervisor.config.load import NodeSection
 from supervisor.config.tls import Certificate
-from supervisor.directory import Directory
 from supervisor.files.reading import read_here
 from supervisor.gateway.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.processes.process import Hurry

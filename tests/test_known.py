@@ -15,10 +15,10 @@ from protocol.cluster import COUNT_MAX, Leg, NodeState, Offer
 from protocol.errors import EngineLost, NotReady, Overloaded, PeerLost
 from protocol.messages import EngineLoad, FlushCache, GetLoad
 from protocol.peer import Peer
-from supervisor import known
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import FORGET_S, Directory
 from supervisor.cluster.mesh import FORGETS_S
-from supervisor.directory import FORGET_S, Directory
-from supervisor.endpoints import Here
+from supervisor.cluster.workers import Here
 from supervisor.links.link import Link
 from supervisor.supervision.registration import Plug
 from supervisor.telemetry.metrics import Metrics
@@ -80,7 +80,9 @@ async def front(here, **there):
             wires[node], far = sim_pair()
             asker = Link(wires[node], Peer("main", serves_max=0))
             nursery.start_soon(carry, asker)
-            nursery.start_soon(carry, Link(far, Peer(node, serves_max=8), known.serves({"tiny-0": plugged(engine)})))
+            nursery.start_soon(
+                carry, Link(far, Peer(node, serves_max=8), engine_control.serves({"tiny-0": plugged(engine)}))
+            )
             await asker.wait_ready()
             directory.linked(node, asker)
             directory.told(node, NodeState((evolve(OFFER, up=engine is not None),)))
@@ -93,27 +95,27 @@ async def front(here, **there):
 
 async def test_two_nodes_with_workers_of_one_name_are_two(autojump_clock):
     async with front(None, a=Engine(), b=Engine()) as (directory, _):
-        assert known.up(directory) == {"main/tiny-0": 0, "a/tiny-0": 1, "b/tiny-0": 1}
+        assert engine_control.up(directory) == {"main/tiny-0": 0, "a/tiny-0": 1, "b/tiny-0": 1}
         directory.told("a", NodeState((OFFER,), draining=True))
-        assert known.unready(directory, ["tiny"]) is None, "the other node serves"
+        assert engine_control.unready(directory, ["tiny"]) is None, "the other node serves"
         directory.told("b", NodeState((OFFER,), draining=True))
-        assert known.unready(directory, ["tiny"]) == "engine main/tiny-0 is starting"
+        assert engine_control.unready(directory, ["tiny"]) == "engine main/tiny-0 is starting"
         directory.here.clear()
-        assert known.unready(directory, ["tiny"]) == "engine a/tiny-0 is on a node that drains"
+        assert engine_control.unready(directory, ["tiny"]) == "engine a/tiny-0 is on a node that drains"
 
 
 async def test_o_an_engine_of_a_node_that_has_gone_is_not_said_to_start(autojump_clock):
     async with front(None, a=Engine()) as (directory, _):
         directory.here.clear()
         directory.expect("a", None, (OFFER,))
-        assert known.unready(directory, ["tiny"]) is None
+        assert engine_control.unready(directory, ["tiny"]) is None
         directory.unlinked("a", directory.nodes["a"][1])
-        assert known.unready(directory, ["tiny"]) == "engine tiny-0 is on node a, to which there is no link"
+        assert engine_control.unready(directory, ["tiny"]) == "engine tiny-0 is on node a, to which there is no link"
 
 
 async def test_what_the_server_tells_of_itself_counts_both(autojump_clock):
     async with front(Engine(), a=Engine()) as (directory, _):
-        told = known.server_info(SimpleNamespace(model=["tiny"]), directory, "1")
+        told = engine_control.server_info(SimpleNamespace(model=["tiny"]), directory, "1")
         assert told["engines"].keys() == {"main/tiny-0", "a/tiny-0"}
         assert told["max_total_num_tokens"] == 2 * INFO.kv_tokens_max
 
@@ -134,7 +136,7 @@ async def test_an_engine_has_one_name_wherever_it_is_told_of(tmp_path):
 
 async def test_every_engine_of_the_cluster_says_how_busy_it_is(autojump_clock):
     async with front(Engine(), a=Engine(EngineLoad(4, 5, 6)), b=None) as (directory, _):
-        text = (await known.all_metrics_text(directory, Metrics())).decode()
+        text = (await engine_control.all_metrics_text(directory, Metrics())).decode()
         told = [line for line in text.splitlines() if line.startswith("espalier_engine_kv_tokens_used{")]
         assert told == [
             'espalier_engine_kv_tokens_used{engine="a/tiny-0"} 6.0',
@@ -153,14 +155,14 @@ async def test_one_that_does_not_answer_in_time_is_left_out_and_keeps_nobody_wai
             wires["cut"].cut()
 
         nursery.start_soon(cut)
-        assert await known.all_loads(directory) == {"main/tiny-0": LOAD, "a/tiny-0": LOAD}
-        assert trio.current_time() == known.LOADS_WITHIN_S
+        assert await engine_control.all_loads(directory) == {"main/tiny-0": LOAD, "a/tiny-0": LOAD}
+        assert trio.current_time() == engine_control.LOADS_WITHIN_S
 
 
 @pytest.mark.parametrize("lie", [EngineLoad(-1, 0, 0), EngineLoad(0, COUNT_MAX + 1, 0)])
 async def test_counts_that_cannot_be_are_left_out(lie, autojump_clock):
     async with front(Engine(), a=Engine(lie)) as (directory, _):
-        assert (await known.all_loads(directory)).keys() == {"main/tiny-0"}
+        assert (await engine_control.all_loads(directory)).keys() == {"main/tiny-0"}
 
 
 # Calls ----------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ async def test_counts_that_cannot_be_are_left_out(lie, autojump_clock):
 
 async def counted(directory, metrics):
     """Return how many calls each worker is told to have ended."""
-    told = (await known.all_metrics_text(directory, metrics)).decode().splitlines()
+    told = (await engine_control.all_metrics_text(directory, metrics)).decode().splitlines()
     calls = (line.split('worker="')[1].split('"} ') for line in told if line.startswith("espalier_calls_total{"))
     return {worker: float(count) for worker, count in calls}
 
@@ -203,7 +205,7 @@ async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autoju
 async def test_every_engine_of_the_cluster_is_flushed(autojump_clock):
     engines = [Engine(takes_s=1) for _ in range(3)]
     async with front(engines[0], a=engines[1], b=engines[2]) as (directory, _):
-        await known.flush_caches(directory)
+        await engine_control.flush_caches(directory)
         assert ([each.flushed for each in engines], trio.current_time()) == ([1, 1, 1], 1)
 
 
@@ -215,8 +217,8 @@ async def test_a_flush_says_of_each_engine_what_became_of_it(autojump_clock):
         await wait_all_tasks_blocked()
         directory.unlinked("gone", directory.nodes["gone"][1])
         with pytest.raises(Overloaded) as caught:
-            await known.flush_caches(directory)
-        assert trio.current_time() == known.FLUSHED_WITHIN_S
+            await engine_control.flush_caches(directory)
+        assert trio.current_time() == engine_control.FLUSHED_WITHIN_S
     assert caught.value.detail.split("; ") == [
         "engine busy/tiny-0 was not flushed: requests run",
         "engine gone/tiny-0 was not flushed: there is no link to node gone",
@@ -229,4 +231,4 @@ async def test_a_flush_says_of_each_engine_what_became_of_it(autojump_clock):
 async def test_where_nobody_is_busy_a_flush_that_failed_says_that_not_all_are_ready(autojump_clock):
     async with front(None) as (directory, _):
         with pytest.raises(NotReady, match=r"^engine main/tiny-0 was not flushed: it is starting$"):
-            await known.flush_caches(directory)
+            await engine_control.flush_caches(directory)

@@ -20,9 +20,10 @@ from protocol.errors import SlowClient
 from protocol.messages import Role, Turn
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
-from supervisor import house, known
+from supervisor import house
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import Directory
 from supervisor.config import load
-from supervisor.directory import Directory
 from supervisor.gateway.gateway import DoorLimits
 from supervisor.gateway.websocket.history import Said
 from supervisor.telemetry.metrics import Metrics
@@ -85,7 +86,7 @@ def test_a_prompt_may_be_as_long_as_the_gateway_says_and_as_the_smallest_engine_
     offers = [Offer(f"e{place}", "tiny", Leg.BOTH, 4, True, each) for place, each in enumerate(engines)]
     directory = Directory("main")
     directory.expect("other", None, offers)
-    limits = known.limits(directory, "tiny", most)
+    limits = engine_control.limits(directory, "tiny", most)
     assert limits is not None
     assert (limits.total_max, limits.prompt_max) == (100, kept)
 

@@ -14,10 +14,10 @@ import trio
 
 from protocol.cluster import Drain, GetStatus, NodeState, Status
 from protocol.messages import Done
-from supervisor import local_control
 from supervisor.config.load import Cluster, NodeSection
+from supervisor.control import unix_socket
+from supervisor.control.control import Function
 from supervisor.control_client import Operator
-from supervisor.controls import Function
 from supervisor.links.heartbeat import Heart
 from supervisor.processes import run_folder
 from tests.nodes import until
@@ -53,11 +53,11 @@ class Served:
     async def run(self):
         function = Function(self.answer)
         serves = {("", GetStatus): function, ("", Drain): function}
-        await local_control.serve(self.folder, self.file, "one", serves, Heart(1.0, 3.0), looks_s=LOOKS_S)
+        await unix_socket.serve(self.folder, self.file, "one", serves, Heart(1.0, 3.0), looks_s=LOOKS_S)
 
     @property
     def found(self):
-        return [each.folder for each in local_control.find(self.base, self.file)] == [str(self.folder.path)]
+        return [each.folder for each in unix_socket.find(self.base, self.file)] == [str(self.folder.path)]
 
     async def ask(self, request):
         cluster = Cluster(model={}, engine={}, node={"one": NodeSection()})
@@ -167,9 +167,9 @@ async def test_o_an_operator_who_is_being_answered_is_not_cut_when_the_socket_is
 async def test_a_folder_that_stands_is_left_as_it_is(base, caplog):
     async with served(base) as node:
         made = {each.name: each.stat().st_ino for each in node.folder.path.iterdir()}
-        looks, is_whole = [], local_control._Place.is_whole
+        looks, is_whole = [], unix_socket._Place.is_whole
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(local_control._Place, "is_whole", lambda place: looks.append(place) or is_whole(place))
+            patch.setattr(unix_socket._Place, "is_whole", lambda place: looks.append(place) or is_whole(place))
             await until(lambda: len(looks) > 3)
         assert {each.name: each.stat().st_ino for each in node.folder.path.iterdir()} == made
     assert caplog.messages == []
@@ -209,6 +209,6 @@ async def test_no_thread_for_the_socket_is_a_line_in_the_log_and_no_end_of_the_n
 
 
 def test_the_address_of_a_socket_is_short_however_deep_its_folder_is(base):
-    with local_control.address(base) as where:
+    with unix_socket.address(base) as where:
         assert Path(where).parent.resolve() == base.resolve()
         assert len(where) < 50

@@ -15,7 +15,7 @@ from protocol.cluster import GetStatus, NodeState
 from protocol.errors import LinkReplaced, PeerLost, PeerRefused
 from protocol.frames import VERSION, Bye, FrameReader, Hello, encode
 from protocol.greeting import Incarnation
-from supervisor import known
+from supervisor.cluster import engine_control
 from supervisor.cluster.mesh import TWIN, Links
 from supervisor.links.websocket import At
 from supervisor.node import _Node
@@ -139,9 +139,9 @@ async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked
     nursery.start_soon(node.links.hearts.run)
     with pytest.raises(PeerRefused, match="two processes call themselves a"):
         await node.links._carry("b", near, "a")
-    assert known.unready(node.directory, ()) == "two processes call themselves a"
+    assert engine_control.unready(node.directory, ()) == "two processes call themselves a"
     await meet(node, "b", "a")
-    assert known.unready(node.directory, ()) is None
+    assert engine_control.unready(node.directory, ()) is None
 
 
 async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_from_being_ready(
@@ -155,9 +155,9 @@ async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_f
     with pytest.raises(PeerRefused):
         await node.links._carry("b", near, "a")
     await trio.sleep(2 * node.section.retry_max_s)  # as long as it may take to be refused again
-    assert known.unready(node.directory, ()) == "two processes call themselves a"
+    assert engine_control.unready(node.directory, ()) == "two processes call themselves a"
     await trio.sleep(60)
-    assert known.unready(node.directory, ()) is None
+    assert engine_control.unready(node.directory, ()) is None
 
 
 async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_ready(nursery, autojump_clock):
@@ -168,7 +168,7 @@ async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_read
     nursery.start_soon(node.links.hearts.run)
     with pytest.raises(PeerRefused):
         await node.links._carry("b", near, "a")
-    door = SimpleNamespace(unready=partial(known.unready, node.directory, ()))
+    door = SimpleNamespace(unready=partial(engine_control.unready, node.directory, ()))
     waits = _Node(None, SimpleNamespace(door=door, directory=node.directory), None, None, 0.0)
     nursery.start_soon(waits._announce, partial(said.append, "ready"))
     section = node.section

@@ -20,11 +20,12 @@ from protocol.cluster import GetStatus, Leg, Loads, NodeState, Offer, OfferLoad
 from protocol.errors import PeerViolation, StartFailed
 from protocol.messages import EngineInfo
 from protocol.model_folder import WEIGHTS, digest
-from supervisor import gauges, known
+from supervisor import gauges
 from supervisor.board import board
-from supervisor.controls import Controls
-from supervisor.directory import Directory
-from supervisor.own_models import OwnModels
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.model_identity import OwnModels
+from supervisor.control.control import Controls
 from supervisor.supervision.registration import Plug
 from supervisor.telemetry.metrics import Metrics
 from supervisor.workers import Worker, _decode
@@ -57,16 +58,20 @@ async def no_loads():
 async def test_c8_a_worker_of_another_model_is_never_asked_and_its_limits_count_for_nobody(directory):
     directory.told("far", NodeState((offer("one", INFO), offer("two", SMALL))))
     assert [worker.load.name for worker in directory.workers("oak")] == ["far/one"]
-    assert known.longest(directory, "oak") == INFO.request_tokens_max
-    assert known.up(directory) == {"far/one": 1.0, "far/two": 0.0}
-    assert known.unready(directory, ["oak"]) is None, "another one serves it"
+    assert engine_control.longest(directory, "oak") == INFO.request_tokens_max
+    assert engine_control.up(directory) == {"far/one": 1.0, "far/two": 0.0}
+    assert engine_control.unready(directory, ["oak"]) is None, "another one serves it"
 
 
 async def test_c8_ready_and_refused_requests_say_by_name_which_worker_and_what_differs(directory):
     directory.told("far", NodeState((offer("two", SMALL),)))
-    assert known.unready(directory, ["oak"]) == known.never_ready(directory, ["oak"]) == f"engine two {WHY}"
+    assert (
+        engine_control.unready(directory, ["oak"])
+        == engine_control.never_ready(directory, ["oak"])
+        == f"engine two {WHY}"
+    )
     directory.told("far", NodeState((offer("two", INFO),)))
-    assert known.unready(directory, ["oak"]) is known.never_ready(directory, ["oak"]) is None
+    assert engine_control.unready(directory, ["oak"]) is engine_control.never_ready(directory, ["oak"]) is None
     assert [worker.load.name for worker in directory.workers("oak")] == ["far/two"]
 
 
@@ -122,8 +127,8 @@ async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_n
     metrics = Metrics()
     gauges.of_node(metrics, directory)
     assert 'espalier_engine_refused{of="b/w0"} 1.0' in metrics.text({}).decode()
-    assert known.up(directory) == {"a/w0": 1.0, "b/w0": 0.0}
-    assert known.unready(directory, ["oak"]) is None
+    assert engine_control.up(directory) == {"a/w0": 1.0, "b/w0": 0.0}
+    assert engine_control.unready(directory, ["oak"]) is None
 
 
 @pytest.mark.parametrize("goes", ["link", "down", "drain"])

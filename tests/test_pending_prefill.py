@@ -22,11 +22,11 @@ from actors.routing.places import Places
 from protocol.cluster import Leg
 from protocol.errors import RequestError
 from protocol.messages import Accepted, Generate, Respond, Sampling
+from supervisor.cluster.pool import Ranked
 from supervisor.config import load
 from supervisor.config.load import Cluster
 from supervisor.config.schema import EngineSection
 from supervisor.house import House
-from supervisor.pool import Ranked
 from supervisor.supervision.supervise import supervise
 from tests.fakes import Costs, FakeEngine
 from tests.houses import built

@@ -7,8 +7,8 @@ from attrs import define, evolve, field
 
 from actors.text.prompts import Limits
 from protocol.cluster import Leg, NodeState, Offer
-from supervisor import known
-from supervisor.directory import Directory
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import Directory
 from supervisor.gateway.requests import Served
 from tests.doors import INFO, Rig, chat, post, rig
 
@@ -36,14 +36,14 @@ class Offers:
 
     def look(self) -> int:
         self.looks += 1
-        found = known.longest(self.directory, "tiny")
+        found = engine_control.longest(self.directory, "tiny")
         if self.looks == self.at:
             self.tell(self.after)
         return found
 
     def tell(self, offers: tuple[Offer, ...]) -> None:
         self.directory.told("far", NodeState(offers))
-        self.made.limits[0] = known.limits(self.directory, "tiny", PROMPT_MAX)
+        self.made.limits[0] = engine_control.limits(self.directory, "tiny", PROMPT_MAX)
 
 
 async def answered(made, **fields):

@@ -22,8 +22,8 @@ from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import BadRequest, Draining, EngineDied, PeerLost, PeerViolation, StartFailed
 from protocol.messages import RunRank
 from protocol.peer import Peer
-from supervisor.directory import Directory
-from supervisor.endpoints import Here
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.workers import Here
 from supervisor.links.link import Link
 from supervisor.ranks import Others, Own, other_rank
 from supervisor.supervision.events import Kind

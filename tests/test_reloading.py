@@ -13,9 +13,10 @@ from trio.testing import wait_all_tasks_blocked
 
 from protocol.cluster import Leg, NodeState, Offer, Reloaded
 from protocol.errors import Internal, Overloaded, StartFailed
-from supervisor import check, deadlines, known
+from supervisor import check, deadlines
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import Directory
 from supervisor.config import load
-from supervisor.directory import Directory
 from supervisor.files import reading
 from supervisor.files.reading import read_here
 from supervisor.gateway.admission import Gate
@@ -610,9 +611,9 @@ def test_ready_says_which_engine_is_on_a_node_that_drains():
     offer = Offer("tiny-1", "tiny", Leg.BOTH, 4, up=True)
     directory.expect("one", None, [offer])
     directory.told("one", NodeState((offer,)))
-    assert known.unready(directory, ["tiny"]) is None
+    assert engine_control.unready(directory, ["tiny"]) is None
     directory.told("one", NodeState((offer,), draining=True))
-    assert known.unready(directory, ["tiny"]) == "engine tiny-1 is on a node that drains"
+    assert engine_control.unready(directory, ["tiny"]) == "engine tiny-1 is on a node that drains"
     directory.expect("two", None)
     directory.told("two", NodeState((Offer("tiny-2", "tiny", Leg.BOTH, 4, up=True),)))
-    assert known.unready(directory, ["tiny"]) is None
+    assert engine_control.unready(directory, ["tiny"]) is None

@@ -16,10 +16,11 @@ from actors.kit.calls import mailbox
 from bench._cluster import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
 from protocol.messages import Generate, RunRank
-from supervisor import check, known, ranks, scrape
+from supervisor import check, ranks, scrape
 from supervisor import hosts as hosts_module
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import Directory
 from supervisor.config import load
-from supervisor.directory import Directory
 from supervisor.processes import run_folder
 from supervisor.processes.process import Hurry
 from supervisor.rendezvous import PORTS
@@ -293,9 +294,9 @@ def test_a_check_prints_the_group(read):
 def test_an_engine_that_waits_for_a_node_says_so(read):
     cluster = read()
     house, _ = built(cluster, "a")
-    assert known.unready(house.directory, ["tiny"]) == "engine big is starting"
+    assert engine_control.unready(house.directory, ["tiny"]) == "engine big is starting"
     house.directory.here["big"].plug.lack("there is no link to node b")
-    assert known.unready(house.directory, ["tiny"]) == "engine big is starting: there is no link to node b"
+    assert engine_control.unready(house.directory, ["tiny"]) == "engine big is starting: there is no link to node b"
     assert scrape.unready(cluster, house.directory) == "engine big is starting: there is no link to node b"
 
 

@@ -16,8 +16,8 @@ from protocol.errors import ActorLost, LinkLost, PeerLost
 from protocol.frames import VERSION, Beat, Hello, encode
 from protocol.messages import FlushCache, Text
 from protocol.peer import Peer
-from supervisor import known
-from supervisor.endpoints import Here
+from supervisor.cluster import engine_control
+from supervisor.cluster.workers import Here
 from supervisor.links import encoding
 from supervisor.links.heartbeat import Heart
 from supervisor.links.link import STALLED, Link
@@ -289,13 +289,13 @@ async def test_d8_nobody_chooses_a_node_that_stands_still_and_readiness_and_metr
     assert link.stalled
     assert node.directory.workers("oak") == []
     assert len(pool.ranked(Leg.BOTH)) == 0
-    assert known.unready(node.directory, ["oak"]) == "engine b-0 is on a node that stands still"
-    assert known.up(node.directory) == {"b/b-0": 0.0}
+    assert engine_control.unready(node.directory, ["oak"]) == "engine b-0 is on a node that stands still"
+    assert engine_control.up(node.directory) == {"b/b-0": 0.0}
     assert caplog.messages == ["a node stands still"]
     await trio.sleep(5)
     assert node.directory.nodes["b"][1] is link
     await far.send_all(encode(Beat()))
     await wait_all_tasks_blocked()
     assert [each.load.name for each in node.directory.workers("oak")] == ["b/b-0"]
-    assert known.unready(node.directory, ["oak"]) is None
-    assert known.up(node.directory) == {"b/b-0": 1.0}
+    assert engine_control.unready(node.directory, ["oak"]) is None
+    assert engine_control.up(node.directory) == {"b/b-0": 1.0}

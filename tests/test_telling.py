@@ -17,12 +17,12 @@ from protocol.errors import LinkLost, PeerViolation
 from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarChecked, GrammarKind, Started, Usage
 from protocol.peer import Peer
 from supervisor import grammars
+from supervisor.cluster.announcements import Teller
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.workers import ForOthers, Here
 from supervisor.config.load import ClusterSection
-from supervisor.directory import Directory
-from supervisor.endpoints import ForOthers, Here
 from supervisor.links.link import Link
 from supervisor.supervision.registration import Plug
-from supervisor.telling import Teller
 from tests.cluster_cost import measured
 from tests.fakes import generate
 from tests.nodes import Engine

@@ -14,7 +14,7 @@ from protocol import codec, frames
 from protocol.errors import EngineLost, EngineRefused
 from protocol.frames import Open
 from protocol.trace import Trace, span_after
-from supervisor.endpoints import There
+from supervisor.cluster.workers import There
 from tests import test_decode, test_router
 from tests.doors import Worker, at_rest, chat, create, head, post, rig
 from tests.fakes import Costs, FakeEngine, generate

@@ -22,9 +22,10 @@ from protocol.errors import ActorError, LinkReplaced, PeerLost, PeerRefused, Pee
 from protocol.frames import Bye, encode
 from protocol.greeting import Greeter, Incarnation, Role
 from protocol.peer import Peer
+from supervisor.cluster.announcements import Teller
+from supervisor.cluster.directory import FORGET_S, Directory
+from supervisor.cluster.workers import ForOthers
 from supervisor.config.load import EVERYWHERE, LOOPBACK, ClusterSection
-from supervisor.directory import FORGET_S, Directory
-from supervisor.endpoints import ForOthers
 from supervisor.links import websocket
 from supervisor.links.encoding import plain
 from supervisor.links.heartbeat import Heart, Hearts
@@ -36,7 +37,6 @@ from supervisor.sockets.descriptor_reserve import GuardedListener, Reserve
 from supervisor.sockets.unauthenticated import Strangers, address_of
 from supervisor.supervision.supervise import Chance, Up
 from supervisor.supervision.tree import Backoff
-from supervisor.telling import Teller
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from attrs import define, field
 
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
-from supervisor import known
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import Directory
 from supervisor.config.load import ClusterSection
-from supervisor.directory import Directory
 from supervisor.supervision.tree import Child
 from tests.fakes import FakeHost
 from tests.sim.clock import tasks
@@ -184,7 +184,7 @@ async def together(system: Cluster) -> AsyncIterator[Cluster]:
     """Run the gateway's node beside the others for the body, and end it in order."""
     async with living(system):
         with trio.fail_after(LINKED_WITHIN_S):
-            while not linked(system) or known.never_ready(system.directory, ("tiny",)):  # noqa: ASYNC110  # of many nodes
+            while not linked(system) or engine_control.never_ready(system.directory, ("tiny",)):  # noqa: ASYNC110  # of many nodes
                 await trio.sleep(0.1)
         await trio.sleep(SECTION.retry_max_s * 2)  # for those that dial in vain to see that there is a link by now
         system.tasks = tasks()

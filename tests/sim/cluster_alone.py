@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator
 
-    from supervisor.directory import Directory
+    from supervisor.cluster.directory import Directory
     from supervisor.links.link import Link
     from tests.fakes import Scheduler
     from tests.sim.nodes import Spot

@@ -17,10 +17,10 @@ from protocol.cluster import Offer
 from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
 from protocol.messages import Generate
+from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Links
+from supervisor.cluster.workers import ForOthers
 from supervisor.config.load import ClusterSection
-from supervisor.directory import Directory
-from supervisor.endpoints import ForOthers
 from supervisor.house import _in_order
 from supervisor.links.websocket import At
 from supervisor.node import BYE_S, _Node

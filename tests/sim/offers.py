@@ -9,8 +9,8 @@ from actors.kit.priority_inbox import Queue, queue
 from protocol.cluster import Leg, Offer
 from protocol.cost import work as work_of
 from protocol.messages import Generate
-from supervisor.directory import Directory
-from supervisor.endpoints import Here
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.workers import Here
 from supervisor.supervision.registration import Plug
 from tests.fakes import Costs
 from tests.world import World

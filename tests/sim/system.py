@@ -23,9 +23,10 @@ from protocol.cost import work as work_of
 from protocol.errors import PeerLost
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.peer import Peer
-from supervisor import known
-from supervisor.directory import Directory
-from supervisor.endpoints import ForOthers
+from supervisor.cluster import engine_control
+from supervisor.cluster.announcements import Teller
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.workers import ForOthers
 from supervisor.gateway.admission import Gate
 from supervisor.gateway.gateway import Door, DoorLimits
 from supervisor.gateway.keys import KEYS, Keys, Sources
@@ -37,7 +38,6 @@ from supervisor.node import _Node
 from supervisor.processes.process import Hurry
 from supervisor.supervision.tree import Child, Tree
 from supervisor.telemetry.metrics import Metrics
-from supervisor.telling import Teller
 from tests.doors import TINY
 from tests.fakes import FakeHost, Scheduler, whole
 from tests.sim import secure
@@ -177,19 +177,19 @@ class System(World):
         self.costs.refused = self._refuses
         self.asked, self.asked_inbox = mailbox(self.requests_max)
         model, longest = (
-            partial(known.model, "tiny", self.directory, 7),
-            partial(known.longest, self.directory, "tiny"),
+            partial(engine_control.model, "tiny", self.directory, 7),
+            partial(engine_control.longest, self.directory, "tiny"),
         )
         engines = {str(number): plug for number, plug in enumerate(self.engines)}
         metrics = Metrics()
-        never_ready = partial(known.never_ready, self.directory, ("tiny",))
+        never_ready = partial(engine_control.never_ready, self.directory, ("tiny",))
         self.door = Door(
             asking=Asking({"tiny": Served(model, self.asked, longest)}, metrics, self.first_token_s, self.total_s),
             gate=_Gate(self.requests_max, self.admit_s, self.waiting_max, never_ready),
             limits=self.limits,
             names=frozenset({"127.0.0.1"}),
-            unready=partial(known.unready, self.directory, ("tiny",)),
-            metrics_text=partial(known.metrics_text, engines, metrics),
+            unready=partial(engine_control.unready, self.directory, ("tiny",)),
+            metrics_text=partial(engine_control.metrics_text, engines, metrics),
             new_id=new_id,
             now=lambda: NOON + trio.current_time(),
             tls=secure.server() if self.tls else None,
@@ -236,7 +236,7 @@ class System(World):
                 self._gateway_nursery = None
 
     async def _processor(self, *, task_status: trio.TaskStatus[None]) -> None:
-        limits = partial(known.limits, self.directory, "tiny", 2048)
+        limits = partial(engine_control.limits, self.directory, "tiny", 2048)
         serve = partial(processor, self.asked_inbox, TINY, self.decode, limits, _at_once, self.requests_max)
         await serve(task_status=task_status)
 
@@ -268,7 +268,7 @@ class System(World):
                 teller = Teller(self.offered)
                 teller.begin("main", self.server)
                 nursery.start_soon(teller.run, float, name="front.teller")
-                while known.never_ready(self.directory, ("tiny",)):
+                while engine_control.never_ready(self.directory, ("tiny",)):
                     await self.directory.changed.park()
                 with self.front.offering(asker):
                     task_status.started()

@@ -16,10 +16,10 @@ from protocol.codec import Message
 from protocol.dialects.http import Model
 from protocol.errors import DeadlineExceeded, LinkLost, NotReady, Overloaded, RequestError
 from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, GetLoad
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.workers import Here, There
 from supervisor.config.load import Cluster
-from supervisor.controls import Function
-from supervisor.directory import Directory
-from supervisor.endpoints import Here, There
+from supervisor.control.control import Function
 from supervisor.links.link import Serves
 from supervisor.supervision.registration import Plug
 from supervisor.telemetry.metrics import Metrics

@@ -13,10 +13,10 @@ from actors.routing.ports import Worker
 from protocol.cluster import COUNT_MAX, NEIGHBOURS_MAX, Leg, Loads, Neighbour, NodeState, Offer
 from protocol.errors import PeerViolation
 from protocol.messages import EngineInfo
-from supervisor.endpoints import Here, There
+from supervisor.cluster.model_identity import OwnModels
+from supervisor.cluster.pool import Ranked, Workers
+from supervisor.cluster.workers import Here, There
 from supervisor.links.link import Link
-from supervisor.own_models import OwnModels
-from supervisor.pool import Ranked, Workers
 from supervisor.supervision.changes import Changes
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from protocol.cluster import Drain, GateState, GetStatus, LinkState, NodeState, 
 from protocol.codec import Message
 from protocol.errors import DeadlineExceeded, Internal, NotReady, RequestError
 from protocol.messages import Done, EngineLoad
+from supervisor.cluster.directory import Directory
 from supervisor.deadlines import HOP_S
-from supervisor.directory import Directory
 from supervisor.gateway.admission import Gate
 from supervisor.links.link import Link, Serves
 from supervisor.supervision.status import Standing

@@ -13,7 +13,7 @@ from attrs import Factory, define, field
 
 from protocol import codec
 from protocol.cluster import Loads, NodeState, OfferLoad
-from supervisor.directory import Directory
+from supervisor.cluster.directory import Directory
 from supervisor.links.link import Link
 
 

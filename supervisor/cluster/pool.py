@@ -11,7 +11,7 @@ from attrs import define, field
 
 from actors.routing.ports import Worker
 from protocol.cluster import Leg
-from supervisor.own_models import OwnModels
+from supervisor.cluster.model_identity import OwnModels
 
 Key: TypeAlias = tuple[bool, float, int, str]
 
