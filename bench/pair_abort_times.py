@@ -12,8 +12,9 @@ engines must have gone on with what they had. Of a lane the engine's place is lo
 memory. What is left in the engines after a stage's tries is leaked, in places and in KV tokens.
 
 Between engines of one host a KV cache is there before anybody could leave. So each transfer takes `TRANSFER_S`: by the
-costs of the simulated engine, and by `ESPALIER_HOLD_TRANSFER_S` (`actors/engines/sglang/hold.py`) of the real one. A
-real engine publishes its count at each step here, where by default it would at every fifteenth.
+costs of the simulated engine, and by `ESPALIER_HOLD_TRANSFER_S` of the real one
+(`actors/engines/sglang/host/transfer_delay.py`). A real engine publishes its count at each step here, where by default
+it would at every fifteenth.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from protocol.errors import StartFailed
 from protocol.greeting import names_node, shown
 from supervisor import descriptors
 from supervisor.config.load import EVERYWHERE, LOOPBACK, Cluster, Misconfigured
+from supervisor.engines.sglang.libraries import check_libraries
 from supervisor.files import permissions, reading
 from supervisor.gateway.gateway import ANY
 from supervisor.gateway.keys import ADMIN, KEYS, Keys, Sources
 from supervisor.house import build
-from supervisor.libraries import check_libraries
 from supervisor.links.tls import Tls, contexts
 from supervisor.links.websocket import At
 from supervisor.processes.process import Hurry

@@ -32,7 +32,7 @@ from supervisor.board import Seen
 from supervisor.config.load import Cluster
 from supervisor.control import unix_socket
 from supervisor.deadlines import ANSWERS_S, OTHERS_S, RELOADS_S
-from supervisor.engine import SocketTransport
+from supervisor.engines.sglang.engine import SocketTransport
 from supervisor.links import websocket
 from supervisor.links.heartbeat import Heart
 from supervisor.links.link import Link

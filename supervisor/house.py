@@ -24,7 +24,7 @@ from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
 from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
 from protocol.model_folder import FILES
-from supervisor import gauges, grammars, routes, scrape
+from supervisor import gauges, routes, scrape
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Links
@@ -32,22 +32,23 @@ from supervisor.cluster.model_identity import OwnModels
 from supervisor.cluster.workers import ForOthers, Here
 from supervisor.config.load import Cluster
 from supervisor.control.control import Controls
+from supervisor.engines import grammar_checkers
+from supervisor.engines.children import Work, Worker, grammar_checks, offer, rank_of, starts, worker
+from supervisor.engines.sglang.ranks import Asked, Others, agreed
+from supervisor.engines.sglang.spawn import Starts, Zygote
 from supervisor.files import reading
 from supervisor.gateway.admission import Gate
 from supervisor.gateway.gateway import Door
 from supervisor.gateway.requests import Asking, Served
 from supervisor.gateway.server import gateway
-from supervisor.hosts import Starts, Zygote
 from supervisor.links.link import Serves
 from supervisor.links.websocket import At
-from supervisor.ranks import Asked, Others, agreed
 from supervisor.runtime import World
 from supervisor.supervision.events import Happening, Kind
 from supervisor.supervision.registration import Plug
 from supervisor.supervision.status import Standing
 from supervisor.supervision.tree import Child, Tree
 from supervisor.version import version
-from supervisor.workers import Work, Worker, grammar_checks, offer, rank_of, starts, worker
 
 LINKS = "links"
 
@@ -205,7 +206,7 @@ def _asked_of(
             world.aside,
             gateway.requests_max,
             gateway.text.tokenize_tokens_max,
-            partial(grammars.check, directory, checks, world.aside, name),
+            partial(grammar_checkers.check, directory, checks, world.aside, name),
         ),
         about=f"conversations to tokens and back, for {name}",
         limits=(("requests", gateway.requests_max),),

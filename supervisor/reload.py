@@ -17,6 +17,7 @@ from protocol.errors import Internal, StartFailed
 from supervisor import check
 from supervisor.config import file_checks, load
 from supervisor.config.load import Cluster, NodeSection
+from supervisor.engines.children import offer
 from supervisor.files.reading import Reads
 from supervisor.gateway.gateway import Door
 from supervisor.gateway.keys import Keys
@@ -24,7 +25,6 @@ from supervisor.house import House
 from supervisor.links.tls import Tls
 from supervisor.routes import ROUTED, limits
 from supervisor.threads.file_threads import FileThreads
-from supervisor.workers import offer
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from actors.router import router
 from actors.routing.route import Limits, Routing
 from protocol.cluster import SetAside
 from supervisor.config.schema import ModelSection
+from supervisor.engines.children import Work
 from supervisor.supervision.tree import Child
-from supervisor.workers import Work
 
 LIMITS = (
     *("resumes_max", "drains_max", "crashes_max", "resume_tokens_max", "resume_s"),

@@ -11,8 +11,8 @@ from zlib import crc32
 import trio
 from attrs import Factory, define, field, frozen
 
-from actors.engines.limits import check
 from actors.engines.port import Generation
+from actors.engines.request_check import check
 from actors.engines.sglang.adapter import SglangEngine
 from actors.kit.calls import Answer
 from protocol import codec, messages

@@ -130,7 +130,7 @@ LINKS: Bugs = {
         Bug("the adapter forgets which stream a request has", "self._streams[request.id] = stream, generation", "pass"),
         Bug("the adapter never forgets a request", "self._streams.pop(request_id, None)", "pass"),
     ),
-    "actors/engines/limits.py": (
+    "actors/engines/request_check.py": (
         Bug("an empty prompt reaches the engine", "if not request.tokens:", "if False:"),
         Bug(
             "one token too many reaches the engine",

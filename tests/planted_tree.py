@@ -107,7 +107,7 @@ TREE: Bugs = {
             "if True:  # nobody can",
         ),
     ),
-    "actors/engines/sglang/leftovers.py": (
+    "actors/engines/sglang/shared_memory.py": (
         Bug(
             "the sweep follows links",
             "os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC",

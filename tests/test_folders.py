@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from actors.engines.sglang import leftovers
+from actors.engines.sglang import shared_memory
 from protocol.errors import StartFailed
 from supervisor.processes import run_folder
 
@@ -21,7 +21,7 @@ def shared(tmp_path, monkeypatch):
     """A folder in place of /dev/shm."""
     place = tmp_path / "shm"
     place.mkdir()
-    monkeypatch.setattr(leftovers, "SHARED_MEMORY", place)
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", place)
     return place
 
 
@@ -53,7 +53,7 @@ def test_what_a_killed_node_left_is_removed_with_its_shared_memory(base, shared)
     folder = left(base)
     for name in ("sglang_loads_x", "psm_1", "of_somebody_else"):
         (shared / name).touch()
-    leftovers.record(folder / "e1", {"sglang_loads_x", "psm_1", "of_somebody_else", "../tmp/x"})
+    shared_memory.record(folder / "e1", {"sglang_loads_x", "psm_1", "of_somebody_else", "../tmp/x"})
     assert run_folder.sweep(base) == [folder]
     assert not folder.exists()
     assert [each.name for each in shared.iterdir()] == ["of_somebody_else"]
@@ -109,7 +109,7 @@ def test_b12_a_strangers_folder_and_what_it_lists_stay(base, shared, monkeypatch
     (shared / "psm_1").touch()
     monkeypatch.setattr(os, "geteuid", lambda: OTHER)
     assert run_folder.sweep(base) == []
-    leftovers.remove(folder / "e1")
+    shared_memory.remove(folder / "e1")
     assert (folder / "e1" / "deep" / "file").exists()
     assert (shared / "psm_1").exists()
 

@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from protocol.errors import StartFailed
-from supervisor import check, libraries
+from supervisor import check
 from supervisor.config import load
+from supervisor.engines.sglang import libraries
 from tests.test_config import ROOT
 
 DISAGG = ROOT / "examples" / "disagg.toml"
@@ -58,7 +59,7 @@ def test_the_check_and_the_start_look_for_them(monkeypatch):
 
 def test_looking_loads_nothing():
     code = (
-        "from supervisor.libraries import MOONCAKE, find_library\n"
+        "from supervisor.engines.sglang.libraries import MOONCAKE, find_library\n"
         "assert find_library('c')\n"
         "for name in MOONCAKE: find_library(name)\n"
         "maps = open('/proc/self/maps').read()\n"

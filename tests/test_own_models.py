@@ -26,9 +26,9 @@ from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.model_identity import OwnModels
 from supervisor.control.control import Controls
+from supervisor.engines.children import Worker, _decode
 from supervisor.supervision.registration import Plug
 from supervisor.telemetry.metrics import Metrics
-from supervisor.workers import Worker, _decode
 from tests.houses import built
 from tests.test_directory import a_link
 from tests.test_metrics import cluster

@@ -24,8 +24,8 @@ from protocol.messages import RunRank
 from protocol.peer import Peer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import Here
+from supervisor.engines.sglang.ranks import Others, Own, other_rank
 from supervisor.links.link import Link
-from supervisor.ranks import Others, Own, other_rank
 from supervisor.supervision.events import Kind
 from supervisor.supervision.registration import Plug
 from supervisor.supervision.supervise import supervise

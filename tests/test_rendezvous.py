@@ -9,10 +9,10 @@ from itertools import count
 import pytest
 from attrs import evolve
 
-from actors.engines.sglang.settings import EngineSpec, boot
+from actors.engines.sglang.host_settings import EngineSpec, boot
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
-from supervisor.rendezvous import PORTS, Lives, ports
+from supervisor.engines.sglang.bootstrap_ports import PORTS, Lives, ports
 
 PREFILL = EngineSpec("p", "/models/x", "cpu", 4, 4096, leg=Leg.PREFILL, bootstrap_port=20_400)
 

@@ -11,23 +11,24 @@ import pytest
 import trio
 from attrs import evolve
 
-from actors.engines.sglang import settings
+from actors.engines.sglang import host_settings
 from actors.kit.calls import mailbox
 from bench._cluster import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
 from protocol.messages import Generate, RunRank
-from supervisor import check, ranks, scrape
-from supervisor import hosts as hosts_module
+from supervisor import check, scrape
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.config import load
+from supervisor.engines.children import Worker, _spec, rank_of, worker
+from supervisor.engines.sglang import ranks
+from supervisor.engines.sglang import spawn as hosts_module
+from supervisor.engines.sglang.bootstrap_ports import PORTS
 from supervisor.processes import run_folder
 from supervisor.processes.process import Hurry
-from supervisor.rendezvous import PORTS
 from supervisor.sockets.descriptor_reserve import Reserve
 from supervisor.supervision.registration import Plug
 from supervisor.telemetry.metrics import Metrics
-from supervisor.workers import Worker, _spec, rank_of, worker
 from tests.houses import built
 
 ROOT = Path(__file__).parent.parent
@@ -167,7 +168,7 @@ def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read):
     section = cluster.engine["big"]
     for rank, node in enumerate("abc"):
         spec = _spec(cluster, "big", section, "cpu", rank)
-        boot = settings.boot(spec, "folder")
+        boot = host_settings.boot(spec, "folder")
         assert {key: boot.arguments[key] for key in ("tp_size", "nnodes", "node_rank", "dist_init_addr")} == {
             "tp_size": 3,
             "nnodes": 3,
@@ -181,7 +182,7 @@ def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read):
 
 def test_an_engine_on_one_node_hears_nothing_of_ranks():
     cluster = load.read(ROOT / "examples" / "quickstart.toml")
-    boot = settings.boot(_spec(cluster, "tiny-0", cluster.engine["tiny-0"], "cpu"), "folder")
+    boot = host_settings.boot(_spec(cluster, "tiny-0", cluster.engine["tiny-0"], "cpu"), "folder")
     assert not {"nnodes", "node_rank", "dist_init_addr"} & boot.arguments.keys()
     assert "SGLANG_BLOCK_NONZERO_RANK_CHILDREN" not in boot.environment
     assert ranks.meeting(cluster, "tiny-0") is None

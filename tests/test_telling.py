@@ -16,11 +16,11 @@ from protocol.cluster import Leg, Loads, NodeState, Offer, OfferLoad, check, che
 from protocol.errors import LinkLost, PeerViolation
 from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarChecked, GrammarKind, Started, Usage
 from protocol.peer import Peer
-from supervisor import grammars
 from supervisor.cluster.announcements import Teller
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import ForOthers, Here
 from supervisor.config.load import ClusterSection
+from supervisor.engines import grammar_checkers
 from supervisor.links.link import Link
 from supervisor.supervision.registration import Plug
 from tests.cluster_cost import measured
@@ -223,8 +223,8 @@ async def test_d5_where_a_grammar_is_checked_is_found_without_a_look_at_every_wo
             await trio.lowlevel.checkpoint()
             return GrammarChecked()
 
-        monkeypatch.setattr(grammars, "_ask", answers)
-        check_one = partial(grammars.check, front, {}, inline, "oak")
+        monkeypatch.setattr(grammar_checkers, "_ask", answers)
+        check_one = partial(grammar_checkers.check, front, {}, inline, "oak")
         await check_one(grammar, "")
         monkeypatch.setattr(Directory, "every", lambda _: pytest.fail("every worker is looked at"))
         await check_one(grammar, "")

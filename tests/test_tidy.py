@@ -24,30 +24,9 @@ ACTORS = {f"actors.{path.stem}" for path in FILES if path.parent == Path("actors
 FUNCTION_LINES_MAX = 60
 
 SGLANG = Path("actors/engines/sglang")
-OF_CHECKER = ("grammar_checker.py", "grammar_walk.py")
-ABOUT_SGLANG = (
-    "host.py",
-    "scheduler.py",
-    "translation.py",
-    "warm_up.py",
-    "pulse.py",
-    "failures.py",
-    "hold.py",
-    "penalties.py",
-)
-OF_HOSTS = (
-    *ABOUT_SGLANG,
-    "guard.py",
-    "rank.py",
-    "zygote.py",
-    "__main__.py",
-    "leftovers.py",
-    "model_files.py",
-    *OF_CHECKER,
-)
-HOST_SIDE = {SGLANG / name for name in OF_HOSTS}
-# Of the host's files those that a node may import: to remove what hosts left, and to compare models.
-FOR_ALL = {SGLANG / "leftovers.py", SGLANG / "model_files.py"}
+HOST = SGLANG / "host"
+# Beside the folder of the host: what a node imports too, to remove what hosts left and to compare models.
+SHARED = {SGLANG / "shared_memory.py", SGLANG / "model_files.py"}
 
 # Time, chance, threads, other loops and the machine: they come in through a parameter, or through the supervisor.
 UNTAMED = {"asyncio", "anyio", "threading", "concurrent", "multiprocessing", "uuid", "ctypes", "sglang", "torch"}
@@ -58,18 +37,18 @@ TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs:
     Path("actors/text/chat_template.py"): {"jinja2"},
     Path("actors/text/reading.py"): {"tokenizers"},
     Path("actors/text/logprobs.py"): {"tokenizers"},
-    SGLANG / "settings.py": {"msgspec"},
+    SGLANG / "host_settings.py": {"msgspec"},
 }
 HANDS = {  # where clock, chance and libc are taken in hand: each has its reason in the file
     Path("supervisor/__main__.py"): {"random", "time"},
     Path("supervisor/node.py"): {"time", "random", "secrets"},
-    Path("supervisor/libraries.py"): {"ctypes"},
+    Path("supervisor/engines/sglang/libraries.py"): {"ctypes"},
     Path("supervisor/processes/reaper.py"): {"time", "ctypes"},
     Path("supervisor/telemetry/event_loop.py"): {"time", "threading"},
     Path("supervisor/threads/queued_writer.py"): {"threading"},
 }
 ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing that it waits for has its own
-    ("supervisor/engine.py", "_host"),
+    ("supervisor/engines/sglang/engine.py", "_host"),
     ("supervisor/node_process.py", "_live"),
     ("supervisor/supervision/supervise.py", "supervise"),
     ("supervisor/supervision/supervise.py", "_Life"),
@@ -77,9 +56,10 @@ ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing t
 
 
 def is_host_side(path: Path) -> bool:
-    return path in HOST_SIDE or bool({SGLANG / "cpu", SGLANG / "plugin"} & {*path.parents})
+    return path in SHARED or bool({HOST, SGLANG / "cpu", SGLANG / "plugin"} & {*path.parents})
 
 
+HOST_SIDE = [path for path in FILES if path in SHARED or HOST in path.parents]
 NODE_SIDE = [path for path in FILES if path.parts[0] != "bench" and not is_host_side(path)]
 each_file = pytest.mark.parametrize("path", FILES, ids=str)
 each_node_file = pytest.mark.parametrize("path", NODE_SIDE, ids=str)
@@ -164,13 +144,12 @@ def test_the_supervisor_takes_time_and_chance_in_hand_in_few_places(path):
 
 
 @each_node_file
-def test_a_node_imports_nothing_of_the_hosts_side_but_what_removes_its_leftovers(path):
-    theirs = {module(each) for each in HOST_SIDE - FOR_ALL} | {"actors.engines.sglang.cpu"}
-    assert not theirs & set(imports(path))
+def test_a_node_imports_nothing_of_the_engine_host(path):
+    assert not theirs(path, {module(SGLANG / folder) for folder in ("host", "cpu", "plugin")})
 
 
-@pytest.mark.parametrize("path", sorted(HOST_SIDE), ids=str)
-def test_the_hosts_side_imports_its_own_folder_and_the_protocol_alone(path):
+@pytest.mark.parametrize("path", HOST_SIDE, ids=str)
+def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone(path):
     ours = {name for name in imports(path) if name.partition(".")[0] in ROOMS}
     assert all(name.startswith(("protocol", "actors.engines.sglang")) for name in ours)
     assert "trio" not in roots(path)
@@ -269,7 +248,7 @@ def test_a_checkout_calls_itself_as_its_package_does():
 
 def test_every_room_is_looked_at():
     assert {path.parts[0] for path in FILES} == set(ROOMS)
-    assert all((ROOT / path).exists() for path in {*HOST_SIDE, *TRADES, *HANDS})
+    assert all((ROOT / path).exists() for path in {HOST, *SHARED, *TRADES, *HANDS})
 
 
 def test_every_planted_bug_replaces_what_stands_once_in_its_file():

@@ -65,7 +65,7 @@ class World:
     @property
     def tree(self) -> Tree:
         workers = tuple(
-            Tree(  # as `supervisor.workers` makes it, but for a shorter wait
+            Tree(  # as `supervisor.engines.children` makes it, but for a shorter wait
                 name=f"worker {number}",
                 strategy=Strategy.ONE_FOR_ALL,
                 children=(

@@ -11,13 +11,13 @@ from pathlib import Path
 from attrs import asdict
 
 from actors.engines.sglang import setting_rules
-from actors.engines.sglang.settings import GrammarLimits
+from actors.engines.sglang.host_settings import GrammarLimits
 from protocol.cluster import OPERATOR
 from protocol.strict.mistakes import Mistake, describe, join, segment
 from supervisor.config import durations, listeners
 from supervisor.config.schema import EVERYWHERE, LOOPBACK, Cluster, ClusterSection, EngineSection, SimulatedSection
+from supervisor.engines.sglang.bootstrap_ports import PORTS
 from supervisor.gateway.gateway import ANY
-from supervisor.rendezvous import PORTS
 
 RESERVED = ("gateway", "links", "metrics", "zygote")
 BEAT_S_MIN = 0.01

@@ -26,7 +26,7 @@ from attrs import define, field, frozen
 
 from protocol.errors import PeerLost, PeerViolation
 from protocol.peer import Peer
-from supervisor.engine import SocketTransport
+from supervisor.engines.sglang.engine import SocketTransport
 from supervisor.links.heartbeat import Heart
 from supervisor.links.link import Link, Serves
 from supervisor.processes.run_folder import LOCK, PREFIX, Folder

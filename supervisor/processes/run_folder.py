@@ -17,7 +17,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from actors.engines.sglang import leftovers
+from actors.engines.sglang import shared_memory
 from protocol.errors import StartFailed
 
 PREFIX = "espalier-"
@@ -138,7 +138,7 @@ def remove(path: Path) -> None:
 @contextmanager
 def _opened(path: Path | str, within: int | None) -> Iterator[int]:
     """Open a folder, following no link to it; raises `OSError`."""
-    opened = os.open(path, leftovers.AS_FOLDER, dir_fd=within)
+    opened = os.open(path, shared_memory.AS_FOLDER, dir_fd=within)
     try:
         yield opened
     finally:
@@ -152,6 +152,6 @@ def _empty(folder: int) -> None:
     for name, is_folder in entries:
         with suppress(OSError):
             if is_folder:
-                leftovers.remove(name, folder)
+                shared_memory.remove(name, folder)
             else:
                 os.unlink(name, dir_fd=folder)

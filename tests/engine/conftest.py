@@ -15,10 +15,10 @@ from attrs import evolve
 from openai import OpenAI
 
 from actors.engines.port import Engine
-from actors.engines.sglang.settings import EngineSpec
+from actors.engines.sglang.host_settings import EngineSpec
 from bench._node import MODEL, ROOT, Node, node, place
-from supervisor import hosts
-from supervisor.engine import EngineHouse, engine
+from supervisor.engines.sglang import spawn
+from supervisor.engines.sglang.engine import EngineHouse, engine
 from supervisor.processes import run_folder
 from supervisor.processes.output_log import Chatter
 from supervisor.processes.process import Hurry, Ladder
@@ -52,7 +52,7 @@ async def kept_engines(silent_s: float = 10.0) -> AsyncIterator[Keep]:
     """Run a zygote without a node around it, and say how an engine forked from it is kept."""
     with place() as base, run_folder.folder(base) as folder:
         spec = EngineSpec(MODEL, str(ROOT / "examples" / MODEL), "cpu", slots=16, kv_tokens_max=16384)
-        zygotes: Plug[hosts.Zygote] = Plug()
+        zygotes: Plug[spawn.Zygote] = Plug()
         hurry = Hurry()
 
         def chatter(name: str) -> Chatter:
@@ -60,11 +60,11 @@ async def kept_engines(silent_s: float = 10.0) -> AsyncIterator[Keep]:
 
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         environment["TMPDIR"] = str(base)
-        zygote = partial(hosts.zygote, zygotes, chatter("zygote"), hurry, Ladder(0.5, 0.5, 1.0), environment)
+        zygote = partial(spawn.zygote, zygotes, chatter("zygote"), hurry, Ladder(0.5, 0.5, 1.0), environment)
         house = EngineHouse(folder, chatter, hurry, Ladder(), time.time, silent_s)
 
         async def keep(plug: Plug[Engine], *, task_status=trio.TASK_STATUS_IGNORED, **changes: object) -> None:
-            await engine(evolve(spec, **changes), hosts.forked(zygotes), plug, house, task_status=task_status)
+            await engine(evolve(spec, **changes), spawn.forked(zygotes), plug, house, task_status=task_status)
 
         async with trio.open_nursery() as nursery:
             await nursery.start(zygote)

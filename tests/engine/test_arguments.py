@@ -14,7 +14,7 @@ import textwrap
 import pytest
 
 from bench._node import ROOT
-from supervisor.hosts import ON_CPU, host_environment
+from supervisor.engines.sglang.spawn import ON_CPU, host_environment
 
 pytestmark = pytest.mark.engine
 

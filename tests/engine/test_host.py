@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from supervisor.hosts import host_environment
+from supervisor.engines.sglang.spawn import host_environment
 
 pytestmark = pytest.mark.engine
 
@@ -20,7 +20,7 @@ from types import SimpleNamespace
 PULSE = (
     HEAD
     + """
-from actors.engines.sglang.pulse import Pulse
+from actors.engines.sglang.host.pulse import Pulse
 
 class Manager:
     answers = False
@@ -70,7 +70,7 @@ asyncio.run(main())
 FAILING = (
     HEAD
     + """
-from actors.engines.sglang import host
+from actors.engines.sglang.host import server
 from protocol import codec
 from protocol.frames import Bye, Fail, Hello, Open
 from protocol.messages import Generate, Sampling
@@ -90,7 +90,7 @@ async def main():
     ours, theirs = socket.socketpair()
     engine = SimpleNamespace(tokenizer_manager=Manager(), get_all_child_pids=lambda: [])
     info = SimpleNamespace(honours_seed=False)
-    serving = asyncio.create_task(host.Host(engine, info, Peer("e", serves_max=20), theirs, None).serve())
+    serving = asyncio.create_task(server.Host(engine, info, Peer("e", serves_max=20), theirs, None).serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
     seen = []
     async def until(kind):
@@ -119,7 +119,7 @@ WARM = (
     HEAD
     + """
 from attrs import evolve
-from actors.engines.sglang.warm_up import warm_up
+from actors.engines.sglang.host.warm_up import warm_up
 from protocol.messages import EngineInfo, GrammarKind
 
 INFO = EngineInfo("x", "1", 20, 640, 640, 640, 8, 1, True, grammars=tuple(GrammarKind))

@@ -21,7 +21,7 @@ WITHIN_S = 5.0
 HOST = """
 import os, subprocess, sys, time
 from pathlib import Path
-from actors.engines.sglang.guard import stand
+from actors.engines.sglang.host.watchdog import stand
 stand(Path(sys.argv[3]), int(sys.argv[1]), int(sys.argv[2]))
 child = subprocess.Popen(["sleep", "60"])
 print(child.pid, flush=True)

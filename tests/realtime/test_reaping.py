@@ -13,9 +13,9 @@ import pytest
 import trio
 import trio.testing
 
-from actors.engines.sglang.settings import Boot
+from actors.engines.sglang.host_settings import Boot
 from protocol.errors import StartFailed
-from supervisor import hosts
+from supervisor.engines.sglang import spawn
 from supervisor.processes import reaper
 from supervisor.processes.output_log import Chatter
 from supervisor.processes.process import Hurry, Ladder, start
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.realtime
 LADDER = Ladder(asked_s=0.1, term_s=0.5, kill_s=5.0)
 FORKS = """
 import errno, os, signal, sys
-from actors.engines.sglang import zygote
+from actors.engines.sglang.host import zygote
 zygote._import_everything = lambda: None
 zygote._become_host = lambda message, fds: os._exit(0)
 fork, full = os.fork, [None] * {full}
@@ -98,7 +98,7 @@ async def test_b18_a_process_is_nobody_elses_to_reap_until_it_is_closed(tmp_path
 def given(tmp_path):
     """What a host inherits."""
     with (tmp_path / "log").open("wb") as log:
-        yield hosts.Descriptors(log.fileno(), log.fileno(), log.fileno(), log.fileno())
+        yield spawn.Descriptors(log.fileno(), log.fileno(), log.fileno(), log.fileno())
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def run_zygote(tmp_path):
     async def run(plug, full, *, task_status):
         command = (sys.executable, "-c", FORKS.format(full=full))
         chatter = Chatter(tmp_path / "zygote.log")
-        await hosts.zygote(plug, chatter, Hurry(), LADDER, dict(os.environ), command, task_status=task_status)
+        await spawn.zygote(plug, chatter, Hurry(), LADDER, dict(os.environ), command, task_status=task_status)
 
     return run
 
@@ -152,12 +152,12 @@ async def test_b6_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left
 
 async def test_who_waits_for_a_zygote_that_cannot_start_hears_why():
     plug = Plug()
-    fork = hosts.forked(plug)
+    fork = spawn.forked(plug)
     async with trio.open_nursery() as nursery:
 
         async def waits():
             with pytest.raises(StartFailed, match=r"^the zygote could not import SGLang: no torch$"):
-                await fork(Boot("e", "", {}, {}), hosts.Descriptors(0, 0, 0, 0))
+                await fork(Boot("e", "", {}, {}), spawn.Descriptors(0, 0, 0, 0))
 
         nursery.start_soon(waits)
         await trio.testing.wait_all_tasks_blocked()

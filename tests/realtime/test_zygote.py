@@ -8,9 +8,9 @@ import sys
 import pytest
 import trio
 
-from actors.engines.sglang.settings import Boot
+from actors.engines.sglang.host_settings import Boot
 from protocol.errors import EngineDied
-from supervisor import hosts
+from supervisor.engines.sglang import spawn
 from supervisor.processes.output_log import Chatter
 from supervisor.processes.process import Hurry, Ladder
 from supervisor.supervision.registration import Plug
@@ -25,12 +25,12 @@ STANDS_STILL = (
 
 
 async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(tmp_path, monkeypatch):
-    monkeypatch.setattr(hosts, "FORK_WITHIN_S", 0.2)
+    monkeypatch.setattr(spawn, "FORK_WITHIN_S", 0.2)
     plug, ends = Plug(), []
 
     async def keep(*, task_status):
         with pytest.raises(EngineDied, match="the zygote died"):
-            await hosts.zygote(
+            await spawn.zygote(
                 plug,
                 Chatter(tmp_path / "zygote.log"),
                 Hurry(),
@@ -45,5 +45,5 @@ async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(tmp_pat
         async with trio.open_nursery() as nursery:
             await nursery.start(keep)
             with pytest.raises(EngineDied, match="did not fork"):
-                await plug.now.fork(Boot("e", str(tmp_path), {}, {}), hosts.Descriptors(0, 1, 2, 0))
+                await plug.now.fork(Boot("e", str(tmp_path), {}, {}), spawn.Descriptors(0, 1, 2, 0))
     assert ends == [None]

@@ -25,7 +25,7 @@ def owner(request: Generate) -> str:
 
 
 def offer_of(name: str, leg: Leg, costs: Costs) -> Offer:
-    """Return what `supervisor.workers` offers of such an engine."""
+    """Return what `supervisor.engines.children` offers of such an engine."""
     most = 0 if leg is Leg.DECODE else costs.pending_prefill_max
     return Offer(name, "tiny", leg, costs.slots, up=False, pending_prefill_tokens_max=most)
 
@@ -45,7 +45,7 @@ def plug(world: World, directory: Directory, leg: Leg = Leg.BOTH) -> list[Queue]
 async def work(
     world: World, directory: Directory, inboxes: list[Queue], number: int, *, task_status: trio.TaskStatus[None]
 ) -> None:
-    """Do what `supervisor.workers` does for one worker, until its engine is lost."""
+    """Do what `supervisor.engines.children` does for one worker, until its engine is lost."""
     engine = await world.engines[number].wait()
     directory.turn_away()
     try:

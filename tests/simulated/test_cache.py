@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engines.simulated.batch import Batch
-from actors.engines.simulated.cache import Lease, Memory, chain, packed, root
+from actors.engines.simulated.kv_memory import Lease, Memory, chain, packed, root
 from actors.engines.simulated.speech import Speech
 from protocol.errors import Left
 from protocol.messages import Usage

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engines.simulated.cache import packed
 from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.kv_memory import packed
 from actors.engines.simulated.speech import Speech
 from protocol.messages import FinishReason
 from tests.simulated.engines import generate, read, running, spec

@@ -7,8 +7,8 @@ from typing import Protocol, cast
 import trio
 from attrs import define, field
 
-from actors.engines.limits import check
 from actors.engines.port import Generation
+from actors.engines.request_check import check
 from actors.kit.calls import Answer, Asks
 from protocol.codec import Message
 from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Ping

@@ -20,8 +20,8 @@ from math import inf
 
 from attrs import Factory, define, field, frozen
 
-from actors.engines.simulated.cache import Lease, Memory, chain, packed, root
 from actors.engines.simulated.faults import Chance, Faults
+from actors.engines.simulated.kv_memory import Lease, Memory, chain, packed, root
 from actors.engines.simulated.meetings import Meetings
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.engines.simulated.speech import Speech, Voice

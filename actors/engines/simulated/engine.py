@@ -8,8 +8,8 @@ from math import inf
 import trio
 from attrs import define, evolve, field
 
-from actors.engines.limits import check
 from actors.engines.port import Generation
+from actors.engines.request_check import check
 from actors.engines.simulated.batch import Batch, Turn
 from actors.engines.simulated.faults import Chance, Faults
 from actors.engines.simulated.meetings import Meetings

@@ -14,7 +14,7 @@ from struct import unpack
 
 from attrs import define, frozen
 
-from actors.engines.simulated.cache import TOKEN_BYTES
+from actors.engines.simulated.kv_memory import TOKEN_BYTES
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.messages import Generate, Logprob
 

@@ -17,8 +17,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from actors.engines.sglang import settings
-from actors.engines.sglang.guard import stand
+from actors.engines.sglang import host_settings
+from actors.engines.sglang.host.watchdog import stand
 
 READY = b"ready"
 MESSAGE_BYTES_MAX = 128 * 1024
@@ -27,7 +27,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Run as `python -m actors.engines.sglang.zygote CONTROL PARENT`: a descriptor, and the node's process id."""
+    """Run as `python -m actors.engines.sglang.host.zygote CONTROL PARENT`: a descriptor, and the node's process id."""
     control, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     # The node forks its zygote from its main thread, whose death is the node's own.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -83,24 +83,24 @@ def _import_everything() -> None:
     import sglang.srt.models.qwen2
     import sglang.srt.models.registry  # noqa: F401
 
-    import actors.engines.sglang.grammar_checker
-    import actors.engines.sglang.host  # noqa: F401
+    import actors.engines.sglang.host.grammar_checker
+    import actors.engines.sglang.host.server  # noqa: F401
 
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda *_, **__: None
 
 
 def _become_host(message: bytes, fds: list[int]) -> None:
-    from actors.engines.sglang import grammar_checker, host
+    from actors.engines.sglang.host import grammar_checker, server
 
     try:
         os.setsid()
         link, node, log, _lock = fds  # the lock is held, not used
-        boot = settings.decode(message)
+        boot = host_settings.decode(message)
         guard = stand(Path(boot.folder), link, node)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        (host if boot.checks is None else grammar_checker).run(boot, socket.socket(fileno=link), guard)
+        (server if boot.checks is None else grammar_checker).run(boot, socket.socket(fileno=link), guard)
     except BaseException:  # noqa: BLE001  # a fork must never return into its zygote's loop
         traceback.print_exc()
     finally:

@@ -13,7 +13,7 @@ from zlib import crc32
 import trio
 from attrs import evolve
 
-from actors.engines.sglang.settings import EngineSpec
+from actors.engines.sglang.host_settings import EngineSpec
 from actors.grammars import Checker, Checks, digest_of, grammars
 from actors.kit.calls import Address, Answer, Asks, Call, mailbox
 from actors.kit.offload import Aside, Work
@@ -34,8 +34,8 @@ from protocol.messages import CheckGrammar, Grammar, GrammarChecked
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import Here, There
 from supervisor.config.load import Cluster, EngineSection
-from supervisor.engine import EngineHouse, checker
-from supervisor.hosts import Starts, zygote_of
+from supervisor.engines.sglang.engine import EngineHouse, checker
+from supervisor.engines.sglang.spawn import Starts, zygote_of
 from supervisor.links.link import Link, Serves
 from supervisor.runtime import World
 from supervisor.supervision.registration import Plug

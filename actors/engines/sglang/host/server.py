@@ -24,12 +24,13 @@ from sglang.srt.managers.io_struct import BatchTokenIDOutput
 from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.server_args import PortArgs
 
-from actors.engines.sglang import hold, leftovers, model_files, scheduler, settings, translation
-from actors.engines.sglang.failures import Failures
-from actors.engines.sglang.guard import Guard, say_why
-from actors.engines.sglang.pulse import Pulse
-from actors.engines.sglang.rank import accompany, bind_to_a_core
-from actors.engines.sglang.warm_up import warm_up
+from actors.engines.sglang import host_settings, model_files, shared_memory
+from actors.engines.sglang.host import scheduler, transfer_delay, translation
+from actors.engines.sglang.host.failures import Failures
+from actors.engines.sglang.host.follower_rank import accompany, bind_to_a_core
+from actors.engines.sglang.host.pulse import Pulse
+from actors.engines.sglang.host.warm_up import warm_up
+from actors.engines.sglang.host.watchdog import Guard, say_why
 from protocol import codec
 from protocol.codec import Message
 from protocol.errors import EngineRefused, Internal, Left, Overloaded, PeerViolation, RequestError
@@ -68,7 +69,7 @@ def _hook_ports(folder: Path) -> None:
     def hooked(*args: object, **kwargs: object) -> PortArgs:
         ports = init_new(*args, **kwargs)
         ports.detokenizer_ipc_name = ports.tokenizer_ipc_name
-        leftovers.record(folder, {Path(shm_path_for(ports.instance_id)).name})
+        shared_memory.record(folder, {Path(shm_path_for(ports.instance_id)).name})
         return ports
 
     PortArgs.init_new = staticmethod(hooked)
@@ -309,13 +310,13 @@ def _last_line(error: Exception) -> str:
     return "".join(traceback.format_exception_only(error)).strip()
 
 
-def run(boot: settings.Boot, link: socket.socket, guard: Guard) -> NoReturn:
+def run(boot: host_settings.Boot, link: socket.socket, guard: Guard) -> NoReturn:
     """Become the engine that `boot` describes, at the end `link`, for as long as its guard lets it live."""
     folder = Path(boot.folder)
     tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
     os.environ.update(boot.environment)
-    if (held_s := boot.environment.get(hold.VARIABLE)) is not None:
-        hold.hold_transfers(float(held_s))
+    if (held_s := boot.environment.get(transfer_delay.VARIABLE)) is not None:
+        transfer_delay.hold_transfers(float(held_s))
     rank = boot.arguments.get("node_rank")
     if isinstance(rank, int) and boot.arguments.get("device") == "cpu":
         bind_to_a_core(rank)
@@ -325,21 +326,21 @@ def run(boot: settings.Boot, link: socket.socket, guard: Guard) -> NoReturn:
         engine = _Engine(**boot.arguments)
         for pid in engine.get_all_child_pids():
             guard.watch_child(pid)
-        leftovers.record(folder, leftovers.mapped())
+        shared_memory.record(folder, shared_memory.mapped())
         peer = Peer(boot.name, serves_max=engine.server_args.max_running_requests + CONTROL_STREAMS)
         host = None if rank else Host(engine, _told(engine), peer, link, guard)
         if host is not None:
             engine.loop.run_until_complete(host.start())
     except Exception as error:  # noqa: BLE001  # whatever it is, it is why this engine did not start
         peer = Peer(boot.name, serves_max=0)
-        peer.send(Bye(settings.START_FAILED, f"{type(error).__name__}: {error}"))
+        peer.send(Bye(host_settings.START_FAILED, f"{type(error).__name__}: {error}"))
         link.sendall(peer.take())
         guard.end(f"the engine could not start: {error!r}")
     why = accompany(peer, link, guard) if host is None else engine.loop.run_until_complete(host.serve())
     say_why(why)
     guard.release_children()
     engine.shutdown()
-    leftovers.remove(folder)
+    shared_memory.remove(folder)
     os._exit(0)
 
 

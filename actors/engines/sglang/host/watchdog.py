@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from actors.engines.sglang import leftovers
+from actors.engines.sglang import shared_memory
 
 
 def say_why(why: str) -> None:
@@ -59,7 +59,7 @@ class Guard:
     def end(self, why: str) -> NoReturn:
         """Remove what would be left behind and kill every process of this group, this one included."""
         say_why(why)
-        leftovers.remove(self._folder)
+        shared_memory.remove(self._folder)
         os.killpg(0, signal.SIGKILL)
         raise AssertionError("nobody survives SIGKILL")
 

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 
-from actors.engines.sglang.guard import Guard
+from actors.engines.sglang.host.watchdog import Guard
 from protocol.frames import Bye
 from protocol.peer import Peer
 

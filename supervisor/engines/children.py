@@ -11,9 +11,9 @@ from attrs import asdict, frozen
 
 from actors.decode import Observer, decode
 from actors.engines.port import Engine
-from actors.engines.sglang.settings import EngineSpec
+from actors.engines.sglang.host_settings import EngineSpec
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.lines import SENTENCES
+from actors.engines.simulated.sentences import SENTENCES
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Inbox
 from actors.kit.priority_inbox import Queue
@@ -22,10 +22,11 @@ from protocol.cluster import Leg, Offer
 from protocol.errors import StartFailed
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.model_folder import Digest, mismatch
-from supervisor import grammars, hosts, ranks, rendezvous
 from supervisor.cluster.directory import Directory
 from supervisor.config.load import Cluster, EngineSection
-from supervisor.engine import EngineHouse, engine, silent
+from supervisor.engines import grammar_checkers
+from supervisor.engines.sglang import bootstrap_ports, ranks, spawn
+from supervisor.engines.sglang.engine import EngineHouse, engine, silent
 from supervisor.links.link import Serves
 from supervisor.processes.output_log import Chatter, writer
 from supervisor.processes.process import Ladder
@@ -39,35 +40,35 @@ ZYGOTE_LADDER = Ladder(asked_s=0.5, term_s=0.5, kill_s=1.0)
 
 
 def starts(
-    cluster: Cluster, node: str, world: World, children: list[Child | Tree], zygotes: dict[str, Plug[hosts.Zygote]]
-) -> dict[str, hosts.Starts]:
+    cluster: Cluster, node: str, world: World, children: list[Child | Tree], zygotes: dict[str, Plug[spawn.Zygote]]
+) -> dict[str, spawn.Starts]:
     """Return how the host of each engine is started, adding the zygotes that those on a CPU need.
 
     An engine with variables of its own has a zygote of its own: some are read when torch is imported, and never again.
     """
-    found: dict[str, hosts.Starts] = {}
+    found: dict[str, spawn.Starts] = {}
     for name, section in cluster.engine.items():
         if node not in section.nodes or section.kind != "sglang":
             continue
-        if (zygote := hosts.zygote_of(name, section)) is None:
-            found[name] = hosts.spawned(world.environment, "cuda")
+        if (zygote := spawn.zygote_of(name, section)) is None:
+            found[name] = spawn.spawned(world.environment, "cuda")
             continue
         if zygote not in zygotes:
             zygotes[zygote] = Plug()
             children.append(_zygote(cluster, node, world, zygote, zygotes[zygote], section.environment))
-        found[name] = hosts.forked(zygotes[zygote])
+        found[name] = spawn.forked(zygotes[zygote])
     return found
 
 
 def _zygote(
-    cluster: Cluster, node: str, world: World, name: str, plug: Plug[hosts.Zygote], environment: Mapping[str, str]
+    cluster: Cluster, node: str, world: World, name: str, plug: Plug[spawn.Zygote], environment: Mapping[str, str]
 ) -> Tree:
     """Return a zygote in a tree of its own: it is remade in the background, and not counted with anybody else."""
     chatter = chatter_of(cluster, node, world)(name)
     process = Child(
         name="process",
-        run=hosts.zygote,
-        args=(plug, chatter, world.hurry, ZYGOTE_LADDER, world.environment, hosts.ZYGOTE, environment),
+        run=spawn.zygote,
+        args=(plug, chatter, world.hurry, ZYGOTE_LADDER, world.environment, spawn.ZYGOTE, environment),
         start_within_s=120.0,
         stop_within_s=ZYGOTE_LADDER.total_s + 1.0,
         about="has imported SGLang once",
@@ -77,7 +78,7 @@ def _zygote(
         children=(process,),
         restarts_max=None,
         backoff=Backoff(min_s=0.5, crashes=True),
-        about=f"forks the hosts of {name.removeprefix(f'{hosts.ZYGOTE_NAME}-') if environment else 'engines on a CPU'}",
+        about=f"forks the hosts of {name.removeprefix(f'{spawn.ZYGOTE_NAME}-') if environment else 'engines on a CPU'}",
     )
 
 
@@ -103,7 +104,7 @@ def offer(name: str, section: EngineSection) -> Offer:
     return Offer(name, section.model, leg, slots, up=False, pending_prefill_tokens_max=pending_max)
 
 
-def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts], world: World) -> Tree:
+def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, spawn.Starts], world: World) -> Tree:
     """Return an engine and the actor that gives it work: neither is any use without the other."""
     section = each.section
     on = f"on {section.device}" if section.device else "simulated"
@@ -115,7 +116,7 @@ def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts],
         # Whatever is wrong with an engine, it is alone in it: it is tried again for ever, at most every half minute.
         restarts_max=None,
         backoff=Backoff(min_s=0.1 if each.others is None else 1.0, crashes=True),
-        needs=tuple(filter(None, [hosts.zygote_of(each.name, section)])),
+        needs=tuple(filter(None, [spawn.zygote_of(each.name, section)])),
         about=f"{section.model} {on}{over}",
         children=(
             _simulated(each, world) if section.kind == "simulated" else _sglang(cluster, each, hosts_of, world),
@@ -134,7 +135,7 @@ def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts],
     )
 
 
-def _sglang(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts], world: World) -> Child:
+def _sglang(cluster: Cluster, each: Worker, hosts_of: Mapping[str, spawn.Starts], world: World) -> Child:
     section, others = each.section, each.others
     assert section.device is not None  # the configuration has been checked
     spec = _spec(cluster, each.name, section, section.device)
@@ -143,7 +144,7 @@ def _sglang(cluster: Cluster, each: Worker, hosts_of: Mapping[str, hosts.Starts]
     return Child(
         name="engine",
         run=_alone if others is None else others.together,
-        args=(keep, rendezvous.Lives(spec, house.now).another),
+        args=(keep, bootstrap_ports.Lives(spec, house.now).another),
         start_within_s=section.start_within_s if others is None else others.linked_within_s + section.start_within_s,
         stop_within_s=section.ladder.total_s + 1.0,
         about="SGLang, in a process of its own" if others is None else "SGLang's rank 0, in a process of its own",
@@ -162,7 +163,7 @@ def rank_of(
     name: str,
     directory: Directory,
     inbox: Inbox[ranks.Asked],
-    hosts_of: Mapping[str, hosts.Starts],
+    hosts_of: Mapping[str, spawn.Starts],
     world: World,
 ) -> Child:
     """Return what runs a node's rank of an engine whose first rank is on another node."""
@@ -173,7 +174,7 @@ def rank_of(
     return Child(
         name=name,
         run=ranks.other_rank,
-        args=(inbox, ranks.Own(directory, ranks.agreed(cluster, name), rendezvous.ports(spec)), keep),
+        args=(inbox, ranks.Own(directory, ranks.agreed(cluster, name), bootstrap_ports.ports(spec)), keep),
         stop_within_s=section.ladder.total_s + 1.0,
         about=f"rank {spec.rank} of {section.model} on {section.device}{_all_ranks(cluster, name)}",
         limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots)),
@@ -236,7 +237,7 @@ async def _simulate(  # noqa: ASYNC128  # run calls started()
 
 
 def grammar_checks(
-    cluster: Cluster, node: str, hosts_of: Mapping[str, hosts.Starts], world: World, children: list[Child | Tree]
+    cluster: Cluster, node: str, hosts_of: Mapping[str, spawn.Starts], world: World, children: list[Child | Tree]
 ) -> Serves:
     """Return where the grammars of a node's engines are checked, adding the children that do it."""
 
@@ -246,7 +247,7 @@ def grammar_checks(
         return _spec(cluster, name, section, section.device)
 
     house_of = partial(_house, cluster, node, world=world)
-    serves, checkers = grammars.addresses(cluster, node, spec_of, house_of, hosts_of, world)
+    serves, checkers = grammar_checkers.addresses(cluster, node, spec_of, house_of, hosts_of, world)
     children += checkers
     return serves
 

@@ -14,7 +14,7 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler import _make_abort_req, run_scheduler_process
 
-from actors.engines.sglang import penalties
+from actors.engines.sglang.host import penalties
 
 _mark = GrammarManager.abort_requests
 
