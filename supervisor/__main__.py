@@ -20,13 +20,14 @@ import trio
 
 from protocol.errors import ActorError, EspalierError, StartFailed
 from protocol.strict.mistakes import Mistake
-from supervisor import check, descriptors, launcher, node
 from supervisor.config import file_checks, load
 from supervisor.gateway import keys
+from supervisor.launcher import descriptor_needs, launcher, preflight
+from supervisor.launcher.parent_pipe import Upward
+from supervisor.node import node
 from supervisor.processes import reaper
 from supervisor.supervision.status import Earlier
 from supervisor.telemetry import logs
-from supervisor.upward import Upward
 from supervisor.version import version
 
 log = logging.getLogger(__name__)
@@ -65,13 +66,13 @@ def main() -> int:
         os.set_inheritable(upward.fd, False)
         reaper.die_without(upward.fd)
         faulthandler.register(signal.SIGQUIT, file=upward.fd, all_threads=True)  # when it hangs: where
-    descriptors.raise_limit()
+    descriptor_needs.raise_limit()
     try:
         if arguments.check:
             return _print(checked(arguments.file, arguments.join, arguments.node))
         cluster = load.read(arguments.file, arguments.join, partial(file_checks.mistakes, environment=os.environ))
-        names = check.pick(cluster, arguments.node)
-        check.ahead(cluster, *names)
+        names = preflight.pick(cluster, arguments.node)
+        preflight.ahead(cluster, *names)
     except ActorError as error:
         if upward is None:
             print(f"espalier: {error}", file=sys.stderr)
@@ -130,8 +131,8 @@ def checked(file: Path, joined: Sequence[str], node_name: str | None) -> str:
         yield from file_checks.expired(cluster, time.time())
 
     cluster = load.read(file, joined, examine)
-    names = tuple(cluster.node) if node_name is None else check.pick(cluster, node_name)
-    trees = [check.text(cluster, name, os.environ) for name in names]
+    names = tuple(cluster.node) if node_name is None else preflight.pick(cluster, node_name)
+    trees = [preflight.text(cluster, name, os.environ) for name in names]
     dangers = [f"warning: {each}" for each in file_checks.warnings(cluster, time.time())]
     return "\n\n".join([*trees, *(["\n".join(dangers)] if dangers else [])])
 
@@ -161,11 +162,11 @@ def _running(
 
 def operated(arguments: list[str]) -> int:
     """Ask a running cluster what the command line says, and return the exit code."""
-    from supervisor import operate  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
+    from supervisor.cli import commands  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
     from supervisor.links import encoding  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
 
     try:
-        return operate.main(arguments, os.environ, node.new_nonce)
+        return commands.main(arguments, os.environ, node.new_nonce)
     except EspalierError as error:
         print("\n".join(map(encoding.plain, f"espalier: {error}".split("\n"))), file=sys.stderr)
         return 1

@@ -9,7 +9,7 @@ from random import Random
 
 from actors.kit.offload import inline
 from supervisor.config.load import Cluster
-from supervisor.house import House, build
+from supervisor.node.assembly import House, build
 from supervisor.processes.process import Hurry
 from supervisor.processes.run_folder import Folder
 from supervisor.runtime import World

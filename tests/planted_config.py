@@ -36,7 +36,7 @@ CONFIG: Bugs = {
         ),
         Bug("each piece of a family begins it anew", "if family.name != before else", "if family.name else"),
     ),
-    "supervisor/operate.py": (
+    "supervisor/cli/commands.py": (
         Bug(
             "a broken file keeps operators from the nodes of their host",
             "    if not folders:\n        raise wrong",
@@ -67,7 +67,7 @@ CONFIG: Bugs = {
     "supervisor/deadlines.py": (
         Bug("a reload behind another is not waited for", "RELOADED_S = 2 * RELOAD_S", "RELOADED_S = RELOAD_S"),
     ),
-    "supervisor/reload.py": (
+    "supervisor/node/reload.py": (
         Bug(
             "a reload takes the loop with it",
             "            except Exception:  # a node must",

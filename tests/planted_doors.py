@@ -200,5 +200,5 @@ DOORS: Bugs = {
         Bug("a connection is never forgotten", "        self.connections.pop(outbox, None)\n", ""),
         Bug("a drain lets new requests in", "        self.gate.drain()\n", "        pass\n"),
     ),
-    "supervisor/node.py": (Bug("a drain cuts nothing", "if cut := house.door.cut():", "if cut := 0:"),),
+    "supervisor/node/node.py": (Bug("a drain cuts nothing", "if cut := house.door.cut():", "if cut := 0:"),),
 }

@@ -101,7 +101,9 @@ GATEWAY: Bugs = {
             "for part in (self._lanes,))",
         ),
     ),
-    "supervisor/node.py": (Bug("a drain does not wait for slow readers", "await house.door.wait_answered()", "pass"),),
+    "supervisor/node/node.py": (
+        Bug("a drain does not wait for slow readers", "await house.door.wait_answered()", "pass"),
+    ),
     "supervisor/gateway/outbox.py": (
         Bug(
             "a cut answer ends orderly",

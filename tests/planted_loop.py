@@ -42,7 +42,7 @@ LOOP: Bugs = {
         Bug("a record is as long as a client likes", "if len(text) <= VALUE_CHARACTERS_MAX:", "if True:"),
         Bug("redraws queue up at a terminal that stands still", "if text != self._shown and self.log.idle and", "if"),
     ),
-    "supervisor/upward.py": (
+    "supervisor/launcher/parent_pipe.py": (
         Bug(
             "a node waits for its launcher to read", "os.set_blocking(self.fd, False)", "os.set_blocking(self.fd, True)"
         ),
@@ -63,7 +63,7 @@ LOOP: Bugs = {
         Bug("collected garbage is somebody's turn", "self._since += took_s", "pass"),
         Bug("where a loop stands still is said at every look", "                told = since\n", ""),
     ),
-    "supervisor/node_process.py": (
+    "supervisor/launcher/node_process.py": (
         Bug("a node that hangs is kept", "process.signal_group(signal.SIGKILL)", "pass"),
         Bug("whatever a node says, its silence goes on", "        life.silent_s = 0.0\n", ""),
         Bug(

@@ -100,7 +100,7 @@ PAIRS: Bugs = {
             harmless="a receiver takes those who wait for room, too, and the next to come lets them in",
         ),
     ),
-    "supervisor/node.py": (
+    "supervisor/node/node.py": (
         Bug("other nodes do not hear of a drain", "self.house.directory.drain()  # from now on", "pass  # from now on"),
         Bug("a drain waits for no worker", "await house.directory.wait_idle()", "pass"),
         Bug("a drain begins before others have heard of it", "await trio.sleep(house.links.section.tell_s)", "pass"),

@@ -128,7 +128,7 @@ TREE: Bugs = {
         ),
         Bug("a zygote that was killed fails who waits for the next", "at_start=not self._offers", "at_start=True"),
     ),
-    "supervisor/house.py": (
+    "supervisor/node/assembly.py": (
         Bug(
             "one engine that cannot start ends its node",
             "or not failures or len(failures) < len(self.engines)",

@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import StartFailed
-from supervisor import __main__, check
+from supervisor import __main__
 from supervisor.config import file_checks, load
 from supervisor.config.tls import Certificate, expires_at
 from supervisor.files import permissions, reading
 from supervisor.gateway.keys import Keys, Sources, line
+from supervisor.launcher import preflight
 from tests import certificate
 from tests.test_config import GOOD, ROOT, TINY
 
@@ -326,10 +327,10 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_never_waited_for(written, 
     linked = evolve(load.read(file).cluster, secret=str(pipe))
     cluster = evolve(load.read(file), cluster=linked)
     with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
-        check.secret(cluster, {})
+        preflight.secret(cluster, {})
     linked = evolve(linked, secret=None, tls_certificate=str(pipe), tls_key=str(pipe), tls_authority=str(pipe))
     with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
-        check.link_tls(evolve(cluster, cluster=linked))
+        preflight.link_tls(evolve(cluster, cluster=linked))
 
 
 @pytest.mark.parametrize(("bytes_max", "held"), [(5, True), (4, False)])

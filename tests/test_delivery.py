@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor import node
 from supervisor.cluster.directory import Directory
+from supervisor.node import node
 from supervisor.processes.process import Hurry
 from tests.doors import Client, at_rest, chat, create, head, post, rig
 

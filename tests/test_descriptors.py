@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from protocol.errors import Overloaded, StartFailed
-from supervisor import check, descriptors
 from supervisor.config import load
+from supervisor.launcher import descriptor_needs, preflight
 from supervisor.sockets import descriptor_reserve
 from supervisor.sockets.descriptor_reserve import GuardedListener, Reserve
 from supervisor.threads.text_threads import TextThreads
@@ -59,13 +59,13 @@ def test_b6_a_node_that_may_not_have_the_descriptors_that_its_file_allows_is_ref
         r" lower gateway\.limits\.connections_max$"
     )
     with pytest.raises(StartFailed, match=sentence):
-        check.text(cluster, "main", {})
+        preflight.text(cluster, "main", {})
     with pytest.raises(StartFailed, match=sentence):
-        check.ahead(cluster, "main")
+        preflight.ahead(cluster, "main")
     limited(1224, 1224)
-    assert "file descriptors: 1,224 at most: 1,000 for connections + " in check.text(cluster, "main", {})
+    assert "file descriptors: 1,224 at most: 1,000 for connections + " in preflight.text(cluster, "main", {})
     limited(resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    check.ahead(cluster, "main")
+    preflight.ahead(cluster, "main")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_b6_a_node_that_may_not_have_the_descriptors_that_its_file_allows_is_ref
 )
 def test_b6_the_limit_is_raised_as_far_as_it_may_be(limited, soft, hard, raised):
     limited(soft, hard)
-    descriptors.raise_limit()
+    descriptor_needs.raise_limit()
     assert limited.now == [raised, hard]
 
 

@@ -8,9 +8,9 @@ from attrs import evolve
 
 from protocol.cluster import NodeState, check
 from protocol.errors import EngineDied, PeerViolation, StartFailed
-from supervisor import scrape
 from supervisor.cluster import engine_control
 from supervisor.config import load
+from supervisor.node import monitoring
 from supervisor.supervision.events import Happening, Kind
 from supervisor.supervision.registration import Plug
 from tests.houses import built
@@ -58,7 +58,7 @@ async def test_b7_ready_says_what_failed_and_when_it_is_tried_again(houses, auto
     assert engine_control.unready(house.directory, ["tiny"]) == "engine a is starting"
     fails(house, "a")
     assert engine_control.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try in 8 s"
-    assert scrape.unready(cluster, house.directory) == "engine a failed: the GPU is gone; next try in 8 s"
+    assert monitoring.unready(cluster, house.directory) == "engine a failed: the GPU is gone; next try in 8 s"
     await trio.sleep(5)
     assert engine_control.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try in 3 s"
     await trio.sleep(3)

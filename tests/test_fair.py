@@ -14,7 +14,7 @@ from actors.kit.calls import Answer, Call
 from actors.kit.fair_queue import FairLine
 from actors.kit.priority_inbox import Queue
 from protocol.messages import Generate, Sampling
-from supervisor import house
+from supervisor.node import assembly
 
 
 class Model:
@@ -177,7 +177,7 @@ def test_while_two_wait_neither_has_had_more_than_the_other_by_more_than_one_tur
 
 
 async def test_b13_a_key_with_128_choices_does_not_make_another_wait_for_all_of_them(autojump_clock):
-    address, inbox = house._work(64)
+    address, inbox = assembly._work(64)
     slots, ended = trio.Semaphore(16), {}
 
     async def serve(nursery):

@@ -13,14 +13,14 @@ import trio
 import trio.testing
 
 from protocol.cluster import Reloaded
-from supervisor import node
 from supervisor.cluster.directory import Directory
 from supervisor.config.load import NodeSection
 from supervisor.config.tls import Certificate
 from supervisor.files.reading import read_here
 from supervisor.gateway.keys import ADMIN, KEYS, Keys, Sources
+from supervisor.node import node
+from supervisor.node.reload import Reloader
 from supervisor.processes.process import Hurry
-from supervisor.reload import Reloader
 from supervisor.telemetry.logs import Terminal
 from tests import certificate
 from tests.doors import SECRET, Client, at_rest, chat, create, head, post, rig

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from protocol.strict.mistakes import Mistakes
-from supervisor import check
 from supervisor.config import keyfile, load
 from supervisor.gateway import gateway
+from supervisor.launcher import preflight
 from tests.doors import chat, create, post, rig
 from tests.test_gateway_keys import as_, locked
 
@@ -118,11 +118,11 @@ def test_a_kind_that_there_is_not_is_a_mistake_in_the_file_of_keys():
 def test_a_check_says_which_grammars_may_be_used(tmp_path, monkeypatch):
     from tests.test_config import GOOD
 
-    monkeypatch.setattr(check, "ahead", lambda *_: None)
+    monkeypatch.setattr(preflight, "ahead", lambda *_: None)
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[key.alice]\nsha256 = "{"0" * 64}"\n{SCHEMAS}\n')
     keys.chmod(0o600)
     file = tmp_path / "cluster.toml"
     file.write_text(f'{GOOD}\n[gateway]\nkeys = "keys.toml"\ngrammars = ["json_schema"]\n')
-    said = check.text(load.read(file), "main", {})
+    said = preflight.text(load.read(file), "main", {})
     assert "grammars: json_schema; of alice: json_schema, structural_tag" in said

@@ -13,10 +13,10 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor import node_process
 from supervisor.config import load
-from supervisor.launcher import Launcher
-from supervisor.node_process import NodeDied
+from supervisor.launcher import node_process
+from supervisor.launcher.launcher import Launcher
+from supervisor.launcher.node_process import NodeDied
 from supervisor.processes import process
 from supervisor.supervision.status import Earlier, Standing
 from supervisor.supervision.tree import Child, Tree
@@ -27,7 +27,7 @@ TINY = Path(__file__).parent.parent / "examples" / "tiny"
 HUNG_S = 30.0
 SAYS = """
 import faulthandler, signal, sys, time
-from supervisor.upward import Upward
+from supervisor.launcher.parent_pipe import Upward
 upward = Upward(int(sys.argv[sys.argv.index("--launched") + 1]))
 faulthandler.register(signal.SIGQUIT, file=upward.fd)
 def stuck_in_here():
@@ -118,7 +118,7 @@ async def test_d8_a_node_that_hangs_is_ended_and_the_log_says_where(one, caplog)
 async def test_d8_a_node_that_hangs_before_it_is_up_is_started_again(one, tmp_path):
     again = f"""
 from pathlib import Path
-from supervisor.upward import Upward
+from supervisor.launcher.parent_pipe import Upward
 mark = Path({str(tmp_path / "was here")!r})
 upward = Upward(int(sys.argv[sys.argv.index("--launched") + 1]))
 upward.pulse()

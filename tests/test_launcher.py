@@ -15,9 +15,9 @@ import pytest
 import trio
 
 from protocol.errors import StartFailed
-from supervisor import launcher, node_process
 from supervisor.config import load
-from supervisor.launcher import Launcher
+from supervisor.launcher import launcher, node_process
+from supervisor.launcher.launcher import Launcher
 from supervisor.processes import process
 from supervisor.supervision.supervise import supervise
 from supervisor.telemetry.logs import Terminal
@@ -62,7 +62,7 @@ def following(one, monkeypatch):
         one._ended[name] = trio.Event()
         one._ladders[name] = launcher._patience(one.cluster, name)[1]
     one._placed = set(one.names)
-    monkeypatch.setattr(launcher.check, "ahead", lambda *_: None)
+    monkeypatch.setattr(launcher.preflight, "ahead", lambda *_: None)
 
     def start(self, name, cluster, nursery):
         self._ended[name], self._ladders[name] = trio.Event(), launcher._patience(cluster, name)[1]
@@ -103,7 +103,7 @@ async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(one, monk
 
 @pytest.mark.realtime
 async def test_a_node_that_is_drained_before_it_is_up_has_done_as_it_was_asked_to(one):
-    says = "import sys; from supervisor.upward import Upward; Upward(int(sys.argv[-1])).say('done')"
+    says = "import sys; from supervisor.launcher.parent_pipe import Upward; Upward(int(sys.argv[-1])).say('done')"
     one.command, one.environment = (sys.executable, "-c", says), dict(os.environ)
     one._ladders["two"], one._hung_s["two"] = process.Ladder(), 30.0
     async with trio.open_nursery() as nursery:
@@ -245,12 +245,12 @@ async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reloa
     def taken(*_):
         raise StartFailed("port 7403 of 127.0.0.1 cannot be had")
 
-    monkeypatch.setattr(launcher.check, "ahead", taken)
+    monkeypatch.setattr(launcher.preflight, "ahead", taken)
     assert following(FILE + THREE) == []
     assert [(each.message, each.reason) for each in caplog.records] == [
         ("node three was not started; the others run on", "port 7403 of 127.0.0.1 cannot be had")
     ]
-    monkeypatch.setattr(launcher.check, "ahead", lambda *_: None)
+    monkeypatch.setattr(launcher.preflight, "ahead", lambda *_: None)
     assert following(FILE + THREE) == ["three"]
 
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from protocol.errors import StartFailed
-from supervisor import check
 from supervisor.config import load
 from supervisor.engines.sglang import libraries
+from supervisor.launcher import preflight
 from tests.test_config import ROOT
 
 DISAGG = ROOT / "examples" / "disagg.toml"
@@ -50,9 +50,9 @@ def test_who_has_them_or_needs_no_mooncake_is_not_asked_for_it(tmp_path, install
 
 @pytest.mark.usefixtures("installed")
 def test_the_check_and_the_start_look_for_them(monkeypatch):
-    monkeypatch.setattr(check, "_port_is_free", lambda *_: None)
+    monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
     cluster = load.read(DISAGG)
-    for look in (lambda: check.text(cluster, "decode", {}), lambda: check.ahead(cluster, "decode")):
+    for look in (lambda: preflight.text(cluster, "decode", {}), lambda: preflight.ahead(cluster, "decode")):
         with pytest.raises(StartFailed, match="apt-get install"):
             look()
 

@@ -20,12 +20,12 @@ from protocol.errors import SlowClient
 from protocol.messages import Role, Turn
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
-from supervisor import house
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.config import load
 from supervisor.gateway.gateway import DoorLimits
 from supervisor.gateway.websocket.history import Said
+from supervisor.node import assembly
 from supervisor.telemetry.metrics import Metrics
 from tests.doors import FOLDER, INFO, Client, at_rest, chat, create, frame, head, post, rig
 from tests.sockets import upgraded, whole
@@ -73,7 +73,7 @@ def test_what_the_file_says_is_what_the_doors_keep(tmp_path):
     world = SimpleNamespace(
         metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, aside=None, reserve=None
     )
-    door = house._door(cluster, {}, Directory("main"), world, house.Live(1))
+    door = assembly._door(cluster, {}, Directory("main"), world, assembly.Live(1))
     kept = attrs.asdict(door.limits)
     kept |= {name: getattr(door.gate, name) for name in ("requests_max", "waiting_max", "admit_s")}
     kept |= {name: getattr(door.asking, name) for name in ("first_token_s", "total_s")}

@@ -14,10 +14,10 @@ import trio
 
 from protocol.cluster import Drain, GetStatus, NodeState, Status
 from protocol.messages import Done
+from supervisor.cli.client import Operator
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.control import unix_socket
 from supervisor.control.control import Function
-from supervisor.control_client import Operator
 from supervisor.links.heartbeat import Heart
 from supervisor.processes import run_folder
 from tests.nodes import until

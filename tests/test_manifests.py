@@ -17,12 +17,12 @@ from urllib.error import URLError
 import pytest
 import yaml
 
-from supervisor import check
 from supervisor.config import load
 from supervisor.config.load import Cluster
-from supervisor.launcher import _patience
+from supervisor.launcher import preflight
+from supervisor.launcher.launcher import _patience
 from supervisor.links.websocket import At
-from supervisor.scrape import PATHS
+from supervisor.node.monitoring import PATHS
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -83,9 +83,9 @@ def test_the_secrets_that_a_node_needs_are_in_its_pod_alone(cluster, name):
     assert {each["name"] for each in given.values()} == {"espalier-secrets"}
     assert ("ESPALIER_API_KEYS" in given) == (cluster.gateway.node == name)
     environment = {key: SECRETS[key] for key in given}
-    assert check.text(cluster, name, environment)
-    assert check.secret(cluster, environment)
-    assert check.watchers(cluster, name, environment).names(admin=True)
+    assert preflight.text(cluster, name, environment)
+    assert preflight.secret(cluster, environment)
+    assert preflight.watchers(cluster, name, environment).names(admin=True)
 
 
 @pytest.mark.parametrize("name", NODES)

@@ -16,11 +16,12 @@ from actors.kit.priority_inbox import queue
 from actors.routing.ports import Watch
 from protocol.errors import LinkLost, StartFailed
 from protocol.peer import Peer
-from supervisor import check, scrape
 from supervisor.config import load
 from supervisor.gateway.keys import ADMIN
 from supervisor.gateway.server import gateway
+from supervisor.launcher import preflight
 from supervisor.links.link import Link
+from supervisor.node import monitoring
 from supervisor.telemetry.metrics import Metrics
 from tests.fakes import Costs, FakeEngine, generate
 from tests.houses import built
@@ -153,7 +154,7 @@ async def told(folder, environment):
     """A back node's own door on loopback; nothing else of the node runs."""
     made = cluster(folder)
     house, _ = built(made, "back")
-    house.scraped.keys = check.watchers(made, "back", environment)
+    house.scraped.keys = preflight.watchers(made, "back", environment)
     house.scraped.new_id = lambda: "ab" * 16  # traces take no others
     async with trio.open_nursery() as nursery:
         await nursery.start(gateway, house.scraped, "127.0.0.1", 0)
@@ -221,11 +222,11 @@ async def test_where_there_is_an_admin_key_the_numbers_take_it_and_the_probes_do
 def test_beyond_loopback_numbers_want_an_admins_key(tmp_path):
     made = cluster(tmp_path, "0.0.0.0:7500")
     with pytest.raises(StartFailed, match=r"node.back.metrics 0.0.0.0:7500 is not loopback"):
-        check.watchers(made, "back", {})
+        preflight.watchers(made, "back", {})
     with pytest.raises(StartFailed, match=r"node.back.metrics 0.0.0.0:7500 is not loopback"):
-        check.text(made, "back", {})
-    assert check.watchers(made, "back", {ADMIN: "quetzalcoatl"}).names(admin=True) == ["admin"]
-    assert check.watchers(made, "front", {}).names(admin=True) == []
+        preflight.text(made, "back", {})
+    assert preflight.watchers(made, "back", {ADMIN: "quetzalcoatl"}).names(admin=True) == ["admin"]
+    assert preflight.watchers(made, "front", {}).names(admin=True) == []
 
 
 def test_numbers_are_told_where_nothing_else_of_the_host_listens(tmp_path):
@@ -238,7 +239,7 @@ def test_numbers_are_told_where_nothing_else_of_the_host_listens(tmp_path):
 def test_a_nodes_own_door_is_the_first_of_its_tree_and_the_last_to_go(tmp_path):
     house, _ = built(cluster(tmp_path), "back")
     assert house.tree.children[0].name == "metrics"
-    assert house.scraped.paths == scrape.PATHS
+    assert house.scraped.paths == monitoring.PATHS
     assert built(cluster(tmp_path), "front")[0].scraped is None
 
 

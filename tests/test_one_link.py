@@ -18,7 +18,7 @@ from protocol.greeting import Incarnation
 from supervisor.cluster import engine_control
 from supervisor.cluster.mesh import TWIN, Links
 from supervisor.links.websocket import At
-from supervisor.node import _Node
+from supervisor.node.node import _Node
 from tests.nodes import Node
 
 

@@ -14,8 +14,10 @@ from rich.console import Console
 
 from protocol.cluster import ChildState, Leg, LinkState, NodeState, Offer, Reload, Reloaded, Status
 from protocol.errors import NotReady, PeerViolation, StartFailed
-from supervisor import __main__, check, control_client, operate
-from supervisor.operate import STARTS_S
+from supervisor import __main__
+from supervisor.cli import client, commands
+from supervisor.cli.commands import STARTS_S
+from supervisor.launcher import preflight
 
 
 def status(name, *, run="r", up_s=1.0, since_s=1.0, silent_s=0.1, offers=()):
@@ -65,7 +67,7 @@ kv_tokens_max = 4096
 def by_secret(cluster, folders):
     """Stands for how an operator greets a cluster."""
     if cluster.file != Path():
-        check.secret(cluster, {})
+        preflight.secret(cluster, {})
     return sorted(cluster.node), sorted(folders)
 
 
@@ -84,12 +86,12 @@ def test_a_file_that_is_wrong_keeps_nobody_from_the_nodes_that_run_here(text, sa
     secret.chmod(0o600)
     here = {"front": tmp_path}
     file.write_text(FILE)
-    assert operate._way(file, here, by_secret, anyway=False) == ((["back", "front"], ["front"]), "")
+    assert commands._way(file, here, by_secret, anyway=False) == ((["back", "front"], ["front"]), "")
     file.write_text(text)
-    found, wrong = operate._way(file, here, by_secret, anyway=False)
+    found, wrong = commands._way(file, here, by_secret, anyway=False)
     assert (found, said in wrong) == ((nodes, ["front"]), True), wrong
     with pytest.raises(StartFailed, match=said):
-        operate._way(file, {}, by_secret, anyway=False)
+        commands._way(file, {}, by_secret, anyway=False)
 
 
 @pytest.fixture
@@ -104,7 +106,7 @@ def printed(console):
 async def test_a_reload_waits_until_a_node_that_a_launcher_starts_answers(console, autojump_clock):
     began = trio.current_time()
     cluster = Cluster({"one": 0, "two": began + 3}, {"one": Reloaded(("node two is known now",), (), ("two",))})
-    assert await operate._reload(cluster, console) == 0
+    assert await commands._reload(cluster, console) == 0
     assert printed(console) == ["one:", "  node two is known now", "two: it runs now"]
     assert cluster.asked == [Reload("one")]
     assert 3 <= trio.current_time() - began < 4
@@ -112,17 +114,17 @@ async def test_a_reload_waits_until_a_node_that_a_launcher_starts_answers(consol
 
 async def test_a_reload_waits_for_no_other_and_not_for_ever(console, autojump_clock):
     began = trio.current_time()
-    assert await operate._reload(Cluster({"one": 0, "two": inf}), console) == 1
+    assert await commands._reload(Cluster({"one": 0, "two": inf}), console) == 1
     assert trio.current_time() == began
     starts = Cluster({"one": 0, "two": inf}, {"one": Reloaded((), (), ("two", "nobody"))})
-    assert await operate._reload(starts, console) == 1
+    assert await commands._reload(starts, console) == 1
     assert STARTS_S <= trio.current_time() - began < STARTS_S + 1
     assert printed(console) == ["one: nothing has changed", "two: not asked: nobody listens"] * 2
 
 
 async def test_a_node_that_refuses_to_reload_is_named_with_its_reason_and_the_others_are_asked(console):
     cluster = Cluster({"one": 0, "two": 0}, {"one": NotReady("[red]no[/]\x1b[2J")})
-    assert await operate._reload(cluster, console) == 1
+    assert await commands._reload(cluster, console) == 1
     assert printed(console) == ["one: [red]no[/]\\x1b[2J", "two: nothing has changed"]
 
 
@@ -132,22 +134,22 @@ async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_as_
             await trio.lowlevel.checkpoint()
             return {"one": "[bold]\x1b]0;title\x07[/]"}
 
-    assert await operate._drain(Away({}), console, "one") == 1
+    assert await commands._drain(Away({}), console, "one") == 1
     assert printed(console)[0].startswith("Node one cannot be asked: [bold]\\x1b]0;title\\x07[/]. If it runs,")
-    assert await operate._drain(Away({}), console, "[red]two") == 1
+    assert await commands._drain(Away({}), console, "[red]two") == 1
     assert printed(console)[1] == "There is no node [red]two; there is one."
 
 
 @pytest.mark.parametrize("lie", [{"up_s": nan}, {"since_s": inf}, {"silent_s": nan}])
 def test_times_that_cannot_be_are_not_believed(lie):
-    assert control_client.checked(status("one")) == status("one")
+    assert client.checked(status("one")) == status("one")
     with pytest.raises(PeerViolation, match="times that cannot be"):
-        control_client.checked(status("one", **lie))
+        client.checked(status("one", **lie))
 
 
 def test_engines_that_cannot_be_are_not_believed():
     with pytest.raises(PeerViolation):
-        control_client.checked(status("one", offers=(Offer("a", "m", Leg.BOTH, 4, True, None, 0, 0, 0, nan),)))
+        client.checked(status("one", offers=(Offer("a", "m", Leg.BOTH, 4, True, None, 0, 0, 0, nan),)))
 
 
 # What a terminal shows --------------------------------------------------------------------
@@ -193,7 +195,7 @@ class Seen(Cluster):
 async def looked(seen, width):
     """Return the lines that a look at a cluster prints in a terminal of this width."""
     console = Console(file=StringIO(), width=width, color_system=None)
-    code = await operate._status(Seen(seen), console, as_json=False, watch=False)
+    code = await commands._status(Seen(seen), console, as_json=False, watch=False)
     assert code == any(isinstance(each, str) for each in seen.values())
     assert all(len(line) <= width for line in printed(console))
     return [line.rstrip() for line in printed(console)]
@@ -254,6 +256,6 @@ def test_whatever_keeps_a_command_from_being_done_is_one_sentence(monkeypatch, c
     def away(*_):
         raise NotReady("node b is away")
 
-    monkeypatch.setattr(operate, "main", away)
+    monkeypatch.setattr(commands, "main", away)
     assert __main__.operated(["cluster.toml", "drain", "b"]) == 1
     assert capsys.readouterr().err == "espalier: node b is away\n"

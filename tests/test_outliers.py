@@ -18,7 +18,7 @@ from actors.routing.ports import Watch
 from actors.routing.route import Limits, Need, Routing
 from protocol.cluster import Leg
 from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOffFailed, Internal, RequestError
-from supervisor import routes
+from supervisor.node import router_child
 from tests.sim import simulate
 from tests.test_router import Fake, FakePool, Play, ask, check_whole, generate, routed
 
@@ -541,8 +541,8 @@ async def test_operators_are_told_who_is_set_aside_and_why(autojump_clock):
     async with routed(*four(Internal("a bug"))) as world:
         await many(world, 60)
         routings = {"tiny": world.routing}
-        (told,) = routes.aside(routings)
+        (told,) = router_child.aside(routings)
         assert (told.model, told.worker, told.why) == ("tiny", "bad", "internal")
         assert 0 <= told.for_s < 10
-        (family,) = routes.gauge(routings)
+        (family,) = router_child.gauge(routings)
         assert [(each.labels, each.value) for each in family.samples] == [({"model": "tiny", "worker": "bad"}, 1.0)]

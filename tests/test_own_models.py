@@ -20,13 +20,13 @@ from protocol.cluster import GetStatus, Leg, Loads, NodeState, Offer, OfferLoad
 from protocol.errors import PeerViolation, StartFailed
 from protocol.messages import EngineInfo
 from protocol.model_folder import WEIGHTS, digest
-from supervisor import gauges
-from supervisor.board import board
+from supervisor.cli.status_view import board
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.model_identity import OwnModels
 from supervisor.control.control import Controls
 from supervisor.engines.children import Worker, _decode
+from supervisor.node import gauges
 from supervisor.supervision.registration import Plug
 from supervisor.telemetry.metrics import Metrics
 from tests.houses import built

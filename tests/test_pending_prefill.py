@@ -26,7 +26,7 @@ from supervisor.cluster.pool import Ranked
 from supervisor.config import load
 from supervisor.config.load import Cluster
 from supervisor.config.schema import EngineSection
-from supervisor.house import House
+from supervisor.node.assembly import House
 from supervisor.supervision.supervise import supervise
 from tests.fakes import Costs, FakeEngine
 from tests.houses import built

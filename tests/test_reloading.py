@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from protocol.cluster import Leg, NodeState, Offer, Reloaded
 from protocol.errors import Internal, Overloaded, StartFailed
-from supervisor import check, deadlines
+from supervisor import deadlines
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.config import load
@@ -21,7 +21,8 @@ from supervisor.files import reading
 from supervisor.files.reading import read_here
 from supervisor.gateway.admission import Gate
 from supervisor.gateway.keys import line
-from supervisor.reload import Reloader
+from supervisor.launcher import preflight
+from supervisor.node.reload import Reloader
 from supervisor.threads.file_threads import THREADS_MAX, FileThreads
 from tests import certificate
 from tests.houses import built
@@ -64,9 +65,9 @@ class Node:
         self.drain_s = None
         environment = environment or {}
         if self.house.door is not None:
-            self.house.door.keys = check.keys(self.cluster, environment)
+            self.house.door.keys = preflight.keys(self.cluster, environment)
             self.house.door.certificate = self.cluster.certificate
-        self.house.links.secret = check.secret(self.cluster, environment)
+        self.house.links.secret = preflight.secret(self.cluster, environment)
         self.reloader = Reloader(name, self.cluster, self.house, environment, self.set_drain_s, ask_launcher, reads)
 
     def set_drain_s(self, drain_s):
@@ -256,7 +257,7 @@ async def test_d9_names_are_asked_for_of_the_next_link_where_tls_is_spoken(front
     told = await plain.reload(("beat_s = 1.0\n", strict[1]))
     assert told.not_changed[-1].startswith("cluster.tls_names stays hosts until")
     assert not plain.house.links.section.binds_names
-    node.house.links.tls = check.link_tls(node.cluster)
+    node.house.links.tls = preflight.link_tls(node.cluster)
     told = await node.reload(strict)
     assert told.changed == ("cluster.tls_names is nodes now, and was hosts",)
     assert node.house.links.section.binds_names
@@ -549,9 +550,9 @@ async def test_a_node_that_has_gone_from_the_file_says_so_itself(front, tmp_path
 
 
 async def test_another_secret_takes_a_restart(front, autojump_clock):
-    environment = {check.SECRET: "one-secret-of-the-cluster"}
+    environment = {preflight.SECRET: "one-secret-of-the-cluster"}
     node = front(environment=environment)
-    environment[check.SECRET] = "another-one-of-the-cluster"
+    environment[preflight.SECRET] = "another-one-of-the-cluster"
     assert (await node.reload()).not_changed == (
         "the cluster's secret stays as it was until this node is started again",
     )

@@ -9,8 +9,8 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.messages import EngineLoad, Usage
-from supervisor import gauges
 from supervisor.links.traffic import Traffic
+from supervisor.node import gauges
 from supervisor.telemetry.metrics import SAMPLES_A_PIECE, SECONDS, Metrics
 
 NODES = [f"node-{number:03}" for number in range(1_000)]

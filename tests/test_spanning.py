@@ -16,7 +16,6 @@ from actors.kit.calls import mailbox
 from bench._cluster import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
 from protocol.messages import Generate, RunRank
-from supervisor import check, scrape
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.config import load
@@ -24,6 +23,8 @@ from supervisor.engines.children import Worker, _spec, rank_of, worker
 from supervisor.engines.sglang import ranks
 from supervisor.engines.sglang import spawn as hosts_module
 from supervisor.engines.sglang.bootstrap_ports import PORTS
+from supervisor.launcher import preflight
+from supervisor.node import monitoring
 from supervisor.processes import run_folder
 from supervisor.processes.process import Hurry
 from supervisor.sockets.descriptor_reserve import Reserve
@@ -286,7 +287,7 @@ def test_a_nodes_ranks_of_other_engines_are_there_before_its_own_engines_wait_fo
 
 def test_a_check_prints_the_group(read):
     cluster = read()
-    first, other = (" ".join(check.text(cluster, node, {}).split()) for node in "ab")
+    first, other = (" ".join(preflight.text(cluster, node, {}).split()) for node in "ab")
     assert "tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in first
     assert "SGLang's rank 0, in a process of its own" in first
     assert "rank 1 of tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in other
@@ -298,33 +299,33 @@ def test_an_engine_that_waits_for_a_node_says_so(read):
     assert engine_control.unready(house.directory, ["tiny"]) == "engine big is starting"
     house.directory.here["big"].plug.lack("there is no link to node b")
     assert engine_control.unready(house.directory, ["tiny"]) == "engine big is starting: there is no link to node b"
-    assert scrape.unready(cluster, house.directory) == "engine big is starting: there is no link to node b"
+    assert monitoring.unready(cluster, house.directory) == "engine big is starting: there is no link to node b"
 
 
 def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read, monkeypatch):
-    monkeypatch.setattr(check, "_port_is_free", lambda *_: None)
-    monkeypatch.setattr(check, "_available", lambda: check.ENGINE_BYTES * 5 // 2)
+    monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
+    monkeypatch.setattr(preflight, "_available", lambda: preflight.ENGINE_BYTES * 5 // 2)
     cluster = read()
-    check.ahead(cluster, "a", "b")
+    preflight.ahead(cluster, "a", "b")
     with pytest.raises(StartFailed, match="too little memory: 3 engines on the CPU need"):
-        check.ahead(cluster, "a", "b", "c")
+        preflight.ahead(cluster, "a", "b", "c")
 
 
 def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(read, monkeypatch):
     asked = []
-    monkeypatch.setattr(check, "_port_is_free", lambda host, port, key: asked.append((port, key)))
-    monkeypatch.setattr(check, "_available", lambda: None)
+    monkeypatch.setattr(preflight, "_port_is_free", lambda host, port, key: asked.append((port, key)))
+    monkeypatch.setattr(preflight, "_available", lambda: None)
     cluster = read()
-    check.ahead(cluster, "a")
+    preflight.ahead(cluster, "a")
     assert (7500, "engine.big.dist_port") in asked
     asked.clear()
-    check.ahead(cluster, "b")
+    preflight.ahead(cluster, "b")
     assert (7500, "engine.big.dist_port") not in asked
 
 
 def test_the_example_is_two_nodes_of_this_host():
     cluster = load.read(ROOT / "examples" / "spanning.toml")
-    assert check.pick(cluster, None) == ("first", "second")
+    assert preflight.pick(cluster, None) == ("first", "second")
     assert cluster.engine["tiny-0"].nodes == ("first", "second")
 
 

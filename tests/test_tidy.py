@@ -41,7 +41,7 @@ TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs:
 }
 HANDS = {  # where clock, chance and libc are taken in hand: each has its reason in the file
     Path("supervisor/__main__.py"): {"random", "time"},
-    Path("supervisor/node.py"): {"time", "random", "secrets"},
+    Path("supervisor/node/node.py"): {"time", "random", "secrets"},
     Path("supervisor/engines/sglang/libraries.py"): {"ctypes"},
     Path("supervisor/processes/reaper.py"): {"time", "ctypes"},
     Path("supervisor/telemetry/event_loop.py"): {"time", "threading"},
@@ -49,7 +49,7 @@ HANDS = {  # where clock, chance and libc are taken in hand: each has its reason
 }
 ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing that it waits for has its own
     ("supervisor/engines/sglang/engine.py", "_host"),
-    ("supervisor/node_process.py", "_live"),
+    ("supervisor/launcher/node_process.py", "_live"),
     ("supervisor/supervision/supervise.py", "supervise"),
     ("supervisor/supervision/supervise.py", "_Life"),
 }

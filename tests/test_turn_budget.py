@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from supervisor.gateway.requests import Asking
-from supervisor.node import _pulses
+from supervisor.node.node import _pulses
 from tests.sim.cost import COST_MAX, TurnTooLong
 from tests.sim.seed import run_seed
 from tests.turns import TURN_CPU_MAX_S, cpu_watched

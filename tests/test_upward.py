@@ -12,8 +12,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.launcher.parent_pipe import LINE_BYTES_MAX, UNSENT_BYTES_MAX, Lines, Upward, hear
 from supervisor.telemetry.logs import readable
-from supervisor.upward import LINE_BYTES_MAX, UNSENT_BYTES_MAX, Lines, Upward, hear
 
 
 class Pieces(trio.abc.ReceiveStream):

@@ -10,10 +10,10 @@ from pathlib import Path
 from actors.text.chat_template import compiled
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake, join, segment
-from supervisor import check
 from supervisor.config.load import Cluster, Misconfigured
 from supervisor.config.tls import expires_at
 from supervisor.files import permissions, reading
+from supervisor.launcher import preflight
 
 DAY_S = 86_400
 EXPIRES_SOON_S = 14 * DAY_S
@@ -23,19 +23,19 @@ PEM_BYTES_MAX = 1024 * 1024
 def mistakes(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Mistake]:
     """Yield every mistake, so that none is found only after the ones before it have been mended."""
     examined: list[tuple[str, Callable[[], object]]] = [
-        ("cluster.secret", partial(check.secret, cluster, environment)),
-        ("cluster.tls_certificate", partial(check.link_tls, cluster)),
+        ("cluster.secret", partial(preflight.secret, cluster, environment)),
+        ("cluster.tls_certificate", partial(preflight.link_tls, cluster)),
     ]
     try:
-        known = check.known_keys(cluster, environment)  # once for all nodes: there may be thousands of both
+        known = preflight.known_keys(cluster, environment)  # once for all nodes: there may be thousands of both
     except Misconfigured as error:
         yield Mistake(error.path, str(error))
     else:
         examined += (
-            (f"node.{name}.metrics", partial(check.check_watchers, cluster, name, known)) for name in cluster.node
+            (f"node.{name}.metrics", partial(preflight.check_watchers, cluster, name, known)) for name in cluster.node
         )
         if cluster.gateway.node in cluster.node:
-            examined.append(("gateway.keys", partial(check.check_clients, cluster, known)))
+            examined.append(("gateway.keys", partial(preflight.check_clients, cluster, known)))
     if cluster.certificate is not None:
         examined.append(("gateway.tls_certificate", cluster.certificate.context))
     for name, model in cluster.model.items():

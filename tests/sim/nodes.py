@@ -21,9 +21,9 @@ from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Links
 from supervisor.cluster.workers import ForOthers
 from supervisor.config.load import ClusterSection
-from supervisor.house import _in_order
 from supervisor.links.websocket import At
-from supervisor.node import BYE_S, _Node
+from supervisor.node.assembly import _in_order
+from supervisor.node.node import BYE_S, _Node
 from supervisor.processes.process import Hurry
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Child, Tree

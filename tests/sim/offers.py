@@ -1,4 +1,4 @@
-"""The workers of a node, offered as `supervisor.house` offers them."""
+"""The workers of a node, offered as `supervisor.node.assembly` offers them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def offer_of(name: str, leg: Leg, costs: Costs) -> Offer:
 
 
 def plug(world: World, directory: Directory, leg: Leg = Leg.BOTH) -> list[Queue]:
-    """Offer the workers of a node in its directory, as `supervisor.house` does, and return their inboxes."""
+    """Offer the workers of a node in its directory, as `supervisor.node.assembly` does, and return their inboxes."""
     inboxes = []
     world.engines = [Plug(directory.changed) for _ in range(world.workers)]
     for number, each in enumerate(world.engines):

@@ -12,7 +12,7 @@ from attrs import define, evolve, field
 
 from actors.decode import Deadlines
 from actors.routing.route import Limits
-from supervisor.node import BYE_S, FAREWELL_S
+from supervisor.node.node import BYE_S, FAREWELL_S
 from tests.fakes import Costs
 from tests.sim.alone import Alone, BlackHole, StuckSlot, UnfairKeys, ejection
 from tests.sim.clients import DeafClient, HttpClient

@@ -32,9 +32,9 @@ from supervisor.gateway.gateway import Door, DoorLimits
 from supervisor.gateway.keys import KEYS, Keys, Sources
 from supervisor.gateway.requests import Asking, Served
 from supervisor.gateway.server import _accepted
-from supervisor.house import _in_order
 from supervisor.links.link import Link
-from supervisor.node import _Node
+from supervisor.node.assembly import _in_order
+from supervisor.node.node import _Node
 from supervisor.processes.process import Hurry
 from supervisor.supervision.tree import Child, Tree
 from supervisor.telemetry.metrics import Metrics
@@ -134,7 +134,7 @@ class _Gate(Gate):
 
 @define(eq=False)
 class System(World):
-    """Everything from a client's socket to an engine's host, in the shape that `supervisor.house` gives it."""
+    """Everything from a client's socket to an engine's host, in the shape that `supervisor.node.assembly` gives it."""
 
     host_of: Callable = SeededHost
     route: Limits = Limits()

@@ -11,15 +11,15 @@ from pathlib import Path
 from actors.kit.offload import inline
 from protocol.errors import StartFailed
 from protocol.greeting import names_node, shown
-from supervisor import descriptors
 from supervisor.config.load import EVERYWHERE, LOOPBACK, Cluster, Misconfigured
 from supervisor.engines.sglang.libraries import check_libraries
 from supervisor.files import permissions, reading
 from supervisor.gateway.gateway import ANY
 from supervisor.gateway.keys import ADMIN, KEYS, Keys, Sources
-from supervisor.house import build
+from supervisor.launcher import descriptor_needs
 from supervisor.links.tls import Tls, contexts
 from supervisor.links.websocket import At
+from supervisor.node.assembly import build
 from supervisor.processes.process import Hurry
 from supervisor.processes.run_folder import Folder
 from supervisor.runtime import World
@@ -225,7 +225,7 @@ def _of_process(cluster: Cluster, name: str) -> str:
     return (
         f"event loop: {section.turn_max_s:g} s a turn, hung after {section.hung_s:g} s without one\n"
         f"log: {section.log_lines_max:,} lines, {section.log_bytes_max:,} bytes wait to be read;"
-        f" what engines say: {section.chatter_bytes_max:,} bytes each\n{descriptors.check(cluster, name)}"
+        f" what engines say: {section.chatter_bytes_max:,} bytes each\n{descriptor_needs.check(cluster, name)}"
     )
 
 
@@ -266,7 +266,7 @@ def ahead(cluster: Cluster, *names: str) -> None:
         for key, engine in cluster.engines_on(name).items():
             if engine.dist_port is not None:
                 _port_is_free("0.0.0.0", engine.dist_port, f"engine.{key}.dist_port")  # noqa: S104  # as SGLang has it
-        descriptors.check(cluster, name)
+        descriptor_needs.check(cluster, name)
     check_libraries(cluster, *names)
     _memory_is_there(cluster, names)
 

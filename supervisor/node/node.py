@@ -19,17 +19,17 @@ from attrs import define, field, frozen
 
 from protocol.errors import ActorError, StartFailed
 from protocol.greeting import NONCE_BYTES
-from supervisor import check
 from supervisor.config import file_checks
 from supervisor.config.load import LOOPBACK, Cluster
 from supervisor.control import unix_socket
 from supervisor.gateway.gateway import Door
 from supervisor.gateway.keys import SECRETS, Keys
-from supervisor.house import House, build
+from supervisor.launcher import preflight
 from supervisor.links.heartbeat import Heart
+from supervisor.node.assembly import House, build
+from supervisor.node.reload import Reloader
 from supervisor.processes import reaper, run_folder
 from supervisor.processes.process import Hurry
-from supervisor.reload import Reloader
 from supervisor.runtime import World
 from supervisor.supervision.events import Happening, Kind
 from supervisor.supervision.status import Earlier
@@ -75,10 +75,10 @@ async def run(
 
     Raises `StartFailed` or `RestartsExceeded` if its tree does not come up, or does not stay up.
     """
-    keys = check.keys(cluster, environment) if cluster.gateway.node == name else None
-    watchers = check.watchers(cluster, name, environment)
-    secret, tls = check.secret(cluster, environment), check.link_tls(cluster)
-    check.link_names(cluster, name, tls)
+    keys = preflight.keys(cluster, environment) if cluster.gateway.node == name else None
+    watchers = preflight.watchers(cluster, name, environment)
+    secret, tls = preflight.secret(cluster, environment), preflight.link_tls(cluster)
+    preflight.link_names(cluster, name, tls)
     base = Path(tempfile.gettempdir())
     for swept in run_folder.sweep(base):
         log.info("removed what a killed node had left", extra={"folder": str(swept)})
@@ -92,7 +92,9 @@ async def run(
         world = World(
             folder=folder,
             logs=logs,
-            environment={name: value for name, value in environment.items() if name not in {*SECRETS, check.SECRET}},
+            environment={
+                name: value for name, value in environment.items() if name not in {*SECRETS, preflight.SECRET}
+            },
             new_id=partial(secrets.token_hex, 16),
             now=time.time,
             strftime=time.strftime,

@@ -18,13 +18,13 @@ import trio
 from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
+from supervisor.launcher.parent_pipe import Lines, hear
 from supervisor.processes import reaper
 from supervisor.processes.process import Process, start
 from supervisor.telemetry.logs import Terminal, readable
-from supervisor.upward import Lines, hear
 
 if TYPE_CHECKING:
-    from supervisor.launcher import Launcher
+    from supervisor.launcher.launcher import Launcher
 
 log = logging.getLogger(__name__)
 

@@ -14,16 +14,16 @@ from attrs import define, evolve, field, frozen
 
 from protocol.cluster import Reloaded
 from protocol.errors import Internal, StartFailed
-from supervisor import check
 from supervisor.config import file_checks, load
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.engines.children import offer
 from supervisor.files.reading import Reads
 from supervisor.gateway.gateway import Door
 from supervisor.gateway.keys import Keys
-from supervisor.house import House
+from supervisor.launcher import preflight
 from supervisor.links.tls import Tls
-from supervisor.routes import ROUTED, limits
+from supervisor.node.assembly import House
+from supervisor.node.router_child import ROUTED, limits
 from supervisor.threads.file_threads import FileThreads
 
 log = logging.getLogger(__name__)
@@ -178,10 +178,10 @@ class Reloader:
             raise _NotInFile(f"there is no node {self.name} in {new.file} any more; drain it if it is to go")
         keys, context = None, None
         if self.house.door is not None and new.gateway.node == self.name:
-            keys = check.keys(new, self.environment)
+            keys = preflight.keys(new, self.environment)
             context = None if new.certificate is None else new.certificate.context()
-        secret, tls = check.secret(new, self.environment), check.link_tls(new)
-        check.link_names(new, self.name, tls)
+        secret, tls = preflight.secret(new, self.environment), preflight.link_tls(new)
+        preflight.link_names(new, self.name, tls)
         return _Read(new, tuple(changes(self.cluster, new)), secret, tls, keys, context)
 
     def _apply_all(self, read: _Read, told: _Told) -> None:

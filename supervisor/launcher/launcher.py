@@ -23,10 +23,10 @@ import trio
 from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
-from supervisor import check, node_process
 from supervisor.config import load
 from supervisor.config.load import Cluster
 from supervisor.files.reading import Reads
+from supervisor.launcher import node_process, preflight
 from supervisor.processes import reaper, run_folder
 from supervisor.processes.process import Hurry, Ladder, Process
 from supervisor.supervision.supervise import Chance, Up, supervise
@@ -217,12 +217,12 @@ class Launcher:
         Raises `StartFailed` if the file is wrong.
         """
         new = load.read(self.cluster.file, self.cluster.joined)
-        here = {host: check.is_here(host) for host in {node.host for node in new.node.values()}}
+        here = {host: preflight.is_here(host) for host in {node.host for node in new.node.values()}}
         placed = {name for name, node in new.node.items() if here[node.host]}
         failed = {}
         for name in placed - known:
             try:
-                check.ahead(new, name)
+                preflight.ahead(new, name)
             except StartFailed as error:
                 failed[name] = error
         return new, placed, failed

@@ -24,7 +24,6 @@ from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
 from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
 from protocol.model_folder import FILES
-from supervisor import gauges, routes, scrape
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Links
@@ -43,6 +42,7 @@ from supervisor.gateway.requests import Asking, Served
 from supervisor.gateway.server import gateway
 from supervisor.links.link import Serves
 from supervisor.links.websocket import At
+from supervisor.node import gauges, monitoring, router_child
 from supervisor.runtime import World
 from supervisor.supervision.events import Happening, Kind
 from supervisor.supervision.registration import Plug
@@ -131,8 +131,8 @@ def build(cluster: Cluster, node: str, world: World) -> House:
         served: dict[str, Served] = {}
         for name in cluster.model:
             children += _asked_of(cluster, name, texts[name], directory, world, served, live, checks)
-        controls.aside = partial(routes.aside, live.routings)
-        world.metrics.sources.append(partial(routes.gauge, live.routings))
+        controls.aside = partial(router_child.aside, live.routings)
+        world.metrics.sources.append(partial(router_child.gauge, live.routings))
         door = _door(cluster, served, directory, world, live)
         front.append(_gateway(cluster, door))
     about = f"node on {cluster.node[node].host}, drains for {cluster.node[node].drain_s:g} s"
@@ -184,7 +184,7 @@ def _asked_of(
     routing = live.routings[name] = Routing(
         pool=directory.pool(name),
         policy=least_loaded,
-        limits=routes.limits(section),
+        limits=router_child.limits(section),
         new_room=world.new_room,
         new_id=world.new_id,
         prefill_tokens_min=section.prefill_tokens_min,
@@ -192,7 +192,7 @@ def _asked_of(
         watch=world.metrics.router(name),
         ranked=partial(directory.ranked, name),
     )
-    child = routes.child(name, section, work_inbox, routing)
+    child = router_child.child(name, section, work_inbox, routing)
     served[name] = Served(
         partial(engine_control.model, name, directory, int(world.now())),
         asked,
@@ -352,7 +352,7 @@ def _door(
         new_id=world.new_id,
         now=world.now,
         server_info=partial(
-            engine_control.server_info, cluster, directory, version(), partial(routes.aside, live.routings)
+            engine_control.server_info, cluster, directory, version(), partial(router_child.aside, live.routings)
         ),
         flush_cache=partial(engine_control.flush_caches, directory),
     )
@@ -376,10 +376,10 @@ def _scraped(
     if door is None:
         own = {here.load.name: here.plug for here in directory.here.values()}
         text = partial(engine_control.metrics_text, own, world.metrics)
-        opened = scrape.door(at, world, partial(scrape.unready, cluster, directory), text)
+        opened = monitoring.door(at, world, partial(monitoring.unready, cluster, directory), text)
     else:
-        opened = scrape.door(at, world, door.unready, door.metrics_text)
-    front.append(scrape.child(at, opened))
+        opened = monitoring.door(at, world, door.unready, door.metrics_text)
+    front.append(monitoring.child(at, opened))
     return opened
 
 

@@ -28,7 +28,7 @@ from protocol.errors import (
 )
 from protocol.greeting import Greeter
 from protocol.peer import Peer
-from supervisor.board import Seen
+from supervisor.cli.status_view import Seen
 from supervisor.config.load import Cluster
 from supervisor.control import unix_socket
 from supervisor.deadlines import ANSWERS_S, OTHERS_S, RELOADS_S

@@ -22,12 +22,13 @@ from protocol.errors import (
     PeerLost,
     StartFailed,
 )
-from supervisor import board, check
-from supervisor.board import Seen
+from supervisor.cli import status_view
+from supervisor.cli.client import Operator, is_gone, is_linked
+from supervisor.cli.status_view import Seen
 from supervisor.config import load
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.control import unix_socket
-from supervisor.control_client import Operator, is_gone, is_linked
+from supervisor.launcher import preflight
 from supervisor.links.encoding import plain
 from supervisor.telemetry import logs
 
@@ -69,8 +70,8 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     reloads = given.command == "reload"  # keys are reloaded in any case
 
     def way(cluster: Cluster, folders: Mapping[str, Path]) -> Operator:
-        secret = b"" if cluster.file == Path() else check.secret(cluster, environment)
-        return Operator(cluster, secret, check.link_tls(cluster), new_nonce, folders)
+        secret = b"" if cluster.file == Path() else preflight.secret(cluster, environment)
+        return Operator(cluster, secret, preflight.link_tls(cluster), new_nonce, folders)
 
     operator, wrong = _way(given.file, folders, way, anyway=reloads)
     if wrong and reloads:
@@ -153,17 +154,17 @@ async def _status(operator: Operator, console: Console, *, as_json: bool, watch:
             await trio.sleep(LOOKS_S)
     seen = await operator.look()
     if not watch:
-        console.print(board.board(name, seen))
+        console.print(status_view.board(name, seen))
         return _whole(seen)
     if not console.is_terminal:
         while True:
-            console.print(board.board(name, seen))
+            console.print(status_view.board(name, seen))
             await trio.sleep(LOOKS_S)
             seen = await operator.look()
-    with Live(board.board(name, seen), console=console, auto_refresh=False, screen=console.is_terminal) as live:
+    with Live(status_view.board(name, seen), console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while True:
             await trio.sleep(LOOKS_S)
-            live.update(board.board(name, await operator.look()), refresh=True)
+            live.update(status_view.board(name, await operator.look()), refresh=True)
 
 
 def as_data(name: str, seen: Mapping[str, Seen]) -> dict[str, object]:
@@ -248,7 +249,7 @@ async def _reload(operator: Operator, console: Console) -> int:
             code = 1
             continue
         if isinstance(reloaded, Reloaded):
-            console.print(board.reloaded(name, reloaded), soft_wrap=True)
+            console.print(status_view.reloaded(name, reloaded), soft_wrap=True)
             starts.update(reloaded.starts)
             code = 1 if reloaded.refused else code
     missing = [name for name, each in seen.items() if isinstance(each, str)]
