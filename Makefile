@@ -27,7 +27,7 @@ check: $(VENV)/ready-dev  ## tidy, types, lint, units, simulation, sweep: about 
 	@$(MAKE) --no-print-directory -j3 wide units lint types
 
 # Two runs of pytest beside each other, about as long: what takes the system or a dialect as a whole, and the rest.
-WIDE := $(addprefix tests/,protocol fuzz test_simulation.py test_sweep.py test_sweep_clients.py test_supervise_any.py)
+WIDE := $(addprefix tests/,protocol system supervisor/supervision/test_supervise_random_trees.py)
 
 wide: $(VENV)/ready-dev
 	$(BIN)/python -m pytest -m "not realtime and not engine" $(WIDE)
@@ -66,10 +66,10 @@ news: $(VENV)/ready-dev  ## print what the next release's entry in CHANGELOG.md 
 	$(BIN)/towncrier build --draft --version next
 
 hunt: $(VENV)/ready-dev  ## 2,000 seeds of the simulator, on all cores
-	$(BIN)/python -m tests.hunt --seeds 2000
+	$(BIN)/python -m tests.system.hunt --seeds 2000
 
 mutants: $(VENV)/ready-dev  ## plant bugs, one at a time, and say which suites notice
-	$(BIN)/python -m tests.mutants
+	$(BIN)/python -m tests.mutants.__main__
 
 abort-times: $(VENV)/ready-dev  ## how long until a left request holds nothing, 50 tries a moment
 	$(BIN)/python -m bench.abort_times
@@ -81,10 +81,10 @@ soak: $(VENV)/ready-dev  ## 2,000 requests, 30 % cancelled: nothing grows
 	$(BIN)/python -m bench.soak
 
 fuzz: $(VENV)/ready-dev  ## 200,000 hostile inputs at every door: all are answered rightly, and nothing is left
-	$(BIN)/python -m tests.fuzz --inputs 200000
+	$(BIN)/python -m tests.system.fuzz --inputs 200000
 
 schema: $(VENV)/ready-dev $(VENV)/schema/ready  ## two minutes of schemathesis against what /openapi.json says
-	$(BIN)/python -m tests.fuzz.schema $(VENV)/schema/bin/st
+	$(BIN)/python -m tests.system.fuzz.schema $(VENV)/schema/bin/st
 
 $(VENV)/schema/ready: $(VENV)/ready
 	@$(PYTHON) -m venv $(VENV)/schema
@@ -98,12 +98,12 @@ siege: $(VENV)/ready-dev  ## wrong keys, slow heads, a flood of connections: doe
 	$(BIN)/python -m bench.siege
 
 cluster-cost: $(VENV)/ready-dev  ## what a cluster of 10, 100 and 1,000 workers costs to keep: bytes, CPU, routing
-	$(BIN)/python -m tests.cluster_cost
+	$(BIN)/python -m tests.system.cluster_cost
 
 attacks: $(VENV)/ready-dev  ## sixteen attacks, and 83 grammars, beside an honest client that must notice nothing
 	$(BIN)/python -m bench.attacks
 	$(BIN)/python -m bench.attacks --engines sglang
-	ESPALIER_ALONE=1 $(BIN)/python -m pytest tests/engine/test_grammars.py
+	ESPALIER_ALONE=1 $(BIN)/python -m pytest tests/system/sglang/test_grammars.py
 
 chaos: $(VENV)/ready-dev  ## ten minutes of kills, stops, drains and cut links in a cluster, three with real engines; SEED=n
 	$(BIN)/python -m bench.chaos $(SEED:%=--seed %)
@@ -116,7 +116,7 @@ pair-abort-times: $(VENV)/ready-dev  ## how long until a left request holds noth
 	$(BIN)/python -m bench.pair_abort_times
 
 tensor: $(VENV)/ready-dev  ## what 64 streams notice of 100 MB that cross their link
-	$(BIN)/python -m tests.realtime.link_tensor
+	$(BIN)/python -m tests.system.link_tensor
 
 clean:  ## remove what was installed and cached
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 
-from bench._client import STORY, Chat, Outcome, Socket, chat_body, response_body
-from bench._node import Node, metric, node, place
+from bench.rig.clients import STORY, Chat, Outcome, Socket, chat_body, response_body
+from bench.rig.node import Node, metric, node, place
 
 TARGET_P90_MS = 60.0
 TOKENS = 1000  # more than any try lets its answer have

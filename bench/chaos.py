@@ -22,12 +22,12 @@ from pathlib import Path
 from random import Random
 from threading import Event, Thread
 
-from bench import _checked
-from bench._checked import Ask, Door, Said, Tally
-from bench._cluster import Cluster, Plan, cluster, engine_on, known_as, sglang, simulated
-from bench._cutter import Cutter
-from bench._harm import ENDS_WITHIN_S, ENGINES, NODES, Chaos, planned
-from bench._node import SHARED_MEMORY, metric, place
+from bench.rig import checked_clients
+from bench.rig.checked_clients import Ask, Door, Said, Tally
+from bench.rig.cluster import Cluster, Plan, cluster, engine_on, known_as, sglang, simulated
+from bench.rig.faults import ENDS_WITHIN_S, ENGINES, NODES, Chaos, planned
+from bench.rig.node import SHARED_MEMORY, metric, place
+from bench.rig.proxy import Cutter
 
 DRAIN_S = 2.0
 IDLE_WITHIN_S = 20.0
@@ -137,11 +137,11 @@ def aftermath(of: Cluster, right: dict[tuple[str, int | None], Said]) -> list[st
     """Return what does not hold of a cluster that was healed, and end it."""
     found = [f"{IDLE_WITHIN_S:g} s later {each}" for each in of.wait_idle(IDLE_WITHIN_S)]
     before = _asked(of)
-    asks = [Ask("stream", prompt, None) for prompt in _checked.PROMPTS] * 6
+    asks = [Ask("stream", prompt, None) for prompt in checked_clients.PROMPTS] * 6
     with ThreadPoolExecutor(len(asks)) as pool:
-        answers = list(pool.map(lambda each: _checked.ask(of.front.port, each), asks))
+        answers = list(pool.map(lambda each: checked_clients.ask(of.front.port, each), asks))
     for wanted, answer in zip(asks, answers, strict=True):
-        _, why = _checked.verdict(wanted, answer, right[wanted.prompt, None], left=False, door=Door())
+        _, why = checked_clients.verdict(wanted, answer, right[wanted.prompt, None], left=False, door=Door())
         if why or not answer.whole:
             found.append(f"not served in the end: {why or answer}")
     served = {name: asked - before[name] for name, asked in _asked(of).items()}
@@ -190,11 +190,11 @@ def bugs(of: Cluster) -> list[str]:
 def storm(of: Cluster, cutters: dict[str, Cutter], kind: Kind, seconds: float, seed: int) -> list[str]:
     """Run the load and the harm, print what came of it, and return what was bad."""
     tally, over, moves = Tally(), Event(), Moves(of)
-    right = _checked.references(of.front.port)
+    right = checked_clients.references(of.front.port)
     chaos = Chaos(of, cutters)
     clients = [
         Thread(
-            target=_checked.client,
+            target=checked_clients.client,
             args=(tally, of.front.port, Random(seed * 1000 + number), right, over, lambda: chaos.door),
             daemon=True,
         )
@@ -207,7 +207,7 @@ def storm(of: Cluster, cutters: dict[str, Cutter], kind: Kind, seconds: float, s
         down = healed(of, kind.healed_within_s)  # under load
         over.set()
         for each in clients:
-            each.join(_checked.NEVER_S + 30.0)
+            each.join(checked_clients.NEVER_S + 30.0)
     never = sum(each.is_alive() for each in clients)
     print("\n".join(table(tally, moves, chaos.done)))
     bad = chaos.bad + tally.bad + [f"{never} clients never ended"] * bool(never)

@@ -17,9 +17,9 @@ from statistics import median
 
 from websockets.sync.client import connect
 
-from bench._client import response_body
-from bench._load import ALLOWED_MS, ALLOWED_TIMES, load, within_bounds
-from bench._node import SIMULATED, Node, node, place, wait_until
+from bench.rig.clients import response_body
+from bench.rig.load_run import ALLOWED_MS, ALLOWED_TIMES, load, within_bounds
+from bench.rig.node import SIMULATED, Node, node, place, wait_until
 
 RECEIVE_BUFFER = 4096  # bytes, of a client that does not read
 DROPPED_WITHIN_S = 60.0

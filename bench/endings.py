@@ -1,7 +1,7 @@
 """How a node ends, and how it goes on when a part of it ends: every promise ten times, with times.
 
 Each function makes one thing die, raises if a promise was broken, and returns how long what followed took, in seconds.
-`tests/realtime/test_endings.py` runs each of them once.
+`tests/system/processes/test_endings.py` runs each of them once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from bench._client import OAK, STORY, Chat, Outcome, Running, Socket, chat_body, response_body
-from bench._node import GONE_WITHIN_S, Node, node, place, wait_until
+from bench.rig.clients import OAK, STORY, Chat, Outcome, Running, Socket, chat_body, response_body
+from bench.rig.node import GONE_WITHIN_S, Node, node, place, wait_until
 
 TOKENS = 400  # of an answer that must still be running when something dies
 SERVED_WITHIN_S = 3.0

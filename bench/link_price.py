@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
 
-from bench._client import TIMEOUT_S, chat_body
-from bench._cluster import Plan, cluster, simulated
-from bench._node import Node, cpu_s, node, place
+from bench.rig.clients import TIMEOUT_S, chat_body
+from bench.rig.cluster import Plan, cluster, simulated
+from bench.rig.node import Node, cpu_s, node, place
 
 WORKER = "worker"
 COSTS = {"fixed_s": 0.02, "per_prefill_token_s": 0.0, "per_running_s": 0.0}  # 50 tokens a second for everybody

@@ -32,11 +32,11 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-from bench._client import STORY, Chat, Outcome, Running, Socket, chat_body, response_body
-from bench._cluster import Cluster, Plan, cluster, engine_on, sglang, simulated
-from bench._node import place, wait_until
-from bench._polling import DECODE, GIVE_UP_S, PREFILL, REACHED_S, Counts, Poll, StillThere
 from bench.abort_times import first_token, prompt_of
+from bench.rig.clients import STORY, Chat, Outcome, Running, Socket, chat_body, response_body
+from bench.rig.cluster import Cluster, Plan, cluster, engine_on, sglang, simulated
+from bench.rig.node import place, wait_until
+from bench.rig.polling import DECODE, GIVE_UP_S, PREFILL, REACHED_S, Counts, Poll, StillThere
 
 TARGET_P90_MS = {"simulated": 20.0, "sglang": 100.0}
 PAUSE_S = {"simulated": 0.001, "sglang": 0.004}  # between two looks: a real engine computes on the same cores

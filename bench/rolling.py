@@ -19,10 +19,10 @@ from random import Random
 from signal import SIGTERM
 from threading import Event, Thread
 
-from bench import _checked
-from bench._checked import Ask, Door, Tally
-from bench._cluster import FRONT, Cluster, Plan, cluster, sglang, simulated
-from bench._node import place
+from bench.rig import checked_clients
+from bench.rig.checked_clients import Ask, Door, Tally
+from bench.rig.cluster import FRONT, Cluster, Plan, cluster, sglang, simulated
+from bench.rig.node import place
 
 CLIENTS = 16
 ENDS_WITHIN_S = 15.0
@@ -75,11 +75,11 @@ class Load(Tally):
 @contextmanager
 def steady(of: Cluster, clients: int, seed: int) -> Iterator[Load]:
     """Keep so many clients asking while the body runs; yield what comes of it, whole once the body has ended."""
-    right, load, over = _checked.references(of.front.port), Load(), Event()
+    right, load, over = checked_clients.references(of.front.port), Load(), Event()
 
     def run(number: int) -> None:
         chance = Random(seed * 1000 + number)
-        _checked.client(load, of.front.port, chance, right, over, lambda: load.door, leaves=0.0)
+        checked_clients.client(load, of.front.port, chance, right, over, lambda: load.door, leaves=0.0)
 
     threads = [Thread(target=run, args=(number,), daemon=True) for number in range(clients)]
     for each in threads:
@@ -89,7 +89,7 @@ def steady(of: Cluster, clients: int, seed: int) -> Iterator[Load]:
     finally:
         over.set()
         for each in threads:
-            each.join(_checked.NEVER_S + 10.0)
+            each.join(checked_clients.NEVER_S + 10.0)
             if each.is_alive():
                 load.bad.append("a client never ended")
 

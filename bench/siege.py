@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import median
 from threading import Event, Thread
 
-from bench._load import ALLOWED_MS, ALLOWED_TIMES, load, within_bounds
-from bench._node import SIMULATED, Node, node, place
+from bench.rig.load_run import ALLOWED_MS, ALLOWED_TIMES, load, within_bounds
+from bench.rig.node import SIMULATED, Node, node, place
 
 SECRET = "a-secret-of-the-bench-that-nobody-else-has"
 CONNECTIONS_MAX = 512

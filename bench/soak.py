@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from threading import Lock
 
-from bench._client import Chat, Outcome, Socket, chat_body, read_or_leave, response_body
-from bench._node import Node, memory_bytes, metric, node, open_files, place, threads, wait_until
+from bench.rig.clients import Chat, Outcome, Socket, chat_body, read_or_leave, response_body
+from bench.rig.node import Node, memory_bytes, metric, node, open_files, place, threads, wait_until
 
 PROMPTS = (
     "Tell me about the oak",

@@ -4,14 +4,25 @@ No turn of the event loop may take long, whatever a test is about: one that does
 """
 
 import logging
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.turns import cpu_watched
+from bench.rig.node import place
+from tests.rig.turns import cpu_watched
 
 settings.register_profile("espalier", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("espalier")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder for nodes, whose path is short enough for their sockets."""
+    with place() as made:
+        yield made
+
 
 CLOCKS = {"autojump_clock", "mock_clock"}
 

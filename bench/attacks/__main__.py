@@ -8,31 +8,31 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from bench._node import place
-from bench.attacks import on_a_cluster, on_a_node, on_engines
-from bench.attacks.scene import Verdict
+from bench.attacks import cluster_attacks, engine_attacks, node_attacks
+from bench.attacks.scenario import Verdict
+from bench.rig.node import place
 
 Attack = Callable[[Path, Verdict], None]
 
 ATTACKS: dict[str, Attack] = {
-    "big-answers": on_a_node.big_answers,
-    "unread-logs": on_a_node.unread_logs,
-    "slow-readers": on_a_node.slow_readers,
-    "descriptors": on_a_node.descriptors,
-    "crashing-neighbours": on_a_node.crashing_neighbours,
-    "huge-prompts": on_a_node.huge_prompts,
-    "greedy-key": on_a_node.greedy_key,
-    "long-prompts": on_a_node.long_prompts,
-    "slow-heads": on_a_node.slow_heads,
-    "small-pieces": on_a_node.small_pieces,
-    "twins": on_a_cluster.twins,
-    "five-drains": on_a_cluster.five_drains,
-    "black-hole": on_a_cluster.black_hole,
-    "stopped-node": on_a_cluster.stopped_node,
+    "big-answers": node_attacks.big_answers,
+    "unread-logs": node_attacks.unread_logs,
+    "slow-readers": node_attacks.slow_readers,
+    "descriptors": node_attacks.descriptors,
+    "crashing-neighbours": node_attacks.crashing_neighbours,
+    "huge-prompts": node_attacks.huge_prompts,
+    "greedy-key": node_attacks.greedy_key,
+    "long-prompts": node_attacks.long_prompts,
+    "slow-heads": node_attacks.slow_heads,
+    "small-pieces": node_attacks.small_pieces,
+    "twins": cluster_attacks.twins,
+    "five-drains": cluster_attacks.five_drains,
+    "black-hole": cluster_attacks.black_hole,
+    "stopped-node": cluster_attacks.stopped_node,
 }
 ON_ENGINES: dict[str, Attack] = {
-    "stopped-scheduler": on_engines.stopped_scheduler,
-    "full-disk": on_engines.full_disk,
+    "stopped-scheduler": engine_attacks.stopped_scheduler,
+    "full-disk": engine_attacks.full_disk,
 }
 HEAD = f"{'attack':20s} held  {'own gap':>8s} {'worst':>8s} {'first':>8s} {'whole':>6s}  lost  what it came to"
 

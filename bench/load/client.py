@@ -13,12 +13,12 @@ from collections.abc import Callable
 import trio
 from attrs import define, field
 
-from bench.load import asking
+from bench.load import requests
 from bench.load.answers import CANCELLED, READERS, Answer
-from bench.load.asking import CANCEL, Address, Dialogue
 from bench.load.faults import Failed, of_system
 from bench.load.messages import Ending, Fault, Record, Target
 from bench.load.plan import Ask
+from bench.load.requests import CANCEL, Address, Dialogue
 from bench.load.websocket import SocketDialogue
 from bench.load.wire import Wire, connect
 
@@ -62,7 +62,7 @@ class Pool:
             if connection.fresh():
                 return connection, False
             connection.wire.close()
-        wire, dialogue = await connect(self.where), asking.dialogue(self.target, self.where)
+        wire, dialogue = await connect(self.where), requests.dialogue(self.target, self.where)
         self.opened += 1
         try:
             if hello := dialogue.hello():
@@ -143,7 +143,7 @@ class Exchange:
 
     async def _ask(self, limit_at: float) -> None:
         """Send and listen until the answer is whole; raises `Left` when it is time to leave."""
-        words, began_at = asking.body(self.pool.target, self.ask), self.clock()
+        words, began_at = requests.body(self.pool.target, self.ask), self.clock()
         leave = self.ask.leave
         early_at = float("inf")
         with trio.CancelScope(deadline=limit_at) as scope:

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 from attrs import frozen
 
-from bench.load.asking import address
 from bench.load.messages import PATHS, Job, Target
 from bench.load.plan import Pace, Prompt, Span, Workload
+from bench.load.requests import address
 
 PROCESSES_MAX = 256
 CLIENTS_DEFAULT = 16

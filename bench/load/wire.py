@@ -10,7 +10,7 @@ from typing import Protocol
 import trio
 from attrs import define
 
-from bench.load.asking import Address
+from bench.load.requests import Address
 
 READ_BYTES_MAX = 16 * 1024  # tokens are small, and room for more than this is asked of the system at each read
 

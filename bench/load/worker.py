@@ -16,9 +16,9 @@ import trio
 from attrs import define, evolve, field
 
 from bench.load import plan
-from bench.load.asking import Address, address
 from bench.load.client import Exchange, Pool
 from bench.load.messages import Done, Frames, Go, Job, Message, Progress, Ready, Record, Records, encode
+from bench.load.requests import Address, address
 
 Say = Callable[[Message], Awaitable[None]]
 WARM_UP_TOGETHER_MAX = 16

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protocol.grammars import COUNT_MAX, DEPTH_MAX, EMPTIES_MAX, complaint
 from protocol.messages import Grammar, GrammarKind
-from tests.engine.grammars import ATTACKS, BENIGN
+from tests.rig.grammar_samples import ATTACKS, BENIGN
 
 
 def regex(text):

@@ -6,7 +6,7 @@ import pytest
 
 from actors.engines.sglang import model_files
 from protocol.model_folder import FILES, WEIGHTS, digest, mismatch, possible
-from tests.test_config import TINY
+from tests.supervisor.config.test_load import TINY
 
 OWN = digest({"config.json": b"{}", "tokenizer.json": b"[]"})
 

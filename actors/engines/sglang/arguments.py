@@ -1,6 +1,6 @@
 """The arguments of SGLang 0.5.23 and what each may be, for a node, which never imports SGLang.
 
-Made from SGLang's own `ServerArgs` by `tests/engine/test_arguments.py`; not for editing by hand.
+Made from SGLang's own `ServerArgs` by `tests/actors/engines/sglang/test_arguments.py`; not for editing by hand.
 """
 
 from __future__ import annotations

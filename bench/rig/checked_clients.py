@@ -1,0 +1,294 @@
+"""Clients that know what they should hear: every answer is compared with the one that a quiet cluster gave.
+
+At temperature 0 an answer depends on its prompt alone, whoever computes it and however often it was moved.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from http.client import HTTPException
+from itertools import product, zip_longest
+from random import Random
+from threading import Event, Lock
+from typing import Any
+
+from websockets.exceptions import InvalidStatus, WebSocketException
+
+from bench.rig.clients import Chat, Outcome, Socket, chat_body, read_or_leave, response_body
+
+PROMPTS = (
+    "Tell me about the oak",
+    "Say hello in Japanese",
+    "What is the capital of Paraguay?",
+    "Tell me a story about the fox",
+    "Tell me about the willow",
+    "Write a poem about the moon",
+    "Who planted the walnut tree?",
+    "How deep is the lake? " + "The river runs by the old mill and the oak. " * 20,
+)
+TOKENS_MAX = (None, 24)
+KINDS = ("stream", "whole", "two", "response")
+LEFT = 0.12
+LEAVES_WITHIN_S = 3.0
+REFUSED_S = 0.4  # before a client that was refused comes back
+LOGPROB_APART = 0.05  # a real engine rounds by what it computes together, and a resumed answer's beginning is a prompt
+RESTARTING = 1012  # how a WebSocket closes whose server drains; what crosses it has not been read
+NEVER_S = 55.0  # whatever takes longer had no end
+REFUSALS = {"overloaded", "not_ready", "draining"}  # when nothing has been said yet
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a whole answer is: its text, why it ended, how many tokens it cost, and the log probability of each."""
+
+    text: str
+    finish: str
+    tokens: int
+    logprobs: tuple[tuple[str, float], ...] | None = None  # where they were asked for
+
+    def same(self, other: Said) -> bool:
+        """Whether it is the same answer, as far as both tell."""
+        alike = (self.text, self.finish, self.tokens) == (other.text, other.finish, other.tokens)
+        if not alike or self.logprobs is None or other.logprobs is None:
+            return alike
+        pairs = list(zip_longest(self.logprobs, other.logprobs, fillvalue=("", 0.0)))
+        return all(one[0] == two[0] and abs(one[1] - two[1]) < LOGPROB_APART for one, two in pairs)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One thing to ask, in one way."""
+
+    kind: str
+    prompt: str
+    tokens_max: int | None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The request."""
+        most = {} if self.tokens_max is None else {"max_tokens": self.tokens_max}
+        match self.kind:
+            case "stream":
+                return chat_body(self.prompt, stream_options={"include_usage": True}, **most)
+            case "whole":
+                return chat_body(self.prompt, stream=False, logprobs=True, **most)
+            case "two":
+                return chat_body(self.prompt, stream=False, n=2, **most)
+        return response_body(self.prompt) | ({"max_output_tokens": self.tokens_max} if most else {})
+
+
+@dataclass
+class Heard:
+    """What came of one request: whole answers, or the beginning of one and perhaps an error."""
+
+    whole: list[Said] = field(default_factory=list)
+    begun: str = ""
+    error: str | None = None  # its code
+    status: int = 0
+
+
+def whole_of(body: dict[str, Any]) -> list[Said]:
+    """Return the answers in a body that is no stream."""
+    choices, tokens = body["choices"], body["usage"]["completion_tokens"]
+    found = []
+    for choice in choices:
+        scores = choice.get("logprobs")
+        logprobs = scores and tuple((each["token"], each["logprob"]) for each in scores["content"])
+        found.append(
+            Said(choice["message"]["content"], choice["finish_reason"], tokens // len(choices), logprobs or None)
+        )
+    return found
+
+
+def heard_of(outcome: Outcome) -> Heard:
+    """Return what came of a stream."""
+    heard = Heard(begun=outcome.text, status=outcome.status)
+    if outcome.error is not None:
+        code = str(outcome.error.get("cause") or outcome.error.get("code"))
+        late = "TimeoutError" in str(outcome.error.get("message"))
+        heard.error = "no end" if late else code
+    elif outcome.whole:
+        usage = outcome.usage or {}
+        tokens = usage.get("completion_tokens", usage.get("output_tokens", -1))
+        heard.whole = [Said(outcome.text, str(outcome.finish), tokens)]
+    elif outcome.finish is not None:
+        heard.error = outcome.finish
+    return heard
+
+
+def ask(port: int, wanted: Ask, leave_after_s: float | None = None) -> Heard:
+    """Ask, and read to the end or leave before; an error of any kind is part of what was heard."""
+    try:
+        if wanted.kind == "response":
+            return _response(port, wanted, leave_after_s)
+        chat = Chat(port, wanted.body)
+        if wanted.kind == "stream":
+            return heard_of(read_or_leave(chat.read, chat.outcome, chat.leave, leave_after_s, NEVER_S + 20.0))
+        return _body(chat, leave_after_s)
+    except InvalidStatus as refused:  # of a WebSocket
+        return Heard(error=str(json.loads(refused.response.body)["error"]["code"]), status=refused.response.status_code)
+    except (OSError, HTTPException, WebSocketException, ValueError) as error:
+        return Heard(error="no end" if isinstance(error, TimeoutError) else "connection")
+
+
+def _response(port: int, wanted: Ask, leave_after_s: float | None) -> Heard:
+    socket, outcome, events = Socket(port), Outcome(), list[str]()
+    socket.send(wanted.body)
+    outcome.status = 101
+
+    def read() -> None:
+        events.extend(event["type"] for event in socket.events(outcome))
+
+    try:
+        heard = heard_of(read_or_leave(read, outcome, socket.leave, leave_after_s, NEVER_S + 20.0))
+        return replace(heard, error="draining") if outcome.close_code == RESTARTING and not events else heard
+    finally:
+        socket.leave()
+        socket.close()
+
+
+def _body(chat: Chat, leave_after_s: float | None) -> Heard:
+    heard = Heard()
+
+    def read() -> None:
+        try:
+            body = chat.whole_body()
+        except (OSError, HTTPException, ValueError, AttributeError) as error:  # http.client's own, for a body cut short
+            heard.error = "no end" if isinstance(error, TimeoutError) else "connection"
+        else:
+            heard.error = str(body["error"].get("code")) if "error" in body else None
+            heard.whole = [] if heard.error else whole_of(body)
+        heard.status = chat.outcome.status
+
+    read_or_leave(read, chat.outcome, chat.leave, leave_after_s, NEVER_S + 20.0)
+    return heard
+
+
+def references(port: int) -> dict[tuple[str, int | None], Said]:
+    """Ask a quiet cluster everything once, and return the answers."""
+
+    def one(of: tuple[str, int | None]) -> Said:
+        heard = ask(port, Ask("whole", *of))
+        if not heard.whole:
+            raise RuntimeError(f"a quiet cluster does not answer: {heard}")
+        return heard.whole[0]
+
+    asked = list(product(PROMPTS, TOKENS_MAX))
+    with ThreadPoolExecutor(8) as pool:
+        return dict(zip(asked, pool.map(one, asked), strict=True))
+
+
+@dataclass(frozen=True)
+class Door:
+    """What was done to the node with the door: only when it was killed may a connection end without a word.
+
+    When it was told to end it may come to listen no more; whoever has been let in by then hears how it ends.
+    """
+
+    killed: int = 0  # times, and times that it came back: odd while it is down
+    told: int = 0
+
+    def since(self, before: Door) -> Door:
+        """Return what has happened since, or was the case then."""
+        return Door(
+            int(self.killed != before.killed or before.killed % 2), int(self.told != before.told or before.told % 2)
+        )
+
+
+def verdict(wanted: Ask, heard: Heard, right: Said, *, left: bool, door: Door) -> tuple[str, str | None]:
+    """Return how an answer counts, and what is wrong with it if something is."""
+    if (wrong := _wrong(wanted, heard, right)) is not None:
+        return "WRONG", wrong
+    if heard.whole:
+        return "whole", None
+    if left:
+        return "left", None
+    if heard.error == "no end":
+        return "NO END", f"nothing for {NEVER_S:g} s after {heard.begun!r}"
+    if heard.error in {None, "connection"}:
+        cut = f"the connection ended without a word after {heard.begun!r} (status {heard.status})"
+        fair = door.killed or (door.told and not heard.status)
+        lost = "connection lost with the front" if door.killed else "refused nobody is there"
+        return (lost, None) if fair else ("CUT", cut)
+    return f"{'refused' if heard.error in REFUSALS and not heard.begun else 'error'} {heard.error}", None
+
+
+def _wrong(wanted: Ask, heard: Heard, right: Said) -> str | None:
+    """Return what is wrong with what was heard, whole or not."""
+    if heard.whole and len(heard.whole) != (2 if wanted.kind == "two" else 1):
+        return f"{len(heard.whole)} answers"
+    for each in heard.whole:
+        if not each.same(right):
+            return f"{each} instead of {right}"
+    if not heard.whole and not right.text.startswith(heard.begun.removesuffix("\ufffd")):
+        return f"began {heard.begun!r} and ended in {heard.error}, instead of {right.text!r}"
+    return None
+
+
+@dataclass
+class Tally:
+    """What came of all requests."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    bad: list[str] = field(default_factory=list)
+    slowest_s: float = 0.0
+    lock: Lock = field(default_factory=Lock)
+
+    def note(self, wanted: Ask, how: str, why: str | None, took_s: float) -> None:
+        """Count one answer."""
+        with self.lock:
+            self.counts[how] += 1
+            self.kinds[wanted.kind] += how == "whole"
+            self.slowest_s = max(self.slowest_s, took_s)
+            if why is not None:
+                self.bad.append(f"{how}: {json.dumps(wanted.body)[:200]}: {why} (after {took_s:.1f} s)")
+
+    @property
+    def requests(self) -> int:
+        """How many requests there were."""
+        return sum(self.counts.values())
+
+    def lines(self) -> Iterable[str]:
+        """Yield the counts, the most frequent first."""
+        for how, count in self.counts.most_common():
+            yield f"{count:>7}  {how}"
+
+
+def client(tally: Tally, *of: Any, **more: Any) -> None:
+    """Ask until it is over; a client that fails by itself is no proof of anything, and counts as bad."""
+    try:
+        _client(tally, *of, **more)
+    except Exception as error:  # noqa: BLE001  # whatever it is, somebody must see it
+        tally.bad.append(f"a client of the bench failed: {error!r}")
+
+
+def _client(
+    tally: Tally,
+    port: int,
+    chance: Random,
+    right: dict[tuple[str, int | None], Said],
+    over: Event,
+    door: Callable[[], Door] = Door,
+    leaves: float = LEFT,
+) -> None:
+    """Ask one thing after the other until it is over; `door` says what has been done to the door's node."""
+    while not over.is_set():
+        if door().killed % 2:
+            over.wait(REFUSED_S)  # there is nobody to ask
+            continue
+        wanted = Ask(chance.choice(KINDS), chance.choice(PROMPTS), chance.choice(TOKENS_MAX))
+        leave_after_s = chance.uniform(0, LEAVES_WITHIN_S) if chance.random() < leaves else None
+        before, start = door(), time.perf_counter()
+        heard = ask(port, wanted, leave_after_s)
+        took_s = time.perf_counter() - start
+        of_door, left = door().since(before), leave_after_s is not None
+        how, why = verdict(wanted, heard, right[wanted.prompt, wanted.tokens_max], left=left, door=of_door)
+        tally.note(wanted, how, why, took_s)
+        if how not in {"whole", "left"}:
+            over.wait(REFUSED_S * chance.uniform(0.5, 1.5))

@@ -1,0 +1,250 @@
+"""Clients that can be looked into: what came, when, and how it ended. Each holds one connection of its own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from threading import Thread
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from bench.rig.node import MODEL, wait_until
+
+TIMEOUT_S = 60.0
+
+STORY = "Tell me a long story about the fox"  # some hundred tokens
+OAK = "Tell me about the oak"
+
+
+def chat_body(prompt: str, tokens_max: int | None = None, **options: Any) -> dict[str, Any]:
+    """Return a chat request that always gets the same answer; of exactly `tokens_max` tokens, if that is given."""
+    exact = {} if tokens_max is None else {"max_tokens": tokens_max, "ignore_eos": True}
+    messages = [{"role": "user", "content": prompt}]
+    return {"model": MODEL, "messages": messages, "temperature": 0, "stream": True, **exact, **options}
+
+
+def response_body(prompt: str, tokens_max: int | None = None, **options: Any) -> dict[str, Any]:
+    """Return the same as a `response.create`."""
+    exact = {} if tokens_max is None else {"max_output_tokens": tokens_max, "ignore_eos": True}
+    return {"type": "response.create", "model": MODEL, "input": prompt, "temperature": 0, **exact, **options}
+
+
+@dataclass
+class Outcome:
+    """How one answer went."""
+
+    text: str = ""
+    finish: str | None = None  # a finish reason, if the answer claims to be whole
+    error: dict[str, Any] | None = None  # the error's object, as the client got it
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    usage: dict[str, Any] | None = None
+    pieces: int = 0
+    first_at: float | None = None
+    ended_at: float = 0.0
+    close_code: int | None = None  # of a WebSocket that closed
+    refusals: list[dict[str, Any]] = field(default_factory=list)  # of other requests, heard meanwhile
+
+    @property
+    def whole(self) -> bool:
+        """Whether it says that it is whole."""
+        return self.finish in {"stop", "length"} and self.error is None
+
+
+class Chat:
+    """One chat completion over a connection of its own."""
+
+    def __init__(self, port: int, body: dict[str, Any]) -> None:
+        self.outcome = Outcome()
+        self.connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+        self.connection.connect()
+        self._socket = self.connection.sock  # which an answer that ends the connection takes from it
+        self.connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield the events of a stream as they come; the outcome says how it ended."""
+        try:
+            answer = self._answer()
+            if answer.status != 200:
+                self.outcome.error = json.loads(answer.read())["error"]
+                return
+            while line := answer.readline():
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[6:])
+                    self._count(event)
+                    yield event
+                elif line.startswith(b"data: [DONE]"):
+                    return
+        except (OSError, HTTPException, ValueError, AttributeError) as error:  # http.client's own, for a cut chunk
+            self.outcome.error = self.outcome.error or {"code": "connection", "message": repr(error)}
+        finally:
+            self.outcome.ended_at = time.perf_counter()
+
+    def read(self) -> Outcome:
+        """Read to the end, streaming or not."""
+        for _ in self.events():
+            pass
+        self.close()
+        return self.outcome
+
+    def whole_body(self) -> dict[str, Any]:
+        """Read an answer that is no stream."""
+        answer = self._answer()
+        body: dict[str, Any] = json.loads(answer.read())
+        self.outcome.ended_at = time.perf_counter()
+        self.close()
+        return body
+
+    def close(self) -> None:
+        """Leave, and let go of the socket; nobody must be reading any more."""
+        self.connection.close()
+        self._socket.close()
+
+    def leave(self) -> None:
+        """Leave without a word; whoever is reading sees the connection end."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _answer(self) -> HTTPResponse:
+        answer = self.connection.getresponse()
+        self.outcome.status = answer.status
+        self.outcome.headers = {name.lower(): value for name, value in answer.getheaders()}
+        return answer
+
+    def _count(self, event: dict[str, Any]) -> None:
+        outcome = self.outcome
+        outcome.error = event.get("error", outcome.error)
+        outcome.usage = event.get("usage") or outcome.usage
+        for choice in event.get("choices", ()):
+            outcome.finish = choice["finish_reason"] or outcome.finish
+            if text := choice["delta"].get("content"):
+                outcome.first_at = outcome.first_at or time.perf_counter()
+                outcome.text += text
+                outcome.pieces += 1
+
+
+class Socket:
+    """One WebSocket in Responses mode."""
+
+    def __init__(self, port: int) -> None:
+        url = f"ws://127.0.0.1:{port}/v1/responses"
+        self._open = ExitStack()
+        self.connection: ClientConnection = self._open.enter_context(
+            connect(url, open_timeout=TIMEOUT_S, close_timeout=1.0, max_size=None, proxy=None)
+        )
+
+    def send(self, body: dict[str, Any]) -> None:
+        """Say one thing."""
+        self.connection.send(json.dumps(body))
+
+    def events(self, outcome: Outcome) -> Iterator[dict[str, Any]]:
+        """Yield the events of one answer as they come; the outcome says how it ended."""
+        try:
+            while True:
+                event = json.loads(self.connection.recv(TIMEOUT_S))
+                over = _count_event(outcome, event)
+                yield event
+                if over:
+                    return
+        except ConnectionClosed as closed:
+            outcome.close_code = closed.rcvd.code if closed.rcvd else 1006
+            outcome.error = outcome.error or {"code": "connection", "message": str(closed)}
+        finally:
+            outcome.ended_at = time.perf_counter()
+
+    def read(self) -> Outcome:
+        """Read one answer to its end."""
+        outcome = Outcome()
+        for _ in self.events(outcome):
+            pass
+        return outcome
+
+    def close_code(self, within_s: float = 10.0) -> int | None:
+        """Wait for the server to close, and return its code."""
+        try:
+            while True:
+                self.connection.recv(within_s)
+        except ConnectionClosed as closed:
+            return closed.rcvd.code if closed.rcvd else 1006
+        except TimeoutError:
+            return None
+
+    def close(self) -> None:
+        """Leave in good order."""
+        self._open.close()
+
+    def leave(self) -> None:
+        """Leave without a word: the TCP connection ends."""
+        with suppress(OSError):
+            self.connection.socket.shutdown(socket.SHUT_RDWR)
+
+
+def _count_event(outcome: Outcome, event: dict[str, Any]) -> bool:
+    """Note one event of an answer; return whether it was the last."""
+    match event["type"]:
+        case "response.output_text.delta":
+            outcome.first_at = outcome.first_at or time.perf_counter()
+            outcome.text += event["delta"]
+            outcome.pieces += 1
+        case "response.completed" | "response.incomplete":
+            reason = (event["response"].get("incomplete_details") or {}).get("reason")
+            outcome.finish = {None: "stop", "max_output_tokens": "length"}.get(reason, reason)
+            outcome.usage = event["response"]["usage"]
+            return True
+        case "response.failed":
+            outcome.error = event["response"]["error"]
+            return True
+        case "error" if outcome.first_at is not None:  # an answer that has begun ends in `response.failed`
+            outcome.refusals.append(event)
+        case "error":
+            outcome.error, outcome.status = event["error"], event.get("status", 0)
+            return True
+    return False
+
+
+class Running:
+    """An answer that is read in a thread of its own."""
+
+    def __init__(self, read: Any) -> None:
+        self._read = read
+        self.outcome: Outcome | None = None
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.outcome = self._read()
+
+    def wait(self, within_s: float = TIMEOUT_S) -> Outcome:
+        """Wait for the end of the answer."""
+        self._thread.join(within_s)
+        assert self.outcome is not None, f"no end within {within_s} s"
+        return self.outcome
+
+
+def read_or_leave(
+    read: Callable[[], object],
+    outcome: Outcome,
+    leave: Callable[[], None],
+    leave_after_s: float | None,
+    within_s: float,
+) -> Outcome:
+    """Read an answer to its end, or leave it after a while and wait up to `within_s` until its reader has noticed."""
+
+    def whole() -> Outcome:
+        read()
+        return outcome
+
+    if leave_after_s is None:
+        return whole()
+    running = Running(whole)
+    wait_until(lambda: running.outcome is not None, leave_after_s, every_s=0.01)
+    leave()
+    running.wait(within_s)
+    return outcome

@@ -1,0 +1,31 @@
+"""The load generator as others use it: one run in processes of its own, and its document."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.rig.node import MODEL, ROOT
+
+RUN_WITHIN_S = 300.0
+
+ALLOWED_TIMES, ALLOWED_MS = 1.5, 20.0
+"""By how much others may be slower beside an attack: so many times, or so many milliseconds more."""
+
+
+def load(folder: Path, port: int, *options: object) -> dict[str, Any]:
+    """Run `bench load` against a port with these options, and return its document; raises if it did not end well."""
+    out = folder / "load.json"
+    command = [sys.executable, "-m", "bench", "load", "--url", f"http://127.0.0.1:{port}", "--model", MODEL]
+    command += ["--quiet", "--json", str(out), *map(str, options)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=RUN_WITHIN_S, stdout=subprocess.DEVNULL)
+    document: dict[str, Any] = json.loads(out.read_text())
+    return document
+
+
+def within_bounds(alone_ms: float, beside_ms: float) -> bool:
+    """Whether others were slowed down by no more than they may."""
+    return beside_ms <= max(ALLOWED_TIMES * alone_ms, alone_ms + ALLOWED_MS)

@@ -1,0 +1,85 @@
+"""A host's guard ends its whole group and removes its folder, whatever is gone, and whoever still reads what it says."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from bench.rig.node import ROOT
+
+pytestmark = pytest.mark.realtime
+
+WITHIN_S = 5.0
+HOST = """
+import os, subprocess, sys, time
+from pathlib import Path
+from actors.engines.sglang.host.watchdog import stand
+stand(Path(sys.argv[3]), int(sys.argv[1]), int(sys.argv[2]))
+child = subprocess.Popen(["sleep", "60"])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+class Guarded:
+    """A process with a guard, its child, and everything that it watches."""
+
+    def __init__(self, stack, folder):
+        self.ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
+        self.node = stack.enter_context(subprocess.Popen(["sleep", "60"]))
+        stack.callback(self.node.kill)
+        pidfd = os.pidfd_open(self.node.pid)
+        stack.callback(os.close, pidfd)
+        self.host = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", HOST, str(theirs.fileno()), str(pidfd), str(folder)],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(theirs.fileno(), pidfd),
+                start_new_session=True,
+            )
+        )
+        stack.callback(self.host.kill)
+        child = int(self.host.stdout.readline())
+        self.child = os.pidfd_open(child)
+        stack.callback(os.close, self.child)
+        theirs.close()
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    made = tmp_path / "e"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def guarded(folder):
+    with ExitStack() as stack:
+        yield Guarded(stack, folder)
+
+
+@pytest.mark.parametrize("read", [True, False])
+@pytest.mark.parametrize("gone", ["link", "node"])
+def test_a_guard_ends_its_group_and_removes_its_folder_even_when_nobody_reads_its_log(guarded, folder, gone, read):
+    if not read:
+        guarded.host.stderr.close()
+    if gone == "link":
+        guarded.ours.close()
+    else:
+        guarded.node.kill()
+    assert guarded.host.wait(WITHIN_S) == -signal.SIGKILL
+    assert not folder.exists()
+    ended = select.poll()
+    ended.register(guarded.child, select.POLLIN)
+    assert ended.poll(1000 * WITHIN_S)

@@ -1,0 +1,350 @@
+"""A step costs exactly what is stated, gives every answer one token, and holds nobody up for longer than one chunk."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.engines.simulated.batch import Batch, Turn
+from actors.engines.simulated.costs import Costs
+from actors.engines.simulated.faults import Faults
+from actors.engines.simulated.speech import Speech
+from protocol.errors import EngineLost, Left, RequestError
+from protocol.messages import EngineLoad
+from tests.rig.simulated_engines import COSTS, generate, read, running, spec, timed
+from tests.system.simulator import Steps, counting, simulate
+
+PRICED = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.125, per_kv_token_s=0.0078125)
+
+
+def batch(seed: int = 0, **changes) -> Batch:
+    made = spec(**changes)
+    return Batch(made, Speech.of(made, ()), random.Random(seed))
+
+
+# What time costs --------------------------------------------------------------------------
+
+
+def test_a_step_costs_the_sum_of_its_prices():
+    assert PRICED.step_s(0, 0, 0) == 1.0
+    assert PRICED.step_s(10, 3, 128) == 1.0 + 2.5 + 0.375 + 1.0
+
+
+async def test_a_request_alone_takes_exactly_what_is_stated(autojump_clock):
+    async with running(spec(costs=PRICED)) as engine:
+        times = await timed(engine.submit(generate("a", prompt=10, tokens_max=3)))
+    first = 1 + 0.25 * 10 + 0.125
+    second = first + 1 + 0.125 + 10 / 128  # the prompt's keys and values are read
+    third = second + 1 + 0.125 + 11 / 128  # and those of the first token
+    assert times == [first, second, third]
+
+
+async def test_a_piece_of_a_prompt_reads_what_was_computed_before_it(autojump_clock):
+    async with running(spec(costs=PRICED, prefill_chunk=8)) as engine:
+        times = await timed(engine.submit(generate("a", prompt=12, tokens_max=1)))
+    assert times == [(1 + 8 * 0.25 + 0.125) + (1 + 4 * 0.25 + 0.125 + 8 / 128)]
+
+
+async def test_a_cached_prefix_is_not_paid_for_again(autojump_clock):
+    prompt = list(range(16))
+    async with running(spec(costs=Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0))) as engine:
+        assert await timed(engine.submit(generate("a", prompt, tokens_max=1))) == [5.0]
+        assert await timed(engine.submit(generate("b", prompt, tokens_max=1))) == [5.0 + 1 + 4 * 0.25]
+
+
+async def test_requests_of_one_instant_share_their_steps(autojump_clock):
+    async with running(spec(slots=5)) as engine:
+        answers = [engine.submit(generate(name)) for name in "abc"]
+        for name in "de":  # in the same instant, but after the engine has seen the others
+            for _ in range(5):
+                await trio.lowlevel.checkpoint()
+            answers.append(engine.submit(generate(name)))
+        for answer in answers:
+            await answer.over.wait()
+        assert trio.current_time() == 3
+
+
+async def test_whoever_comes_in_a_step_joins_the_next(autojump_clock):
+    async with running() as engine:
+        engine.submit(generate("a", tokens_max=9))
+        await trio.sleep(1.5)
+        assert await timed(engine.submit(generate("b", tokens_max=2))) == [3, 4]
+
+
+async def test_more_than_the_slots_wait_in_their_order(autojump_clock):
+    async with running(spec(slots=2)) as engine:
+        answers = [
+            engine.submit(generate(name, tokens_max=count)) for name, count in zip("abcd", (2, 4, 3, 1), strict=True)
+        ]
+        await trio.sleep(0.5)
+        assert await engine.load() == EngineLoad(2, 2, 0)
+        ends = []
+        for answer in (answers[0], answers[1], answers[2], answers[3]):
+            await answer.over.wait()
+            ends.append(trio.current_time())
+        assert ends == [2, 4, 5, 5]
+
+
+async def test_an_idle_engine_sleeps(autojump_clock):
+    async with running() as engine:
+        await timed(engine.submit(generate("a")))
+        await trio.sleep(1000)
+        assert await timed(engine.submit(generate("b", tokens_max=1))) == [1004]
+        assert await engine.load() == EngineLoad(0, 0, 0)
+
+
+async def test_the_engine_wakes_once_a_step_however_many_answer(autojump_clock):
+    def count_steps(steps: Steps) -> int:
+        return sum(taken for name, taken in steps.by_name.items() if name == "run")
+
+    async with running() as engine:
+        answers = [engine.submit(generate(name, tokens_max=20)) for name in "abcd"]
+        await trio.sleep(0.5)
+        with counting() as steps:
+            await trio.sleep(10)
+        assert count_steps(steps) == 10
+        assert not any(answer.over.is_set() for answer in answers)
+
+
+# Chunked prefill --------------------------------------------------------------------------
+
+
+async def test_a_long_prompt_holds_nobody_up_for_longer_than_one_chunk(autojump_clock):
+    costs = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0)
+    async with running(spec(costs=costs, prefill_chunk=8)) as engine, trio.open_nursery() as nursery:
+        times: list[float] = []
+
+        async def read_one():
+            times.extend(await timed(engine.submit(generate("a", prompt=4, tokens_max=20))))
+
+        nursery.start_soon(read_one)
+        await trio.sleep(2.5)
+        long = await timed(engine.submit(generate("b", prompt=80, tokens_max=1)))
+    gaps = [after - before for before, after in pairwise(times)]
+    assert max(gaps) == 1 + 8 * 0.25
+    assert gaps.count(3) == 10, "one step a chunk"
+    assert long == [3 + 10 * 3]
+
+
+async def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_later(autojump_clock):
+    async with running(spec(prefill_chunk=8)) as engine:
+        short = engine.submit(generate("a", prompt=4, tokens_max=1))
+        long = engine.submit(generate("b", prompt=20, tokens_max=1))
+        await short.over.wait()
+        assert trio.current_time() == 1
+        await long.over.wait()
+        assert trio.current_time() == 3, "it had the rest of the first chunk"
+
+
+# Memory -----------------------------------------------------------------------------------
+
+
+async def test_what_runs_has_all_the_memory_that_it_may_need(autojump_clock):
+    async with running(spec(kv_tokens_max=48)) as engine:
+        answers = [engine.submit(generate(name, prompt=20, tokens_max=10)) for name in "ab"]
+        assert await timed(answers[0]) == [float(at) for at in range(1, 11)]
+        assert await timed(answers[1]) == [float(at) for at in range(11, 21)]
+
+
+async def test_nobody_overtakes_whoever_waits_for_memory(autojump_clock):
+    async with running(spec(kv_tokens_max=48)) as engine:
+        first, _, small = (
+            engine.submit(generate(n, prompt=p, tokens_max=4)) for n, p in (("a", 36), ("b", 30), ("c", 2))
+        )
+        await first.over.wait()
+        assert trio.current_time() == 4
+        assert await timed(small) == [5, 6, 7, 8]
+
+
+requests = st.tuples(
+    st.integers(1, 30), st.integers(1, 12), st.integers(0, 3), st.sampled_from([None, 0, 1, 2.5]), st.integers(0, 6)
+)
+
+
+@given(st.lists(requests, min_size=1, max_size=12), st.sampled_from([1, 4, 16]), st.integers(1, 20), st.booleans())
+def test_whatever_is_asked_everything_ends_and_all_memory_comes_home(asked, page_size, chunk, cache):
+    engine = batch(kv_tokens_max=64, page_size=page_size, prefill_chunk=chunk, prefix_cache=cache, slots=3)
+    moves = [(at, number, "submit") for number, (*_, at) in enumerate(asked)]
+    moves += [(at + after, number, "abort") for number, (*_, after, at) in enumerate(asked) if after is not None]
+    tokens: dict[str, int] = {}
+    over: list[str] = []
+
+    def note(turn: Turn) -> None:
+        for name in turn.spoke:
+            tokens[name] = tokens.get(name, 0) + 1
+        over.extend(name for name, _ in (*turn.ended, *turn.failed))
+
+    for at, number, what in sorted(moves):
+        while engine.next_at() <= at:
+            note(engine.advance(max(engine.next_at(), 0.0)))
+        if what == "submit":
+            prompt, tokens_max, kind, *_ = asked[number]
+            engine.submit(generate(str(number), [kind] * prompt, tokens_max), at)
+        else:
+            engine.abort(str(number), at)
+        assert 0 <= engine.load().kv_tokens_used <= 64
+    now = max(at for at, *_ in moves)
+    for _ in range(1000):
+        if engine.next_at() == float("inf"):
+            break
+        now = max(now, engine.next_at())
+        note(engine.advance(now))
+    assert sorted(over) == sorted(map(str, range(len(asked))))
+    assert engine.load() == EngineLoad(0, 0, 0)
+    assert engine.memory.free + engine.memory.idle == engine.memory.pages_max
+    for number, (_, tokens_max, _, after, _) in enumerate(asked):
+        assert tokens.get(str(number), 0) == tokens_max or after is not None
+
+
+# Aborts -----------------------------------------------------------------------------------
+
+
+async def test_an_abort_frees_slot_and_memory_at_once_and_not_at_the_end_of_the_step(autojump_clock):
+    async with running(spec(slots=1)) as engine:
+        left, waits = (engine.submit(generate(name, tokens_max=50)) for name in "ab")
+        await trio.sleep(1.25)
+        engine.abort("a")
+        await engine.wait_released("a")
+        assert trio.current_time() == 1.25
+        assert await engine.load() == EngineLoad(0, 1, 0)
+        with pytest.raises(Left):
+            await left.result()
+        await anext(waits)
+        assert trio.current_time() == 3, "a step that has begun ends as it would have"
+
+
+async def test_a_release_may_cost_time_and_counts_until_then(autojump_clock):
+    costs = Costs(fixed_s=1.0, per_prefill_token_s=0.0, per_running_s=0.0, release_s=2.0)
+    async with running(spec(slots=1, costs=costs)) as engine:
+        engine.submit(generate("a", prompt=5, tokens_max=50))
+        after = engine.submit(generate("b", tokens_max=1))
+        waiting = engine.submit(generate("c", tokens_max=1))
+        await trio.sleep(1.5)
+        engine.abort("a")
+        engine.abort("c")
+        await engine.wait_released("c")
+        assert trio.current_time() == 1.5, "who waits holds nothing"
+        assert waiting.over.is_set()
+        assert await engine.load() == EngineLoad(1, 1, 5)
+        await engine.wait_released("a")
+        assert trio.current_time() == 3.5
+        await after.over.wait()
+        assert trio.current_time() == 4.5
+
+
+async def test_whoever_hears_a_token_may_abort_and_submit_in_the_same_turn(autojump_clock):
+    async with running() as engine:
+        times = []
+
+        def into(_):
+            engine.abort("a")
+            if not times:
+                times.append(engine.submit(generate("b", tokens_max=1)))
+
+        with pytest.raises(Left):
+            await engine.submit(generate("a", tokens_max=9)).relay(into)
+        assert trio.current_time() == 1
+        await times[0].over.wait()
+        assert trio.current_time() == 2
+
+
+async def test_the_end_of_the_actor_is_the_end_of_all_answers(autojump_clock):
+    async with running() as engine:
+        whole = engine.submit(generate("a", tokens_max=1))
+        cut = engine.submit(generate("b", tokens_max=9))
+        await trio.sleep(1.5)
+    with pytest.raises(EngineLost):
+        await cut.result()
+    assert (await whole.result()).usage.completion_tokens == 1
+    await engine.wait_lost()
+    await engine.wait_released("b")
+    with pytest.raises(EngineLost):
+        engine.submit(generate("c"))
+    with pytest.raises(EngineLost):
+        await engine.load()
+    with pytest.raises(EngineLost):
+        await engine.flush_cache()
+
+
+# Real time is late ------------------------------------------------------------------------
+
+
+def ends_of(engine: Batch, turns: list[float]) -> list[float]:
+    """When steps would end, if the engine were woken at these times."""
+    engine.submit(generate("a", tokens_max=100), 0.0)
+    engine.advance(0.0)
+    ends = [engine.next_at()]
+    for now in turns:
+        assert len(engine.advance(now).spoke) <= 1, "no burst"
+        ends.append(engine.next_at())
+    return ends
+
+
+def test_small_delays_do_not_add_up():
+    assert ends_of(batch(), [1.25, 2.5, 3.125, 4.0]) == [1, 2, 3, 4, 5]
+
+
+def test_what_is_late_by_more_than_a_step_begins_anew():
+    assert ends_of(batch(), [1.0, 7.5, 8.5]) == [1, 2, 8.5, 9.5]
+
+
+def test_a_step_shorter_than_the_delay_is_not_made_good():
+    engine = batch(costs=Costs(fixed_s=0.5, per_prefill_token_s=1.0, per_running_s=0.0))
+    assert ends_of(engine, [5.25, 5.75]) == [4.5, 5.75, 6.25]
+
+
+def test_the_time_of_a_stall_is_not_made_good():
+    engine = batch()
+    engine.submit(generate("a", tokens_max=9), 0.0)
+    engine.advance(0.0)
+    engine.stall(1.25)
+    assert engine.next_at() == 1.25
+    assert len(engine.advance(1.25).spoke) == 1
+    assert engine.next_at() == 2.25
+
+
+# The same again ---------------------------------------------------------------------------
+
+
+async def everything(rng: random.Random) -> list[object]:
+    """A mixed load with faults; returns all that can be seen of it, with its times."""
+    seen: list[object] = []
+    faults = Faults(refuse=0.2, stall=0.1, stall_s=0.5, stuck=0.1)
+    made = spec(costs=Costs(fixed_s=0.01, per_running_s=0.001), eos_id=99, length_max=40, faults=faults)
+    async with running(made) as engine, trio.open_nursery() as nursery:
+
+        async def one(name: str, prompt: int, tokens_max: int, after_s: float, leaves_s: float):
+            await trio.sleep(after_s)
+            answer = engine.submit(generate(name, prompt, tokens_max, temperature=1.0))
+            with trio.move_on_after(leaves_s):
+                try:
+                    seen.append((name, await read(answer), trio.current_time()))
+                except RequestError as error:
+                    seen.append((name, repr(error), trio.current_time()))
+            engine.abort(name)
+            seen.append((name, await engine.load(), trio.current_time()))
+
+        for number in range(20):
+            times = rng.uniform(0, 1), rng.choice((0.3, 100))
+            nursery.start_soon(one, f"{number}", rng.randrange(1, 200), rng.randrange(1, 60), *times)
+    return seen
+
+
+def test_the_same_load_has_the_same_outcome_to_the_instant():
+    assert simulate(everything, 1) == simulate(everything, 1)
+    assert simulate(everything, 1) != simulate(everything, 2)
+
+
+def test_the_batch_alone_is_a_function_of_what_it_is_asked():
+    def run() -> list[Turn]:
+        engine = batch(costs=COSTS)
+        for number in range(8):
+            engine.submit(generate(str(number), number + 1, 5), 0.0)
+        return [engine.advance(float(now)) for now in range(12)]
+
+    assert run() == run()

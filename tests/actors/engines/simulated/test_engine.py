@@ -1,0 +1,178 @@
+"""The simulated engine keeps the promises of every engine, whatever it is made of."""
+
+from __future__ import annotations
+
+import random
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from actors.engines.request_check import check
+from actors.engines.simulated.costs import Costs
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.spec import SimulatedSpec
+from protocol.errors import BadRequest, ContextTooLong, Overloaded, Unsupported
+from protocol.messages import EngineInfo, Grammar, GrammarKind
+from protocol.strict.structure import structure
+from tests.contracts import engine as contract
+from tests.rig.simulated_engines import generate, running, spec
+from tests.system.simulator import simulate
+
+COSTS = Costs(fixed_s=0.01, per_prefill_token_s=0.0001, per_running_s=0.001, per_kv_token_s=0.000001)
+LINES = [[7, 8, 9], [10, 11, 12, 13, 14], [15]]
+SPECS = {
+    "plain": {},
+    "pages of one token": {"page_size": 1},
+    "large pages": {"page_size": 64},
+    "pages that do not divide the memory": {"page_size": 7, "kv_tokens_max": 1500},
+    "no cache": {"prefix_cache": False},
+    "two slots": {"slots": 2, "waiting_max": 1},
+    "little memory": {"kv_tokens_max": 256, "context_max": 300},
+    "tiny chunks": {"prefill_chunk": 3},
+    "ends by itself": {"eos_id": 99, "length_min": 1, "length_max": 40},
+    "slow to release": {"costs": Costs(fixed_s=0.01, release_s=0.5)},
+    "a tiny vocabulary": {"vocabulary_size": 16},
+}
+
+
+def made(spec: SimulatedSpec, lines=()):
+    return lambda: running(spec, lines)
+
+
+@pytest.mark.parametrize("changes", SPECS.values(), ids=SPECS.keys())
+async def test_the_simulated_engine_keeps_the_contract(changes, autojump_clock):
+    await contract.check_engine(made(spec(**({"costs": COSTS} | changes))))
+
+
+@pytest.mark.parametrize("changes", [{}, {"eos_id": 99, "length_min": 20, "length_max": 30}])
+async def test_an_engine_that_says_sentences_keeps_the_contract(changes, autojump_clock):
+    await contract.check_engine(made(spec(costs=COSTS, **changes), LINES))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_contract_holds_in_any_order_of_tasks(seed):
+    async def scenario(rng: random.Random):
+        await contract.check_engine(made(spec(costs=COSTS, page_size=rng.choice((1, 4, 16)))))
+
+    simulate(scenario, seed)
+
+
+class Forgetful(SimulatedEngine):
+    def abort(self, request_id):
+        pass
+
+
+async def test_the_contract_finds_an_engine_that_does_not_let_go(autojump_clock):
+    @asynccontextmanager
+    async def make():
+        engine = Forgetful(spec(), random.Random(0))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.run)
+            try:
+                yield engine
+            finally:
+                nursery.cancel_scope.cancel()
+
+    with pytest.raises(BaseException) as caught:
+        await contract.check_engine(make)
+    assert caught.group_contains(AssertionError, match="kept its slot") or caught.group_contains(trio.TooSlowError)
+
+
+# Refusals ---------------------------------------------------------------------------------
+
+
+async def test_a_grammar_is_refused_by_name(autojump_clock):
+    async with running() as engine:
+        with pytest.raises(Unsupported, match="regex") as caught:
+            engine.submit(generate("a", grammar=Grammar(GrammarKind.REGEX, "a*")))
+        assert caught.value.param == "grammar"
+        assert engine.info.grammars == ()
+
+
+INFO = EngineInfo("any", "1", 100, 64, 128, 60, 4, 16, honours_seed=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"logit_bias": {100: 1.0}}, "logit_bias"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 101}, "logprobs"),
+        ({"tokens_min": 4}, "tokens_min"),
+        ({"tokens_min": -1}, "tokens_min"),
+        ({"tokens_max": 0}, "tokens_max"),
+        ({"stop_token_ids": (100,)}, "stop_token_ids"),
+        ({"prompt": 58}, None),
+    ],
+)
+def test_what_no_engine_could_do_is_refused_with_the_field_at_fault(changes, param):
+    with pytest.raises(BadRequest) as caught:
+        check(generate("a", **changes), INFO)
+    assert caught.value.param == param
+
+
+def test_a_request_may_be_as_long_as_the_engine_says():
+    check(generate("a", prompt=57), INFO)
+    with pytest.raises(ContextTooLong, match="holds 60"):
+        check(generate("a", prompt=58), INFO)
+
+
+@pytest.mark.parametrize(("kv_tokens_max", "most"), [(64, 64), (70, 64), (1000, 100)])
+async def test_one_request_may_fill_the_context_or_the_memory(kv_tokens_max, most, autojump_clock):
+    async with running(spec(page_size=16, context_max=100, kv_tokens_max=kv_tokens_max)) as engine:
+        assert engine.info.request_tokens_max == most
+        await engine.submit(generate("a", prompt=most - 2, tokens_max=2)).result()
+
+
+async def test_more_than_may_run_and_wait_are_overloaded(autojump_clock):
+    async with running(spec(slots=2, waiting_max=1)) as engine:
+        for name in "abc":
+            engine.submit(generate(name))
+        with pytest.raises(Overloaded, match="2 requests run and 1 wait"):
+            engine.submit(generate("d"))
+
+
+# The section of cluster.toml --------------------------------------------------------------
+
+
+def test_a_spec_is_read_as_it_stands_in_a_file():
+    data = {"slots": 8, "eos_id": 2, "costs": {"fixed_s": 0.5}, "faults": {"slow": 2, "crash_after_s": 10}}
+    read = structure(data, SimulatedSpec)
+    assert (read.slots, read.eos_id, read.costs.fixed_s, read.faults.slow) == (8, 2, 0.5, 2.0)
+    assert read.costs.per_prefill_token_s == Costs().per_prefill_token_s
+    assert not list(read.disagreements())
+
+
+@pytest.mark.parametrize(
+    ("data", "path"),
+    [
+        ({"slots": 0}, "slots"),
+        ({"slots": "8"}, "slots"),
+        ({"costs": {"fixed_s": 0}}, "costs.fixed_s"),
+        ({"costs": {"per_running_s": -1}}, "costs.per_running_s"),
+        ({"faults": {"refuse": 1.5}}, "faults.refuse"),
+        ({"faults": {"slow": 0}}, "faults.slow"),
+    ],
+)
+def test_a_wrong_key_of_a_spec_is_named(data, path):
+    with pytest.raises(Exception, match=path):
+        structure(data, SimulatedSpec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"kv_tokens_max": 31, "page_size": 16}, "kv_tokens_max"),
+        ({"context_max": 1}, "context_max"),
+        ({"length_min": 10, "length_max": 9}, "length_min"),
+        ({"eos_id": 100}, "eos_id"),
+    ],
+)
+def test_keys_that_disagree_are_named_and_no_engine_is_made_of_them(changes, path):
+    wrong = spec(**changes)
+    assert [mistake.path for mistake in wrong.disagreements()] == [path]
+    with pytest.raises(ValueError, match=path):
+        SimulatedEngine(wrong, random.Random(0))

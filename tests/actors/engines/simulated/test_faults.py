@@ -1,0 +1,152 @@
+"""A simulated engine is as wrong as it is asked to be, and right again when it is asked to be right."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.faults import Faults
+from protocol.errors import EngineDied, EngineLost, EngineRefused, Left
+from protocol.messages import EngineLoad
+from tests.rig.simulated_engines import generate, running, spec, timed
+
+
+async def test_a_slow_engine_takes_longer_from_its_next_step_on(autojump_clock):
+    async with running(spec(faults=Faults(slow=2.0))) as engine, trio.open_nursery() as nursery:
+        times: list[float] = []
+
+        async def read():
+            times.extend(await timed(engine.submit(generate("a", tokens_max=4))))
+
+        nursery.start_soon(read)
+        await trio.sleep(3)
+        engine.suffer(Faults())
+    assert times == [2, 4, 5, 6]
+
+
+async def test_a_stuck_engine_keeps_what_is_aborted_until_it_heals(autojump_clock):
+    async with running(spec(slots=1, faults=Faults(stuck=1.0))) as engine:
+        stuck = engine.submit(generate("a", tokens_max=9))
+        waits, leaves = engine.submit(generate("b", tokens_max=1)), engine.submit(generate("c"))
+        await trio.sleep(1.5)
+        engine.abort("a")
+        engine.abort("c")
+        with trio.move_on_after(100) as patience:
+            await engine.wait_released("a")
+        assert patience.cancelled_caught
+        assert leaves.over.is_set(), "who only waits holds nothing that could be stuck"
+        assert await engine.load() == EngineLoad(1, 1, 4)
+        engine.suffer(Faults())
+        await engine.wait_released("a")
+        assert trio.current_time() == 101.5
+        with pytest.raises(Left):
+            await stuck.result()
+        assert await timed(waits) == [102.5]
+
+
+async def test_an_engine_may_find_a_request_wrong_when_it_computes_it(autojump_clock):
+    async with running(spec(faults=Faults(refuse=1.0))) as engine:
+        refused = engine.submit(generate("a"))
+        with pytest.raises(EngineRefused):
+            await refused.result()
+        assert trio.current_time() == 1
+        assert await engine.load() == EngineLoad(0, 0, 0)
+        engine.suffer(Faults())
+        assert len(await timed(engine.submit(generate("b")))) == 3
+
+
+async def test_a_share_of_the_requests_is_drawn_by_chance(autojump_clock):
+    async with running(spec(slots=100, waiting_max=100, faults=Faults(refuse=0.3))) as engine:
+        answers = [engine.submit(generate(str(number), tokens_max=1)) for number in range(100)]
+        refused = 0
+        for answer in answers:
+            try:
+                await answer.result()
+            except EngineRefused:
+                refused += 1
+    assert 15 < refused < 45
+
+
+async def test_a_stall_lets_nothing_happen_and_then_everything_goes_on(autojump_clock):
+    async with running() as engine, trio.open_nursery() as nursery:
+        times: list[float] = []
+
+        async def read():
+            times.extend(await timed(engine.submit(generate("a", tokens_max=3))))
+
+        nursery.start_soon(read)
+        engine.submit(generate("b", tokens_max=9))
+        await trio.sleep(1.5)
+        engine.stall(10)
+        engine.abort("b")
+        await engine.wait_released("b")
+        assert trio.current_time() == 11.5
+    assert times == [1, 11.5, 12.5]
+
+
+async def test_stalls_come_between_steps(autojump_clock):
+    async with running(spec(faults=Faults(stall=1.0, stall_s=3.0))) as engine:
+        assert await timed(engine.submit(generate("a", tokens_max=3))) == [1, 5, 9]
+
+
+async def crashing(engine: SimulatedEngine) -> None:
+    with pytest.raises(EngineDied):
+        await engine.run()
+
+
+async def test_a_crash_fails_every_answer_and_ends_the_actor(autojump_clock):
+    engine = SimulatedEngine(spec(), random.Random(0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(crashing, engine)
+        answers = [engine.submit(generate(str(number), tokens_max=9)) for number in range(6)]
+        whole = engine.submit(generate("whole", tokens_max=1))
+        await trio.sleep(2.5)
+        engine.crash()
+        for answer in answers:
+            with pytest.raises(EngineLost):
+                await answer.result()
+        await engine.wait_lost()
+        await engine.wait_released("0")
+        assert trio.current_time() == 2.5
+    with pytest.raises(EngineLost):
+        engine.submit(generate("later"))
+    assert whole.over.is_set()
+
+
+async def test_an_engine_crashes_at_its_time(autojump_clock):
+    engine = SimulatedEngine(spec(faults=Faults(crash_after_s=7.5)), random.Random(0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(crashing, engine)
+        await engine.wait_lost()
+        assert trio.current_time() == 7.5
+
+
+async def test_a_crash_that_is_asked_for_later_is_counted_from_then(autojump_clock):
+    engine = SimulatedEngine(spec(), random.Random(0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(crashing, engine)
+        await trio.sleep(3)
+        engine.suffer(Faults(crash_after_s=2))
+        await engine.wait_lost()
+        assert trio.current_time() == 5
+
+
+async def test_whoever_hears_a_token_may_crash_the_engine(autojump_clock):
+    engine = SimulatedEngine(spec(), random.Random(0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(crashing, engine)
+        other = engine.submit(generate("b"))
+        with pytest.raises(EngineLost):
+            await engine.submit(generate("a")).relay(lambda _: engine.crash())
+        with pytest.raises(EngineLost):
+            await other.result()
+
+
+async def test_a_lost_engine_does_not_run_again(autojump_clock):
+    async with running() as engine:
+        pass
+    with pytest.raises(EngineDied):
+        await engine.run()

@@ -1,0 +1,238 @@
+"""Pages are never more than there are, never taken from whoever holds them, and shared by true prefixes only."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.engines.simulated.batch import Batch
+from actors.engines.simulated.kv_memory import Lease, Memory, chain, packed, root
+from actors.engines.simulated.speech import Speech
+from protocol.errors import Left
+from protocol.messages import Usage
+from tests.rig.simulated_engines import generate, read, running, spec
+
+SIZE = 2  # tokens a page
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # so short of variety that prefixes meet
+salts = st.sampled_from([None, "", "one", "other"])
+
+
+def digests(tokens, salt=None):
+    return chain(root(salt), packed(tokens), SIZE)
+
+
+@given(prompts, prompts, salts, salts)
+def test_digests_agree_as_far_as_the_prefixes_do(one, other, salt, another):
+    same = 0
+    while salt == another and one[: same + SIZE] == other[: same + SIZE] and same + SIZE <= min(len(one), len(other)):
+        same += SIZE
+    first, second = digests(one, salt), digests(other, another)
+    agreeing = [left == right for left, right in zip(first, second, strict=False)]
+    assert agreeing == [True] * (same // SIZE) + [False] * (len(agreeing) - same // SIZE)
+    assert len(first) == len(one) // SIZE
+
+
+def test_a_chain_goes_on_where_it_was_left():
+    tokens = list(range(20))
+    whole = digests(tokens)
+    assert whole[:4] + chain(whole[3], packed(tokens[8:]), SIZE) == whole
+
+
+# Few prompts, most of them with a prefix in common, so that pages are found again before they are evicted.
+few = st.builds(lambda length, end: [0] * length + end, st.integers(2, 8), st.lists(st.integers(0, 1), max_size=2))
+ask = st.tuples(st.just("take"), few, st.integers(0, 3))
+other = st.tuples(st.sampled_from(["publish", "publish", "release", "release", "flush"]), st.integers(0, 20))
+
+
+@settings(max_examples=300)
+@given(st.integers(4, 12), st.lists(st.one_of(ask, other, other), min_size=5, max_size=60))
+def test_pages_are_conserved_and_nobody_loses_a_page_that_it_holds(pages_max, moves):
+    memory = Memory(pages_max)
+    held: list[tuple[Lease, list[bytes], int]] = []
+    published: set[bytes] = set()
+    for move in moves:
+        match move:
+            case ["take", tokens, more]:
+                known, wanted = digests(tokens), len(tokens) // SIZE + more
+                before = memory.known(known)
+                free, idle = memory.free, memory.idle
+                lease = memory.take(known, wanted)
+                if lease is None:
+                    assert (memory.free, memory.idle) == (free, idle), "nothing changed"
+                    assert wanted > free, "what fits is never refused"
+                else:
+                    assert lease.shared == known[:before]
+                    assert set(lease.shared) <= published, "only what was computed is shared"
+                    held.append((lease, known, wanted))
+            case ["publish", place] if held:
+                lease, known, _ = held[place % len(held)]
+                for digest in known[len(lease.shared) :]:
+                    published.add(digest)
+                    memory.publish(lease, digest)
+                    check(memory, held)
+            case ["release", place] if held:
+                memory.release(held.pop(place % len(held))[0])
+            case ["flush", _]:
+                memory.flush()
+        check(memory, held)
+    for lease, _, _ in held:
+        memory.release(lease)
+        memory.release(lease)
+    check(memory, [])
+    assert memory.free + memory.idle == pages_max
+    assert memory.take([], pages_max) is not None, "idle pages give way"
+
+
+def check(memory: Memory, held: list[tuple[Lease, list[bytes], int]]) -> None:
+    own = sum(lease.own for lease, _, _ in held)
+    shared = {digest for lease, _, _ in held for digest in lease.shared}
+    assert memory.free >= 0
+    assert memory.free + memory.idle + memory.referenced + own == memory.pages_max
+    assert memory.referenced == len(shared), "a shared page counts once"
+    assert not shared & set(memory._idle), "what is held is not idle"
+    for lease, known, wanted in held:
+        assert lease.shared == known[: len(lease.shared)], "a cached prefix is a prefix"
+        assert lease.own + len(lease.shared) == wanted, "what was leased stays leased"
+        assert memory.known(lease.shared) == len(lease.shared), "what is held is not evicted"
+
+
+def stored(memory: Memory, tokens: list[int]) -> list[bytes]:
+    """Cache all pages of some tokens for nobody."""
+    known = digests(tokens)
+    lease = memory.take(known, len(known))
+    assert lease is not None
+    for digest in known[len(lease.shared) :]:
+        memory.publish(lease, digest)
+    memory.release(lease)
+    return known
+
+
+def test_the_least_recently_used_page_is_evicted_first():
+    memory = Memory(6)
+    first, second, third = (stored(memory, [number] * 4) for number in range(3))
+    again = memory.take(first, 2)
+    assert again is not None
+    memory.release(again)
+    assert memory.take([], 3) is not None
+    assert [memory.known(known) for known in (first, second, third)] == [2, 0, 1]
+
+
+def test_of_one_prefix_the_end_is_evicted_first():
+    memory = Memory(4)
+    known = stored(memory, [0] * 8)
+    assert memory.take([], 1) is not None
+    assert memory.known(known) == 3
+
+
+def test_a_page_that_is_used_again_is_not_evicted():
+    memory = Memory(4)
+    known = stored(memory, [0] * 4)
+    lease = memory.take(known, 2)
+    assert lease is not None
+    assert (memory.idle, memory.free) == (0, 2)
+    assert memory.take([], 3) is None
+    assert memory.take([], 2) is not None
+    assert memory.known(known) == 2
+
+
+def test_the_pages_that_a_lease_shares_do_not_make_room_for_it():
+    memory = Memory(4)
+    known = stored(memory, [0] * 4)
+    assert memory.take(known, 5) is None
+    assert memory.take(known, 4) is not None
+
+
+# The cache as requests see it -------------------------------------------------------------
+
+
+async def usage(engine, request) -> Usage:
+    return (await read(engine.submit(request)))[1].usage
+
+
+@pytest.mark.parametrize(("length", "cached"), [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8)])
+async def test_cached_tokens_are_whole_pages_and_never_the_whole_prompt(length, cached, autojump_clock):
+    prompt = list(range(length))
+    async with running(spec(page_size=4)) as engine:
+        assert (await usage(engine, generate("a", prompt))).cached_tokens == 0
+        assert (await usage(engine, generate("b", prompt))).cached_tokens == cached
+
+
+async def test_a_salt_isolates(autojump_clock):
+    prompt = list(range(9))
+    async with running() as engine:
+        asked = [(salt, await usage(engine, generate(f"{n}", prompt, salt=salt))) for n, salt in enumerate("xyx")]
+        asked.append((None, await usage(engine, generate("4", prompt))))
+        assert [each.cached_tokens for _, each in asked] == [0, 0, 8, 0]
+
+
+async def test_a_continued_conversation_finds_the_answer_cached_too(autojump_clock):
+    async with running() as engine:
+        first = generate("a", list(range(6)), tokens_max=8)
+        ids, _, _ = await read(engine.submit(first))
+        # 13 of the 14 tokens were computed: nobody needed the last one's keys and values.
+        assert (await usage(engine, generate("b", [*first.tokens, *ids, 1, 2]))).cached_tokens == 12
+
+
+@pytest.mark.parametrize(("salt", "cached"), [("x", 8), ("y", 0), (None, 0)])
+async def test_an_answer_to_a_prompt_shorter_than_a_page_is_cached_under_its_salt(salt, cached, autojump_clock):
+    async with running() as engine:
+        first = generate("a", [1, 2], tokens_max=7, salt="x")
+        ids, _, _ = await read(engine.submit(first))
+        assert (await usage(engine, generate("b", [1, 2, *ids], salt=salt))).cached_tokens == cached
+
+
+async def test_an_aborted_request_leaves_what_it_has_computed(autojump_clock):
+    prompt = list(range(12))
+    async with running(spec(prefill_chunk=4)) as engine:
+        left = engine.submit(generate("a", prompt))
+        await trio.sleep(1.5)
+        engine.abort("a")
+        with pytest.raises(Left):
+            await left.result()
+        assert (await usage(engine, generate("b", prompt))).cached_tokens == 4
+
+
+async def test_a_flushed_cache_knows_nothing(autojump_clock):
+    prompt = list(range(9))
+    async with running() as engine:
+        await usage(engine, generate("a", prompt))
+        await engine.flush_cache()
+        assert (await usage(engine, generate("b", prompt))).cached_tokens == 0
+
+
+async def test_without_a_prefix_cache_nothing_is_cached(autojump_clock):
+    prompt = list(range(9))
+    async with running(spec(prefix_cache=False)) as engine:
+        for name in "ab":
+            assert (await usage(engine, generate(name, prompt))).cached_tokens == 0
+
+
+async def test_a_page_that_several_hold_counts_once(autojump_clock):
+    prompt = list(range(9))
+    async with running() as engine:
+        await usage(engine, generate("a", prompt))
+        for name in "bc":
+            engine.submit(generate(name, prompt, tokens_max=9))
+        await trio.sleep(1.5)
+        load = await engine.load()
+        assert (load.running, load.kv_tokens_used) == (2, 8 + 1 + 1)
+
+
+def batch(**changes) -> Batch:
+    made = spec(**changes)
+    return Batch(made, Speech.of(made, ()), random.Random(0))
+
+
+def test_two_that_compute_the_same_at_once_end_with_one_copy():
+    engine, prompt = batch(), list(range(8))
+    for name in "ab":
+        engine.submit(generate(name, prompt, tokens_max=4), 0.0)
+    engine.advance(0.0)
+    assert engine.memory.referenced == 0
+    engine.advance(1.0)
+    assert engine.memory.referenced == 2
+    assert engine.memory.free == engine.memory.pages_max - 4, "each has a page for its answer beside them"

@@ -1,0 +1,302 @@
+"""A prefill computes a prompt and a decode answers it, in the time and with the text of one engine that does both."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+import trio
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.engines.simulated.costs import Costs
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.faults import Faults
+from actors.engines.simulated.meetings import Meetings
+from actors.engines.simulated.spec import BOOTSTRAP, SimulatedSpec
+from protocol.cluster import Leg
+from protocol.errors import BadRequest, EngineLost, EngineRefused, Left
+from protocol.messages import EngineLoad, FinishReason, Generate, HandOff, Rendezvous, Usage
+from protocol.strict.structure import structure
+from tests.rig.simulated_engines import generate, read, running, spec, timed
+from tests.system.simulator import simulate
+
+COSTS = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.125, per_kv_token_s=0.0078125)
+MEETING = Rendezvous(1, *BOOTSTRAP)
+
+
+def met(request: Generate, meeting: Rendezvous | None = MEETING) -> Generate:
+    return evolve(request, rendezvous=meeting)
+
+
+def leg_of(leg: Leg, **changes) -> SimulatedSpec:
+    return spec(**({"leg": leg, "costs": COSTS, "prefill_chunk": 8} | changes))
+
+
+def test_the_legs_stand_in_a_file_and_say_what_they_are():
+    read = structure({"leg": "decode", "costs": {"transfer_s": 0.5}}, SimulatedSpec)
+    assert (read.leg, read.costs.transfer_s, Costs().transfer_s, SimulatedSpec().leg) == (Leg.DECODE, 0.5, 0, Leg.BOTH)
+    with pytest.raises(Exception, match="leg"):
+        structure({"leg": "third"}, SimulatedSpec)
+    infos = [leg_of(leg).info for leg in (Leg.BOTH, Leg.PREFILL, Leg.DECODE)]
+    assert [info.hand_off for info in infos] == [HandOff.NONE, HandOff.RENDEZVOUS, HandOff.RENDEZVOUS]
+    assert [info.bootstrap for info in infos] == [None, BOOTSTRAP, None]
+
+
+# Prefill ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [{}, {"tokens_min": 3}, {"ignore_eos": True}])
+async def test_a_prefill_gives_the_first_token_and_ends(sampling, autojump_clock):
+    request = generate("a", prompt=20, tokens_max=9, logprobs=1, **sampling)
+    async with running(leg_of(Leg.BOTH)) as engine:
+        whole, _, told = await read(engine.submit(request))
+    began = trio.current_time()
+    async with running(leg_of(Leg.PREFILL)) as engine:
+        ids, finished, told_first = await read(engine.submit(met(request)))
+        assert ids == whole[:1]
+        assert told_first == told[:1]
+        assert (finished.reason, finished.matched, finished.usage) == (FinishReason.LENGTH, None, Usage(20, 1))
+        assert trio.current_time() - began == COSTS.step_s(8, 1, 0) + COSTS.step_s(8, 1, 8) + COSTS.step_s(4, 1, 16)
+        assert await engine.load() == EngineLoad(0, 0, 0)
+
+
+async def test_a_prefill_does_not_end_by_itself(autojump_clock):
+    async with running(leg_of(Leg.PREFILL)) as engine:
+        request = met(generate("a", tokens_max=9, stop_token_ids=tuple(range(100))))
+        _, finished, _ = await read(engine.submit(request))
+        assert (finished.reason, finished.matched) == (FinishReason.LENGTH, None)
+
+
+async def test_a_prefill_needs_no_memory_for_the_answer_and_caches_prompts(autojump_clock):
+    async with running(leg_of(Leg.PREFILL, kv_tokens_max=40, page_size=4)) as engine:
+        answers = [engine.submit(met(generate(name, prompt=16, tokens_max=24))) for name in "ab"]
+        await trio.sleep(0.5)
+        assert (await engine.load()).running == 2
+        for answer in answers:
+            await answer.result()
+        again = await engine.submit(met(generate("a", prompt=16, tokens_max=24))).result()
+        assert again.usage.cached_tokens == 12
+
+
+def in_room(name: str, number: int) -> Generate:
+    return met(generate(name, prompt=16, tokens_max=24), evolve(MEETING, room=number))
+
+
+async def leave(engine: SimulatedEngine, after_s: float) -> None:
+    await trio.sleep(after_s)
+    engine.abort("a")
+
+
+@asynccontextmanager
+async def full_pair() -> AsyncIterator[tuple[SimulatedEngine, SimulatedEngine, trio.Nursery]]:
+    """Run a prefill, and a decode with memory for one request, which it has."""
+    meetings, memory = Meetings(), {"kv_tokens_max": 40, "page_size": 4}
+    async with (
+        running(leg_of(Leg.PREFILL), meetings=meetings) as prefill,
+        running(leg_of(Leg.DECODE, **memory), meetings=meetings) as decode,
+        trio.open_nursery() as nursery,
+    ):
+        decode.submit(in_room("long", 1))
+        await trio.sleep(0.5)
+        yield prefill, decode, nursery
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_prefill_waits_until_its_decode_has_room(autojump_clock):
+    async with full_pair() as (prefill, decode, _):
+        decode.submit(in_room("a", 2))
+        assert await timed(prefill.submit(in_room("b", 3))) < [10.0], "its decode is elsewhere"
+        assert await timed(prefill.submit(in_room("a", 2))) > [24.0], "after each step of the long answer"
+        assert await prefill.load() == EngineLoad(0, 0, 0)
+
+
+async def test_a_prefill_does_not_wait_for_a_decode_that_was_left(autojump_clock):
+    async with full_pair() as (prefill, decode, nursery):
+        decode.submit(in_room("a", 2))
+        nursery.start_soon(leave, decode, 12)
+        assert await timed(prefill.submit(in_room("a", 2))) == [12.5]
+
+
+async def test_a_prefill_does_not_wait_for_a_decode_that_has_crashed(autojump_clock):
+    with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="crashed"), flatten_subgroups=True):
+        async with full_pair() as (prefill, decode, _):
+            decode.submit(in_room("a", 2))
+            assert prefill.meetings.wait(2, lambda: None)
+            decode.crash()
+            assert not prefill.meetings.wait(2, lambda: None)
+
+
+async def test_a_prompt_that_waits_for_its_decode_can_be_aborted_and_computes_nothing_meanwhile(autojump_clock):
+    async with full_pair() as (prefill, decode, _):
+        decode.submit(in_room("a", 2))
+        answer = prefill.submit(in_room("a", 2))
+        await trio.sleep(12)
+        assert await prefill.load() == EngineLoad(1, 0, 16)
+        prefill.abort("a")
+        with pytest.raises(Left):
+            await answer.result()
+        assert await prefill.load() == EngineLoad(0, 0, 0)
+
+
+# Decode -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transfer_s", [0.0, 0.5, 40.0])
+@pytest.mark.parametrize("prompt", [1, 8, 20])
+async def test_a_decode_alone_takes_what_both_take_and_the_transfer(prompt, transfer_s, autojump_clock):
+    request = generate("a", prompt=prompt, tokens_max=5)
+    async with running(leg_of(Leg.BOTH)) as engine:
+        both = await timed(engine.submit(request))
+    began = trio.current_time()
+    async with running(leg_of(Leg.DECODE, costs=evolve(COSTS, transfer_s=transfer_s))) as engine:
+        times = await timed(engine.submit(met(request)))
+    assert [at - began for at in times] == [at + transfer_s for at in both]
+
+
+async def test_a_slow_engine_is_slow_to_be_given_a_prompt(autojump_clock):
+    async with running(leg_of(Leg.DECODE, faults=Faults(slow=2.0), costs=evolve(COSTS, transfer_s=0.5))) as engine:
+        times = await timed(engine.submit(met(generate("a", prompt=8, tokens_max=1))))
+    assert times == [2 * (COSTS.step_s(8, 1, 0) + 0.5)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20), st.floats(0, 9)), min_size=1, max_size=6),
+    st.sampled_from([{}, {"temperature": 1.0, "seed": 5}, {"tokens_min": 4}]),
+    st.integers(1, 3),
+)
+def test_the_text_is_that_of_one_engine_whatever_comes_together(asked, sampling, slots):
+    async def every(leg: Leg) -> list:
+        answers: list = [None] * len(asked)
+
+        async def one(engine, number, prompt, tokens_max, at) -> None:
+            await trio.sleep(at)
+            wanted = generate(f"r{number}", prompt, max(tokens_max, 4), logprobs=1, **sampling)
+            ids, finished, told = await read(engine.submit(wanted if leg is Leg.BOTH else met(wanted)))
+            answers[number] = ids, evolve(finished, usage=evolve(finished.usage, cached_tokens=0)), told
+
+        made = leg_of(leg, slots=slots, eos_id=99, length_min=2, length_max=12)
+        async with running(made) as engine:
+            async with trio.open_nursery() as clients:
+                for number, each in enumerate(asked):
+                    clients.start_soon(one, engine, number, *each)
+            assert await engine.load() == EngineLoad(0, 0, 0)
+        return answers
+
+    assert simulate(lambda _: every(Leg.BOTH), 0) == simulate(lambda _: every(Leg.DECODE), 0)
+
+
+async def test_prompts_that_come_hold_nobody_up(autojump_clock):
+    costs = Costs(fixed_s=1.0, per_prefill_token_s=4.0, per_running_s=0.0)
+    async with running(leg_of(Leg.DECODE, costs=costs)) as engine, trio.open_nursery() as nursery:
+        times: list[float] = []
+
+        async def first() -> None:
+            times.extend(await timed(engine.submit(met(generate("a", prompt=1, tokens_max=40)))))
+
+        nursery.start_soon(first)
+        await trio.sleep(7)
+        await timed(engine.submit(met(generate("b", prompt=8, tokens_max=3))))
+        engine.abort("a")
+        nursery.cancel_scope.cancel()
+    assert {after - before for before, after in pairwise(times)} <= {1.0}
+
+
+async def test_memory_is_held_for_a_prompt_that_comes_and_given_back(autojump_clock):
+    made = leg_of(Leg.DECODE, kv_tokens_max=40, page_size=4, costs=evolve(COSTS, transfer_s=100.0, release_s=0.5))
+    async with running(made) as engine:
+        first = engine.submit(met(generate("a", prompt=16, tokens_max=8)))
+        second = engine.submit(met(generate("b", prompt=16, tokens_max=8)))
+        await trio.sleep(1)
+        assert await engine.load() == EngineLoad(1, 1, 0)
+        engine.abort("a")
+        await engine.wait_released("a")
+        assert trio.current_time() == 1.5
+        with pytest.raises(Left):
+            await first.result()
+        assert (await second.result()).usage == Usage(16, 8)
+        assert await engine.load() == EngineLoad(0, 0, 0)
+
+
+@pytest.mark.parametrize("after_s", [0, 1, 3.125, 3.5, 4, 5])
+async def test_a_decode_can_be_aborted_at_any_time(after_s, autojump_clock):
+    async with running(leg_of(Leg.DECODE, costs=evolve(COSTS, release_s=0.25))) as engine:
+        answer = engine.submit(met(generate("a", prompt=8, tokens_max=9)))
+        await trio.sleep(after_s)
+        engine.abort("a")
+        with pytest.raises(Left):
+            await answer.result()
+        assert await engine.load() == EngineLoad(0, 0, 0)
+        assert trio.current_time() <= after_s + 0.25
+
+
+async def test_nothing_is_said_after_an_abort_though_the_prompt_comes_meanwhile(autojump_clock):
+    async with running(leg_of(Leg.DECODE, costs=evolve(COSTS, release_s=20.0))) as engine:
+        answer, heard = engine.submit(met(generate("a", prompt=8, tokens_max=9))), []
+        await trio.sleep(3)
+        engine.abort("a")
+        with pytest.raises(Left):
+            await answer.relay(heard.append)
+        assert (heard, trio.current_time()) == ([], 23)
+
+
+async def test_a_decode_that_refuses_does_so_when_the_prompt_is_there_and_a_crash_ends_all(autojump_clock):
+    async with running(leg_of(Leg.DECODE, faults=Faults(refuse=1.0))) as engine:
+        with pytest.raises(EngineRefused):
+            await engine.submit(met(generate("a", prompt=8))).result()
+        assert trio.current_time() == COSTS.step_s(8, 1, 0)
+        assert await engine.load() == EngineLoad(0, 0, 0)
+    with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="crashed"), flatten_subgroups=True):
+        async with running(leg_of(Leg.DECODE)) as engine:
+            answer = engine.submit(met(generate("a", prompt=8)))
+            engine.crash()
+            with pytest.raises(EngineLost):
+                await answer.result()
+
+
+async def test_a_stalled_decode_is_given_nothing(autojump_clock):
+    async with running(leg_of(Leg.DECODE)) as engine:
+        answer = engine.submit(met(generate("a", prompt=8, tokens_max=1)))
+        await trio.sleep(1)
+        engine.stall(50)
+        assert await timed(answer) == [51]
+
+
+# The wrong leg ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("leg", "meeting", "why"),
+    [
+        (Leg.BOTH, MEETING, "wants a rendezvous"),
+        (Leg.PREFILL, None, "wants a rendezvous"),
+        (Leg.DECODE, None, "wants a rendezvous"),
+        (Leg.PREFILL, Rendezvous(1, "elsewhere", 1), "another prefill"),
+        (Leg.DECODE, Rendezvous(-1, *BOOTSTRAP), "a room"),
+        (Leg.PREFILL, Rendezvous(2**63, *BOOTSTRAP), "a room"),
+    ],
+)
+async def test_what_is_for_another_leg_is_refused_by_name(leg, meeting, why, autojump_clock):
+    async with running(leg_of(leg)) as engine:
+        with pytest.raises(BadRequest, match=why):
+            engine.submit(met(generate("a"), meeting))
+        assert await engine.load() == EngineLoad(0, 0, 0)
+
+
+def test_an_answer_that_was_cut_goes_on_in_a_pair_too():
+    async def scenario(_: random.Random) -> None:
+        request = generate("a", prompt=6, tokens_max=12)
+        async with running(leg_of(Leg.BOTH)) as engine:
+            whole, _, _ = await read(engine.submit(request))
+        for said in range(1, 12):
+            sampling = evolve(request.sampling, tokens_max=12 - said)
+            rest = met(evolve(request, tokens=request.tokens + whole[:said], said=said, sampling=sampling))
+            async with running(leg_of(Leg.PREFILL)) as prefill, running(leg_of(Leg.DECODE)) as decoder:
+                assert (await read(prefill.submit(rest)))[0] == whole[said : said + 1]
+                assert (await read(decoder.submit(rest)))[0] == whole[said:]
+
+    simulate(scenario, 0)

@@ -1,0 +1,127 @@
+"""An answer that is cut anywhere and gone on with elsewhere is the answer that it would have been."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.engines.simulated.batch import Batch
+from actors.engines.simulated.speech import Speech
+from protocol.errors import BadRequest
+from protocol.messages import Finished, FinishReason, Generate
+from tests.rig.simulated_engines import generate, read, running, spec
+
+EOS = 99
+LINES = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12, 13, 14, 15]]
+SAMPLINGS = {
+    "greedy": {},
+    "seeded": {"temperature": 1.0, "seed": 7},
+    "at least some": {"tokens_min": 9},
+    "at least some of a seeded one": {"tokens_min": 14, "temperature": 1.0, "seed": 3},
+    "eos ignored": {"ignore_eos": True},
+    "stop tokens": {"stop_token_ids": (5, 13), "tokens_min": 4},
+    "some forbidden": {"logit_bias": {2: -100.0, 6: -100.0}},
+    "eos forbidden": {"logit_bias": {EOS: -100.0}},
+    "one forced": {"logit_bias": {42: 100.0}},
+    "eos forced": {"logit_bias": {EOS: 100.0}, "tokens_min": 6},
+}
+
+
+def whole(request: Generate, lines, **changes):
+    """Return the ids, log probabilities and end of an answer."""
+    made = spec(eos_id=EOS, length_min=3, length_max=24, **changes)
+    batch = Batch(made, Speech.of(made, lines), random.Random(0))
+    batch.submit(request, 0.0)
+    ids, told, now = [], [], 0.0
+    while True:
+        turn = batch.advance(now)
+        ids += turn.tokens
+        told += turn.logprobs
+        if turn.ended:
+            return ids, told, turn.ended[0][1]
+        now = batch.next_at()
+
+
+def rest(request: Generate, ids: list[int], said: int) -> Generate:
+    """What is left of a request after so many of its tokens."""
+    wanted = request.sampling
+    left = evolve(wanted, tokens_max=wanted.tokens_max - said, tokens_min=max(0, wanted.tokens_min - said))
+    return evolve(request, id="another", tokens=request.tokens + ids[:said], said=request.said + said, sampling=left)
+
+
+def check_cut_everywhere(request: Generate, lines) -> None:
+    ids, told, finished = whole(request, lines)
+    for said in range(1, len(ids)):
+        after, told_after, end = whole(rest(request, ids, said), lines)
+        assert after == ids[said:], f"cut after {said}"
+        assert told_after == told[said:], f"cut after {said}"
+        assert (end.reason, end.matched) == (finished.reason, finished.matched)
+        assert end.usage.completion_tokens == len(after)
+
+
+@pytest.mark.parametrize("lines", [LINES, [[1, 2, 3]], ()], ids=["sentences", "one sentence", "no sentence"])
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+def test_an_answer_cut_anywhere_goes_on_as_it_would_have(sampling, lines):
+    for name in "abcd":
+        check_cut_everywhere(generate(name, prompt=6, tokens_max=30, logprobs=2, **sampling), lines)
+
+
+@given(
+    st.integers(0, 30),
+    st.integers(1, 40),
+    st.sets(st.integers(0, 20), max_size=3),
+    st.sets(st.integers(0, 20), max_size=3),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 9),
+)
+def test_it_does_so_for_whatever_was_asked(tokens_min, more, stops, never, ignore_eos, sentences, seed):
+    request = generate(
+        "a",
+        prompt=[seed, 1],
+        tokens_max=tokens_min + more,
+        tokens_min=tokens_min,
+        stop_token_ids=tuple(stops),
+        logit_bias=dict.fromkeys(never, -100.0),
+        ignore_eos=ignore_eos,
+        temperature=1.0,
+        seed=seed,
+    )
+    check_cut_everywhere(request, LINES if sentences else ())
+
+
+def test_an_answer_cut_twice_goes_on_too():
+    request = generate("a", prompt=6, tokens_max=30, tokens_min=12)
+    ids, _, _ = whole(request, LINES)
+    once = rest(request, ids, 5)
+    assert whole(rest(once, ids[5:], 4), LINES)[0] == ids[9:]
+
+
+def test_without_a_seed_it_is_another_answer_under_another_id():
+    request = generate("a", prompt=6, tokens_max=20, temperature=1.0, ignore_eos=True)
+    ids, _, _ = whole(request, ())
+    assert whole(rest(request, ids, 3), ())[0] != ids[3:]
+    assert whole(evolve(rest(request, ids, 3), id="a"), ())[0] == ids[3:]
+
+
+async def test_what_was_said_is_part_of_the_prompt_and_may_be_cached(autojump_clock):
+    async with running() as engine:
+        request = generate("a", prompt=8, tokens_max=9)
+        ids, _, _ = await read(engine.submit(request))
+        after, finished, _ = await read(engine.submit(rest(request, ids, 5)))
+        assert after == ids[5:]
+        assert finished == Finished(FinishReason.LENGTH, finished.usage)
+        assert (finished.usage.prompt_tokens, finished.usage.completion_tokens) == (13, 4)
+        assert finished.usage.cached_tokens == 12
+
+
+@pytest.mark.parametrize("said", [-1, 4, 5])
+async def test_no_more_can_be_said_than_there_is_beside_a_prompt(said, autojump_clock):
+    async with running() as engine:
+        with pytest.raises(BadRequest, match="said must be from 0 to 3") as caught:
+            engine.submit(evolve(generate("a", prompt=4), said=said))
+        assert caught.value.param == "said"

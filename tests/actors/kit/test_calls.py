@@ -1,0 +1,473 @@
+"""A call, its answer, and who hears of what when something ends."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import trio
+from attrs import frozen
+from trio.testing import wait_all_tasks_blocked
+
+from actors.kit.calls import Answer, Bugs, OutOfCredit, mailbox
+from protocol.errors import ActorLost, BadRequest, EngineStuck, Internal, LinkLost, Overloaded, TooManyBugs
+from tests.system.simulator import counting
+
+
+@frozen
+class Ask:
+    id: str = "r"
+
+
+def answer(credit=100):
+    return Answer(credit)
+
+
+async def relaying(source, into, got=None, until=None):
+    result = await source.relay(into, until)
+    if got is not None:
+        got.append(result)
+
+
+# Replies in order, then the end -----------------------------------------------------------
+
+
+async def test_replies_come_in_order_and_then_the_result(autojump_clock):
+    source = answer()
+    for reply in "abc":
+        source.put(reply)
+    source.end("done")
+    assert [reply async for reply in source] == ["a", "b", "c"]
+    assert await source.result() == "done"
+
+
+async def test_a_failure_comes_after_the_replies_that_were_before_it(autojump_clock):
+    source, got = answer(), []
+    source.put("a")
+    source.fail(Overloaded("busy"))
+    with pytest.raises(Overloaded, match="busy"):
+        async for reply in source:
+            got.append(reply)  # noqa: PERF401  # what came before the failure counts
+    assert got == ["a"]
+    with pytest.raises(Overloaded):
+        await source.result()
+
+
+async def test_the_first_end_counts(autojump_clock):
+    source = answer()
+    source.end("done")
+    source.fail(Overloaded("too late"))
+    source.end("later")
+    assert await source.result() == "done"
+
+
+async def test_whoever_waits_is_woken_by_a_reply_and_by_the_end(nursery, autojump_clock):
+    source, got = answer(), []
+
+    async def read():
+        async for reply in source:
+            got.append((reply, trio.current_time()))  # noqa: PERF401  # so does when
+        got.append(trio.current_time())
+
+    nursery.start_soon(read)
+    await trio.sleep(1)
+    source.put("a")
+    await trio.sleep(1)
+    source.end(None)
+    await wait_all_tasks_blocked()
+    assert got == [("a", 1), 2]
+
+
+async def test_cancelling_a_reader_loses_no_reply(nursery, autojump_clock):
+    source = answer()
+    with trio.move_on_after(1):
+        await anext(source)
+    source.put("a")
+    assert await anext(source) == "a"
+
+
+# Credit -----------------------------------------------------------------------------------
+
+
+def test_no_more_is_put_than_was_promised_space_for():
+    source = answer(3)
+    source.put("ab", 2)
+    with pytest.raises(OutOfCredit):
+        source.put("cd", 2)
+    source.put("c", 1)
+    assert source.credit == 0
+    source.put("started", 0)
+
+
+async def test_a_relay_counts_credit_too(nursery, autojump_clock):
+    source, sink = answer(3), answer(1)
+    nursery.start_soon(source.relay, sink.put)
+    await wait_all_tasks_blocked()
+    source.put("a")
+    assert (source.credit, sink.credit) == (2, 0)
+
+
+async def test_credit_that_runs_out_behind_a_relay_is_the_relays_error(nursery, autojump_clock):
+    source, sink = answer(9), answer(1)
+
+    async def relay():
+        with pytest.raises(OutOfCredit):
+            await source.relay(sink.put)
+
+    nursery.start_soon(relay)
+    await wait_all_tasks_blocked()
+    for reply in "abc":
+        source.put(reply)
+    source.end("done")
+
+
+# Relays -----------------------------------------------------------------------------------
+
+
+async def test_a_relay_runs_in_the_turn_of_the_put_and_wakes_nobody(nursery, autojump_clock):
+    first, second, third, got = answer(1000), answer(1000), answer(1000), []
+    nursery.start_soon(relaying, first, lambda reply: second.put(reply * 2), name="one")
+    nursery.start_soon(relaying, second, lambda reply: third.put(reply + 1), name="two")
+    nursery.start_soon(relaying, third, got.append, name="three")
+    await wait_all_tasks_blocked()
+    with counting() as steps:
+        for number in range(500):
+            first.put(number)
+            assert got[-1] == number * 2 + 1
+        await wait_all_tasks_blocked()
+    assert not steps.by_name.keys() & {"one", "two", "three"}
+    first.end("done")
+    second.end("done")
+    with counting() as steps:
+        third.end("done")
+        await wait_all_tasks_blocked()
+    assert steps.by_name["three"] <= 2
+
+
+async def test_what_waited_before_the_relay_goes_first(nursery, autojump_clock):
+    source, got = answer(), []
+    source.put(1)
+    source.put(2)
+    nursery.start_soon(source.relay, got.append)
+    await wait_all_tasks_blocked()
+    source.put(3)
+    assert got == [1, 2, 3]
+
+
+async def test_an_error_in_a_relays_function_ends_the_relay_and_reaches_no_one_else(nursery, autojump_clock):
+    source, neighbour, got, broken = answer(), answer(), [], []
+
+    def trips(reply):
+        got.append(reply)
+        if reply == 2:
+            raise ZeroDivisionError
+
+    async def relay():
+        try:
+            await source.relay(trips)
+        except ZeroDivisionError:
+            broken.append(trio.current_time())
+
+    nursery.start_soon(relay)
+    nursery.start_soon(neighbour.relay, got.append)
+    await wait_all_tasks_blocked()
+    for reply in (1, 2, 3):
+        source.put(reply)  # whoever puts hears nothing of it
+        neighbour.put(-reply)
+    await wait_all_tasks_blocked()
+    assert broken == [0]
+    assert got == [1, -1, 2, -2, -3]
+
+
+async def test_an_error_in_what_waited_ends_the_relay_at_once(autojump_clock):
+    source = answer()
+    source.put(1)
+    source.put(2)
+    with pytest.raises(ZeroDivisionError):
+        await source.relay(lambda reply: 1 // (reply - 1))
+
+
+async def test_enough_ends_a_relay_and_drops_what_follows(nursery, autojump_clock):
+    source, got, results = answer(3), [], []
+    nursery.start_soon(relaying, source, got.append, results)
+    await wait_all_tasks_blocked()
+    source.put(1)
+    source.enough()
+    source.put(2)
+    await wait_all_tasks_blocked()
+    assert (got, results) == ([1], [None])
+    source.fail(Overloaded("nobody hears"))
+
+
+async def test_a_relay_gives_up_at_its_deadline_judged_anew_each_time(nursery, autojump_clock):
+    source, results, deadline = answer(), [], [5]
+    nursery.start_soon(relaying, source, lambda _: None, results, lambda: deadline[0])
+    await trio.sleep(4)
+    deadline[0] = 7
+    await trio.sleep(2.5)
+    assert results == []
+    await trio.sleep(0.75)
+    assert results == [None]
+
+
+async def test_a_relay_whose_deadline_is_past_does_not_wait(autojump_clock):
+    await trio.sleep(1)
+    assert await answer().relay(print, lambda: 0.5) is None
+    assert trio.current_time() == 1
+
+
+async def test_a_result_that_is_there_beats_a_deadline_that_is_past(autojump_clock):
+    source = answer()
+    source.end("done")
+    assert await source.relay(print, lambda: -1) == "done"
+
+
+# A call and its answerer ------------------------------------------------------------------
+
+
+async def serve(inbox, serve_one, bugs=None, *, task_status=trio.TASK_STATUS_IGNORED):
+    bugs = bugs or Bugs()
+
+    async def one(call):
+        with call.answering(bugs) as replies:
+            await serve_one(call, replies)
+
+    async with trio.open_nursery() as nursery:
+        task_status.started()
+        async for call in inbox:
+            nursery.start_soon(one, call)
+
+
+async def ask(address, request=None, credit=9):
+    async with address.ask(request or Ask(), credit) as replies:
+        return await replies.result()
+
+
+async def test_leaving_before_the_call_was_taken_leaves_it_cancelled_in_the_inbox(nursery, autojump_clock):
+    address, inbox = mailbox(1)
+    with trio.move_on_after(1):
+        await ask(address)
+    call = inbox.receive_nowait()
+    assert call.scope.cancel_called
+    with call.answering(Bugs()) as replies:
+        await trio.sleep(1)
+        pytest.fail("the body went on")
+    assert replies.over.is_set()
+    assert trio.current_time() == 1
+
+
+async def test_a_bug_beside_the_error_of_a_request_is_logged_and_counted_too(nursery, caplog):
+    address, inbox = mailbox(1)
+
+    async def both(call, replies):
+        raise ExceptionGroup("two at once", [Overloaded("no room"), KeyError("a bug")])
+
+    counted = Bugs(most=9)
+    nursery.start_soon(serve, inbox, both, counted)
+    with pytest.raises(Overloaded):
+        await ask(address)
+    assert [record.message for record in caplog.records] == ["a bug failed a request"]
+    assert len(counted._seen) == 1
+
+
+async def test_several_errors_of_one_request_are_no_bug(nursery, caplog):
+    address, inbox = mailbox(1)
+
+    async def both(call, replies):
+        raise ExceptionGroup("two at once", [Overloaded("no room"), Overloaded("nowhere")])
+
+    nursery.start_soon(serve, inbox, both)
+    with pytest.raises(Overloaded):
+        await ask(address)
+    assert caplog.records == []
+
+
+async def test_leaving_a_full_inbox_leaves_nothing(nursery, autojump_clock):
+    address, inbox = mailbox(0)
+    with trio.move_on_after(1):
+        await ask(address)
+    assert inbox.statistics().tasks_waiting_send == 0
+    with pytest.raises(trio.WouldBlock):
+        inbox.receive_nowait()
+
+
+async def test_leaving_during_the_answer_cancels_the_answerer_in_the_same_turn(nursery, autojump_clock):
+    address, inbox = mailbox(1)
+    left = []
+
+    async def forever(call, replies):
+        try:
+            await trio.sleep_forever()
+        finally:
+            replies.put("nobody takes this")
+            left.append((trio.current_time(), call.answer.over.is_set()))
+
+    await nursery.start(serve, inbox, forever)
+    with trio.move_on_after(2):
+        await ask(address)
+    await wait_all_tasks_blocked()
+    assert left == [(2, False)]
+
+
+async def test_an_answerer_that_runs_on_finds_itself_cancelled_and_not_unheard(nursery, autojump_clock):
+    address, inbox = mailbox(1)
+    seen = []
+
+    async def busy(call, replies):
+        while True:
+            replies.put("x", 0)
+            seen.append(call.scope.cancel_called)
+            await trio.lowlevel.checkpoint()
+
+    await nursery.start(serve, inbox, busy)
+    async with address.ask(Ask(), 0) as replies:
+        await anext(replies)
+    await wait_all_tasks_blocked()
+    assert not any(seen)
+
+
+async def test_leaving_after_the_end_changes_nothing(nursery, autojump_clock):
+    address, inbox = mailbox(1)
+
+    async def at_once(call, replies):
+        replies.end("done")
+
+    await nursery.start(serve, inbox, at_once)
+    async with address.ask(Ask(), 1) as replies:
+        await trio.sleep(1)
+    assert replies.over.is_set()
+    assert await ask(address) == "done"
+
+
+async def test_an_asker_that_leaves_does_not_disturb_its_neighbour(nursery, autojump_clock):
+    address, inbox = mailbox(1)
+
+    async def slowly(call, replies):
+        await trio.sleep(3)
+        replies.end(call.request.id)
+
+    await nursery.start(serve, inbox, slowly)
+    with trio.move_on_after(1):
+        await ask(address, Ask("left"))
+    assert await ask(address, Ask("stays")) == "stays"
+    assert trio.current_time() == 4
+
+
+async def test_when_the_answerer_dies_the_asker_hears_actor_lost(nursery, autojump_clock):
+    address, inbox = mailbox(1)
+    actor = trio.CancelScope()
+
+    async def forever(call, replies):
+        await trio.sleep_forever()
+
+    async def run():
+        with actor:
+            await serve(inbox, forever)
+
+    async def stop():
+        await trio.sleep(2)
+        actor.cancel()
+
+    nursery.start_soon(run)
+    nursery.start_soon(stop)
+    with pytest.raises(ActorLost):
+        await ask(address)
+    assert trio.current_time() == 2
+
+
+async def test_a_body_that_ends_without_an_end_is_an_answerer_that_ended(nursery, autojump_clock):
+    address, inbox = mailbox(1)
+
+    async def forgets(call, replies):
+        pass
+
+    await nursery.start(serve, inbox, forgets)
+    with pytest.raises(ActorLost):
+        await ask(address)
+
+
+async def test_a_request_error_fails_its_call_alone(nursery, autojump_clock):
+    address, inbox = mailbox(1)
+
+    async def picky(call, replies):
+        if call.request.id == "bad":
+            raise BadRequest("not this one", param="id")
+        replies.end("fine")
+
+    await nursery.start(serve, inbox, picky)
+    with pytest.raises(BadRequest, match="not this one") as caught:
+        await ask(address, Ask("bad"))
+    assert caught.value.param == "id"
+    assert await ask(address) == "fine"
+
+
+async def test_a_request_error_inside_groups_still_fails_its_call(nursery, autojump_clock):
+    address, inbox = mailbox(1)
+
+    async def nested(call, replies):
+        async with trio.open_nursery() as legs, trio.open_nursery() as leg:
+            legs.start_soon(trio.sleep_forever)
+            leg.cancel_scope.deadline = 5
+            raise LinkLost("one leg")
+
+    await nursery.start(serve, inbox, nested)
+    with pytest.raises(LinkLost, match="one leg"):
+        await ask(address)
+
+
+@pytest.mark.parametrize(
+    "error", [EngineStuck("it kept its slot"), ExceptionGroup("", [LinkLost("x"), EngineStuck("y")])]
+)
+async def test_an_actor_error_ends_the_actor_whatever_rose_beside_it(error, autojump_clock):
+    address, inbox = mailbox(1)
+
+    async def stuck(call, replies):
+        raise error
+
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(BaseException, check=lambda raised: "EngineStuck" in repr(raised)), flatten_subgroups=False
+    ):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve, inbox, stuck)
+            with pytest.raises((ActorLost, LinkLost)):
+                await ask(address)
+
+
+async def test_a_bug_fails_one_request_as_internal_and_is_logged_with_its_id(nursery, autojump_clock, caplog):
+    address, inbox = mailbox(1)
+
+    async def buggy(call, replies):
+        replies.end(10 // (call.request.id != "unlucky"))
+
+    await nursery.start(serve, inbox, buggy)
+    with pytest.raises(Internal) as caught:
+        await ask(address, Ask("unlucky"))
+    assert "ZeroDivision" not in str(caught.value)
+    (record,) = caplog.records
+    assert (record.levelno, record.request_id) == (logging.ERROR, "unlucky")
+    assert record.exc_info[0] is ZeroDivisionError
+    assert await ask(address) == 10
+
+
+async def test_a_rate_of_bugs_ends_the_actor(autojump_clock):
+    address, inbox = mailbox(1)
+
+    async def buggy(call, replies):
+        raise KeyError
+
+    with pytest.RaisesGroup(pytest.RaisesGroup(TooManyBugs), flatten_subgroups=False):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve, inbox, buggy, Bugs(most=2, window_s=10))
+            for _ in range(3):
+                with pytest.raises(Internal):
+                    await ask(address)
+
+
+async def test_bugs_far_apart_are_forgiven(nursery, autojump_clock):
+    bugs = Bugs(most=2, window_s=10)
+    for _ in range(20):
+        bugs.count(KeyError())
+        await trio.sleep(5)
+    with pytest.raises(TooManyBugs, match="3 bugs in 10 s"):
+        bugs.count(KeyError())
+        bugs.count(KeyError())

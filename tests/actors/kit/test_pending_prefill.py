@@ -1,0 +1,368 @@
+"""An engine is given prompts enough to keep it busy, and no more: behind those that are inside, everybody waits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+import pytest
+import trio
+from attrs import evolve
+from trio.testing import wait_all_tasks_blocked
+
+from actors.decode import Deadlines, decode
+from actors.kit.calls import Address, Answer, Call
+from actors.kit.pending_prefill import PendingPrefill
+from actors.kit.priority_inbox import Queue, queue
+from actors.routing.load import Load, least_loaded
+from actors.routing.places import Places
+from protocol.cluster import Leg
+from protocol.errors import RequestError
+from protocol.messages import Accepted, Generate, Respond, Sampling
+from supervisor.cluster.pool import Ranked
+from supervisor.config import load
+from supervisor.config.load import Cluster
+from supervisor.config.schema import EngineSection
+from supervisor.node.assembly import House
+from supervisor.supervision.supervise import supervise
+from tests.rig.assembly import built
+from tests.rig.fake_engine import Costs, FakeEngine
+
+ROOT = Path(__file__).parents[3]
+LONG, ONE_S = 6_000, 0.6  # tokens, and what computing them takes
+IDS = count(2**64, 2**16)  # far from the node's own
+CLUSTER = f"""
+[gateway]
+port = 0
+[model.tiny]
+path = "{ROOT / "examples" / "tiny"}"
+"""
+ENGINE = """
+[engine.{0}]
+model = "tiny"
+kind = "simulated"
+leg = "{1}"
+slots = 16
+kv_tokens_max = 1_000_000
+context_max = 8192
+[engine.{0}.simulated.costs]
+fixed_s = 0.01
+per_prefill_token_s = 0.0001
+"""
+
+
+@asynccontextmanager
+async def node(folder, *legs) -> AsyncIterator[House]:
+    """Run what stands behind the gateway of a node."""
+    text = "".join(ENGINE.format(f"{leg}-{at}", leg) for at, leg in enumerate(legs))
+    (folder / "cluster.toml").write_text(CLUSTER + text)
+    house, _ = built(load.read(folder / "cluster.toml"), "main")
+    children = [each for each in house.tree.children if each.name != "gateway"]
+    needs = [tuple(name for name in each.needs or () if name != "gateway") for each in children]
+    tree = evolve(house.tree, children=tuple(map(lambda child, own: evolve(child, needs=own), children, needs)))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lambda task_status: supervise(tree, rng=random.Random(0), task_status=task_status))
+        yield house
+        nursery.cancel_scope.cancel()
+
+
+def prompts(many, size):
+    rng = random.Random(next(IDS))
+    return tuple(tuple(rng.randrange(1, 400) for _ in range(size)) for _ in range(many))
+
+
+async def first_s(house, owner, lists, tokens_max=4):
+    """Ask for an answer to each prompt, and return how long the first token of any of them took."""
+    began_at, first_at = trio.current_time(), None
+    wanted = Respond(f"{next(IDS):032x}", token_lists=lists, tokens_max=tokens_max, ignore_eos=True, owner=owner)
+    async with house.door.asking.served["tiny"].ask.ask(wanted, 10**6) as replies:
+        async for reply in replies:
+            if first_at is None and not isinstance(reply, Accepted):
+                first_at = trio.current_time()
+    assert first_at is not None
+    return first_at - began_at
+
+
+LEGS = pytest.mark.parametrize(
+    "legs", [("both",), ("prefill", "decode"), ("prefill", "decode", "decode")], ids="-".join
+)
+
+
+@LEGS
+@pytest.mark.parametrize("tokens_max", [4, 400])
+async def test_b13_a_key_with_many_long_prompts_makes_nobody_wait_for_all_of_them(
+    legs, tokens_max, autojump_clock, tmp_path
+):
+    async with node(tmp_path, *legs) as house, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(first_s, house, "greedy", prompts(100, LONG), tokens_max)
+        await trio.sleep(1)
+        waited_s = await first_s(house, "honest", prompts(1, 20))
+        # The prompt that is being computed, those for other decodes, and one turn of the other key.
+        assert waited_s < (1 + max(1, legs.count("decode"))) * ONE_S + 0.1, waited_s
+        nursery.cancel_scope.cancel()
+
+
+@LEGS
+async def test_what_waits_for_other_prompts_is_all_answered_and_nothing_of_it_is_left(legs, autojump_clock, tmp_path):
+    async with node(tmp_path, *legs) as house:
+        async with trio.open_nursery() as nursery:
+            for number in range(24):
+                nursery.start_soon(first_s, house, f"key {number % 3}", prompts(3, 50 + 250 * number))
+        workers = house.directory.workers("tiny")
+        assert [(each.load.busy, each.load.pending) for each in workers] == [(0, 0)] * len(legs)
+
+
+@pytest.mark.parametrize("size", [20, 300, LONG], ids="{} tokens".format)
+async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(size, autojump_clock, tmp_path):
+    answered: list[float] = []
+
+    async def ask_once(house):
+        answered.append(await first_s(house, "a", prompts(1, size)))
+
+    async with node(tmp_path, "prefill", "decode", "decode") as house, trio.open_nursery() as nursery:
+        house.directory.here["decode-1"].plug.now.stall(1e6)
+        for _ in range(3):
+            for _ in range(25):
+                nursery.start_soon(ask_once, house)
+            await trio.sleep(27 * ONE_S)
+        # Half of the slots and of two chunks, and of longer prompts one.
+        held = house.directory.here["decode-1"].busy
+        assert held == min(8, -(-2048 // size))
+        assert len(answered) == 75 - held
+        nursery.cancel_scope.cancel()
+
+
+async def test_b13_a_decode_that_takes_again_is_given_prompts_again(autojump_clock, tmp_path):
+    async with node(tmp_path, "prefill", "decode", "decode") as house, trio.open_nursery() as nursery:
+        house.directory.here["decode-1"].plug.now.stall(20)
+        for _ in range(50):
+            nursery.start_soon(first_s, house, "a", prompts(1, 300))
+        await trio.sleep(19)
+        assert [each.load.busy for each in house.directory.workers("tiny")] == [7, 7, 0]
+        await trio.sleep(2)
+        assert [each.load.busy for each in house.directory.workers("tiny")] == [0, 0, 0]
+
+
+async def test_short_prompts_are_computed_together(autojump_clock, tmp_path):
+    async with node(tmp_path, "both") as house:
+        began_at = trio.current_time()
+        await first_s(house, "a", prompts(16, 250), 1)
+        # The first goes ahead by itself; the others are two steps of one chunk each.
+        assert trio.current_time() - began_at < 0.6
+
+
+# In an engine -----------------------------------------------------------------------------
+
+
+def wanted(name, size=4, tokens_max=2):
+    return Generate(name, [1] * size, Sampling(tokens_max), owner=name[0])
+
+
+@asynccontextmanager
+async def working(most, costs=None, deadlines=None) -> AsyncIterator[tuple[Address, FakeEngine, Queue]]:
+    address, inbox = queue(16, lambda _: 0, lambda request: request.owner)
+    engine = FakeEngine(costs or Costs(slots=4))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.run)
+        deadlines = deadlines or Deadlines(release_s=1, first_token_s=5, gap_s=5, stuck_max=4)
+        await nursery.start(decode, inbox, engine, 4, deadlines, None, most)
+        yield address, engine, inbox
+        nursery.cancel_scope.cancel()
+
+
+async def ask(address, request, leave_s=1e3):
+    with trio.move_on_after(leave_s), suppress(RequestError):
+        async with address.ask(request, request.sampling.tokens_max) as replies:
+            await replies.result()
+
+
+async def test_an_engine_has_no_more_prompts_than_it_may_and_a_longer_one_alone(autojump_clock):
+    async with working(10) as (address, engine, _), trio.open_nursery() as nursery:
+        for name, size in (("a", 4), ("b", 6), ("c", 1), ("d", 40), ("e", 4)):
+            nursery.start_soon(ask, address, wanted(name, size))
+            await wait_all_tasks_blocked()
+        assert engine.log == ["submit a", "submit b"]
+        await trio.sleep(1.5)  # both have begun
+        assert engine.log == ["submit a", "submit b", "submit c"], "the next one is not passed by what would fit"
+        await trio.sleep(1)
+        assert engine.log[3:] == ["ended a", "ended b", "submit d"]
+        await trio.sleep(1)
+        assert engine.log[6:] == ["ended c", "submit e"]
+
+
+ENDS = {
+    "ends": (Costs(slots=4), 1e3),
+    "leaves before it begins": (Costs(slots=4), 0.5),
+    "leaves in the middle": (Costs(slots=4), 1.5),
+    "is too late": (Costs(slots=4, prefill_s=10), 1e3),
+    "is refused": (Costs(slots=4, refused=lambda name: name.startswith("first")), 1e3),
+    "keeps its slot": (Costs(slots=4, stuck=True), 0.5),
+    "keeps its slot in the middle": (Costs(slots=4, stuck=True), 1.5),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+async def test_room_for_prompts_comes_back_however_a_request_ends(how, autojump_clock):
+    costs, leave_s = ENDS[how]
+    async with working(10, costs) as (address, _, inbox):
+        for name in ("first", "first again", "first once more"):
+            await ask(address, wanted(name, 9), leave_s)
+        costs.prefill_s, costs.refused = 0.0, lambda _: False
+        with trio.fail_after(10):
+            async with address.ask(wanted("last", 10), 2) as replies:
+                assert await replies.result() is not None
+        assert inbox.waiting == (0, 0)
+
+
+async def test_who_has_waited_for_room_and_left_is_in_nobodys_way(autojump_clock):
+    async with working(10, Costs(slots=4, prefill_s=1)) as (address, engine, _), trio.open_nursery() as nursery:
+        nursery.start_soon(ask, address, wanted("a", 4))
+        await wait_all_tasks_blocked()
+        nursery.start_soon(ask, address, wanted("b", 40), 1)
+        await trio.sleep(2)
+        nursery.start_soon(ask, address, wanted("c", 4))
+        await wait_all_tasks_blocked()
+        assert engine.log == ["submit a", "submit c"]
+
+
+@pytest.mark.parametrize("room", [1, 16], ids=["for room in the queue", "in the queue"])
+async def test_b13_who_was_next_and_leaves_lets_the_one_behind_in_at_once(room, autojump_clock):
+    address, inbox = queue(room, lambda _: 0)
+    got = []
+
+    async def take():
+        while True:
+            got.append((await inbox.receive(lambda request: len(request.tokens) < 9)).request.id)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        leaving = [wanted(name, 40) for name in "ab"]
+        for number, request in enumerate((*leaving, wanted("c", 4)), start=1):
+            nursery.start_soon(ask, address, request, number if request in leaving else 1e3)
+            await wait_all_tasks_blocked()
+        await trio.sleep(2.5)
+        assert got == ["c"]
+        nursery.cancel_scope.cancel()
+
+
+def call(name, size):
+    return Call((name, size), Answer(0))
+
+
+async def test_the_most_urgent_is_next_though_there_was_no_room_for_it_in_the_queue(autojump_clock):
+    of: Queue = Queue(1, lambda request: request[0] == "b")
+    got = []
+
+    async def take():
+        while True:
+            got.append((await of.receive(lambda request: request[1] < 9)).request)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(of.send, call("a", 8))
+        nursery.start_soon(take)
+        await wait_all_tasks_blocked()
+        for sent in (call("a", 9), call("a", 9), call("b", 1)):
+            nursery.start_soon(of.send, sent)
+            await wait_all_tasks_blocked()
+        assert got == [("a", 8), ("b", 1)]
+        nursery.cancel_scope.cancel()
+
+
+def test_room_that_is_given_back_twice_is_one_room():
+    pending = PendingPrefill(10)
+    pending.add("a", 4)
+    pending.add("b", 30)
+    assert [pending.discard(key) for key in ("a", "a", "b", "c")] == [True, False, True, False]
+    assert (pending.tokens, pending.fits(10), pending.fits(11)) == (0, True, True)
+    pending.add("c", 1)
+    assert (pending.fits(9), pending.fits(10)) == (True, False)
+
+
+# At a router ------------------------------------------------------------------------------
+
+
+class Told:
+    """A worker as busy as a test says."""
+
+    def __init__(self, load):
+        self.load = load
+
+
+def test_a_worker_with_prompts_enough_is_behind_all_that_have_room():
+    loads = [Load("a", 0, 4, 0, 0, 0, 8, 8), Load("b", 3, 4, 0, 0, 0, 7, 8), Load("c", 2, 4, 0, 0, 0, 99, 0)]
+    assert [load.full for load in loads] == [True, False, False]
+    assert least_loaded(loads) == 2
+    ranked = Ranked.of([Told(load) for load in loads])
+    assert [each.load.name for each in ranked] == ["c", "b", "a"]
+
+
+def held(places, decode, *sizes):
+    for size in sizes:
+        places.add("p", decode, size)
+
+
+def test_a_decode_has_its_share_of_a_prefill_and_always_one_prompt():
+    prefill, places = Load("p", 0, 8, shared_max=100), Places()
+    held(places, "a", 49)
+    assert [places.takes(prefill, each, 2) for each in "ab"] == [True, True]
+    held(places, "a", 1)
+    assert [places.takes(prefill, each, 2) for each in "ab"] == [False, True]
+    assert places.takes(prefill, "a", 1), "the other one is gone"
+    held(places, "b", 9_000)
+    assert [places.takes(prefill, each, 3) for each in "abc"] == [False, False, True]
+    for each, size in (("a", 49), ("a", 1), ("b", 9_000)):
+        places.discard("p", each, size)
+    assert [places.takes(prefill, each, 2) for each in "ab"] == [True, True]
+    assert not places.pending
+
+
+@pytest.mark.parametrize("most", [0, 1000])
+def test_a_decode_has_its_share_of_a_prefills_slots_and_leaves_one_to_each_that_has_none(most):
+    places = Places()
+    held(places, "a", 1, 1, 1)
+    for busy, decodes, more in ((3, 2, True), (3, 3, False), (6, 2, True), (7, 2, False)):
+        assert places.takes(Load("p", busy, 8, shared_max=most), "a", decodes) is more
+    held(places, "b", 1)
+    assert places.takes(Load("p", 7, 8, shared_max=most), "a", 2)
+    held(places, "a", 1)
+    assert not places.takes(Load("p", 5, 8, shared_max=most), "a", 2)
+
+
+# In cluster.toml --------------------------------------------------------------------------
+
+
+def section(**more) -> EngineSection:
+    return EngineSection(model="tiny", kv_tokens_max=4096, **more)
+
+
+@pytest.mark.parametrize(
+    ("made", "most"),
+    [
+        (section(device="cpu"), 512),
+        (section(device="cuda"), 16_384),
+        (section(device="cuda", prefill_chunk=4096), 8192),
+        (section(kind="simulated"), 4096),
+        (section(device="cuda", prefill_chunk=4096, pending_prefill_tokens_max=100), 100),
+        (section(device="cuda", leg="prefill"), 16_384),
+        (section(device="cuda", leg="prefill", pending_prefill_tokens_max=100), 100),
+        (section(device="cuda", leg="decode"), 0),
+    ],
+)
+def test_two_chunks_are_enough_unless_the_file_says_otherwise(made, most):
+    assert made.pending_prefill_max == most
+
+
+def test_the_file_says_of_an_engine_that_computes_prompts_how_many_it_has(tmp_path):
+    text = CLUSTER + ENGINE.format("prefill", "prefill") + ENGINE.format("decode", "decode")
+    (tmp_path / "cluster.toml").write_text(text.replace("slots", "pending_prefill_tokens_max = 9\nslots"))
+    with pytest.raises(load.FileMistakes, match=r"decode\.pending_prefill_tokens_max: is for engines that compute"):
+        load.read(tmp_path / "cluster.toml")
+    (tmp_path / "cluster.toml").write_text(text.replace("slots", "pending_prefill_tokens_max = 9\nslots", 1))
+    cluster: Cluster = load.read(tmp_path / "cluster.toml")
+    house, _ = built(cluster, "main")
+    told = {offer.leg: offer.pending_prefill_tokens_max for offer in house.directory.offers("tiny")}
+    assert told == {Leg.PREFILL: 9, Leg.DECODE: 0}

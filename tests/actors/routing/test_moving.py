@@ -1,0 +1,177 @@
+"""What waits in vain at a worker with too much moves to one where it can begin, and never is at both."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from attrs import define
+from trio.testing import wait_all_tasks_blocked
+
+from actors.routing.load import Load
+from actors.routing.outliers import Ejection
+from actors.routing.route import Limits, Need, Route
+from protocol.cluster import Leg
+from protocol.errors import EngineLost, HandOffFailed, Internal, Preempted
+from tests.actors.test_router import Fake, Play, ask, check_whole, generate, routed
+
+SILENT = Play(None, 0)
+
+
+@define(eq=False)
+class Memory(Fake):
+    """A worker that tells of its KV memory."""
+
+    kv: int = 0
+    kv_max: int = 100
+
+    @property
+    def load(self) -> Load:
+        return Load(self.name, self.busy + self.more, self.slots, 0, self.kv, self.kv_max)
+
+
+async def test_d6_a_request_goes_where_its_tokens_fit_though_slots_are_fewer_there(autojump_clock):
+    async with routed(Memory("a", slots=16, kv=95), Memory("b", slots=16, more=8, kv=50)) as world:
+        check_whole(await ask(world, generate()), generate())
+        assert len(world.worker("b").asked) == 1
+
+
+async def test_d6_what_waits_in_vain_at_a_full_worker_moves_to_one_where_it_can_begin(autojump_clock):
+    async with routed(Memory("a", [SILENT], kv=50), Memory("b", kv=99)) as world, trio.open_nursery() as nursery:
+        got: list = []
+
+        async def one():
+            got.append(await ask(world, generate()))
+
+        nursery.start_soon(one)
+        await wait_all_tasks_blocked()
+        world.worker("a").kv = 120
+        await trio.sleep(20)
+        assert not world.worker("b").asked, "nowhere is room"
+        world.worker("b").kv = 20
+        await trio.sleep(20)
+        (wanted,) = world.worker("b").asked
+        assert (wanted.id, wanted.said) == ("new 1", 0)
+        check_whole(got[0], generate())
+        assert world.worker("a").left == [world.worker("b").times[0]], "never at both at once"
+
+
+async def test_d6_what_has_begun_stays_and_so_does_what_waits_at_a_worker_that_has_room(autojump_clock):
+    slow = Play(None, 3)
+    async with (
+        routed(Memory("a", [slow, SILENT], kv=10), Memory("b", slots=0)) as world,
+        trio.open_nursery() as nursery,
+    ):
+        for name in ("begun", "waits"):
+            nursery.start_soon(ask, world, generate(name))
+        await trio.sleep(3)
+        world.worker("b").slots = 8
+        await trio.sleep(60)
+        assert not world.worker("b").asked, "worker a has room: it will begin"
+        world.worker("a").kv = 120
+        await trio.sleep(10)
+        assert [each.id for each in world.worker("b").asked] == ["new 1"]
+        assert world.worker("a").left == [world.worker("b").times[0]]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_request_moves_as_often_as_it_may_and_each_time_later(autojump_clock):
+    workers = [Memory(name, [SILENT] * 9, kv=kv) for name, kv in (("a", 10), ("b", 20), ("c", 30), ("d", 40))]
+    limits = Limits(move_after_s=2, moves_max=2)
+    async with routed(*workers, limits=limits) as world, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, world, generate())
+        await wait_all_tasks_blocked()
+        for worker in workers:
+            await trio.sleep(30)
+            worker.kv = 120
+        await trio.sleep(100)
+        assert [len(worker.asked) for worker in workers] == [1, 1, 1, 0]
+        nursery.cancel_scope.cancel()
+
+
+async def test_leaving_while_a_request_moves_keeps_no_place(autojump_clock):
+    for after_s in (2.0, 3.999, 4.0, 4.001):
+        async with routed(Memory("a", [SILENT], kv=50), Memory("b", [SILENT], kv=50, more=2)) as world:
+            with trio.move_on_after(after_s):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(ask, world, generate())
+                    await wait_all_tasks_blocked()
+                    world.worker("a").kv = 120
+
+
+async def test_a_place_that_is_let_go_is_had_at_once_by_whoever_waits(autojump_clock):
+    async with routed(Fake("a", slots=1)) as world, trio.open_nursery() as nursery:
+        routing, got = world.routing, list[Route]()
+        kept = routing.choose(Need())
+
+        async def wait(another):
+            got.append(await another)
+
+        nursery.start_soon(wait, routing.wait_for_other(Need(), (), (), 0.0))
+        await wait_all_tasks_blocked()
+        assert not got
+        kept.end()
+        await wait_all_tasks_blocked()
+        assert [each.name for each in got] == ["a"], "nothing else has happened"
+        got[0].end()
+
+
+async def test_a_worker_that_was_tried_is_had_at_once_by_whoever_waits(autojump_clock):
+    limits = Limits(ejection=Ejection(failures_max=1, aside_s=1))
+    workers = Fake("a"), Fake("b", slots=0), Fake("c", slots=0)
+    async with routed(*workers, limits=limits) as world, trio.open_nursery() as nursery:
+        routing, got = world.routing, list[Route]()
+        routing.failed("a", Internal("a bug"))
+        await trio.sleep(2)
+        tries = routing.choose(Need())
+        for name in tries.names:
+            tries._let_go(name)  # as if it had been asked
+
+        async def wait(another):
+            got.append(await another)
+
+        nursery.start_soon(wait, routing.wait_for_other(Need(), (), (), 0.0))
+        await wait_all_tasks_blocked()
+        assert not got
+        tries.end()
+        await wait_all_tasks_blocked()
+        assert [each.name for each in got] == ["a"], "nothing else has happened"
+        got[0].end()
+
+
+@pytest.mark.parametrize("_", range(20))  # who runs first in a turn is chance
+async def test_a_request_moves_though_a_leg_fails_in_the_turns_in_which_it_is_taken_back(_, autojump_clock):
+    p, q = (Memory(name, leg=Leg.PREFILL, bootstrap=(name, 1), kv=50) for name in "pq")
+    d, e = (Memory(name, [SILENT], leg=Leg.DECODE, kv=50) for name in "de")
+    p.plays, q.more, e.more, e.plays = [Play(HandOffFailed("cut"), 0)], 1, 1, []
+    async with routed(p, q, d, e, limits=Limits(move_after_s=0.5)) as world, trio.open_nursery() as nursery:
+        got: list = []
+
+        async def one():
+            got.append(await ask(world, generate()))
+
+        nursery.start_soon(one)
+        await wait_all_tasks_blocked()
+        d.kv = 120
+        await trio.sleep(20)
+        check_whole(got[0], generate())
+
+
+async def test_a_request_does_not_move_to_a_worker_that_died_under_it(autojump_clock):
+    died, full = Memory("a", [Play(EngineLost("died"), 0)], kv=10), Memory("b", [SILENT], kv=20)
+    async with routed(died, full) as world, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, world, generate())
+        await trio.sleep(1.5)
+        full.kv = 120
+        await trio.sleep(20)
+        assert [len(each.asked) for each in (died, full)] == [1, 1]
+        nursery.cancel_scope.cancel()
+
+
+async def test_d7_an_answer_that_an_engine_has_preempted_goes_on_elsewhere_once(autojump_clock):
+    gone = [Play(Preempted("for want of memory"), 2)]
+    async with routed(Fake("a", [*gone]), Fake("b", more=2), Fake("c", more=3)) as world:
+        check_whole(await ask(world, generate()), generate())
+        assert not world.routing.outliers
+    async with routed(Fake("a", [*gone]), Fake("b", [*gone], more=2), Fake("c", more=3)) as world:
+        with pytest.raises(Preempted):
+            await ask(world, generate())

@@ -1,0 +1,548 @@
+"""A worker that keeps failing is set aside, tried again by one request at a time, and never are all set aside."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+import trio
+from attrs import Factory, define
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.routing.load import least_loaded
+from actors.routing.outliers import Ejection, Outliers, Suspect
+from actors.routing.places import Places
+from actors.routing.ports import Watch
+from actors.routing.route import Limits, Need, Routing
+from protocol.cluster import Leg
+from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOffFailed, Internal, RequestError
+from supervisor.node import router_child
+from tests.actors.test_router import Fake, FakePool, Play, ask, check_whole, generate, routed
+from tests.system.simulator import simulate
+
+LIMITS = Ejection(failures_max=3, window=10, rate_max=0.5, aside_s=10, aside_max_s=60, share_max=0.5)
+
+
+def fail(outliers, name="a", times=1, at=0.0, peers=4, limits=LIMITS) -> list[bool]:
+    return [outliers.failed(Suspect(name, "both", peers), "internal", limits, at) for _ in range(times)]
+
+
+# The policy -------------------------------------------------------------------------------
+
+
+def test_so_many_failures_in_a_row_set_a_worker_aside_for_a_while():
+    outliers = Outliers()
+    assert fail(outliers, times=3) == [False, False, True]
+    assert outliers.avoided("a", 9.9)
+    assert not outliers.avoided("a", 10)
+    assert not outliers.avoided("b", 0)
+    assert [(each.name, each.why, each.for_s) for each in outliers.aside(4)] == [("a", "internal", 6)]
+
+
+def test_an_answer_between_failures_begins_the_row_anew():
+    outliers = Outliers()
+    for _ in range(3):
+        fail(outliers, times=2)
+        outliers.answered("a", LIMITS, 0)
+    assert not outliers
+
+
+def test_a_rate_of_failures_sets_a_worker_aside_as_well():
+    outliers = Outliers()
+    for _ in range(4):
+        fail(outliers)
+        outliers.answered("a", LIMITS, 0)
+    assert not outliers
+    fail(outliers, times=2)
+    assert outliers, "six of ten"
+
+
+def test_one_request_at_a_time_tries_whether_it_is_well_again():
+    outliers = Outliers()
+    fail(outliers, times=3)
+    assert outliers.try_again("a", "one")
+    assert outliers.avoided("a", 10), "somebody tries"
+    outliers.tried("a", "one")
+    assert not outliers.avoided("a", 10)
+    assert outliers.answered("a", LIMITS, 11)
+    assert not outliers
+    assert not outliers.try_again("a", "one")
+
+
+def test_b11_while_one_request_tries_it_nobody_else_begins_whoever_else_ends_or_fails():
+    outliers = Outliers()
+    fail(outliers, times=3)
+    assert outliers.try_again("a", "first")
+    assert outliers.try_again("a", "where there is no other worker"), "it fails on one that must be tried"
+    outliers.tried("a", "where there is no other worker")
+    assert outliers.avoided("a", 10), "the first one tries it still"
+    assert fail(outliers, at=11) == [True]
+    assert outliers.avoided("a", 1_000), "the first one still"
+    outliers.tried("a", "first")
+    assert not outliers.avoided("a", 1_000)
+
+
+def test_b11_whoever_tried_it_before_it_was_well_ends_no_later_try():
+    outliers = Outliers()
+    fail(outliers, times=3)
+    assert outliers.try_again("a", "first")
+    assert outliers.answered("a", LIMITS, 11), "and the first goes on to speak"
+    fail(outliers, times=3, at=12)
+    assert outliers.try_again("a", "second")
+    outliers.tried("a", "first")
+    assert outliers.avoided("a", 1_000), "the second one tries it"
+
+
+def test_what_was_asked_before_it_was_set_aside_says_nothing_of_it_now():
+    outliers = Outliers()
+    fail(outliers, times=3)
+    assert fail(outliers, at=5) == [False]
+    assert not outliers.answered("a", LIMITS, 5)
+    assert outliers.avoided("a", 9)
+
+
+def test_each_time_in_a_row_is_twice_as_long_up_to_a_limit_and_a_quiet_time_forgets_them():
+    outliers, at, times = Outliers(), 0.0, []
+    fail(outliers, times=3)
+    for _ in range(5):
+        (aside,) = outliers.aside(at)
+        times.append(aside.for_s)
+        at += aside.for_s
+        assert fail(outliers, at=at) == [True]
+    assert times == [10, 20, 40, 60, 60]
+    outliers.answered("a", LIMITS, at + 60)
+    fail(outliers, times=3, at=at + 130)
+    assert [each.for_s for each in outliers.aside(at + 130)] == [10]
+
+
+@pytest.mark.parametrize(("peers", "most"), [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)])
+def test_no_more_than_a_share_of_those_who_do_the_same_job_is_set_aside(peers, most):
+    outliers = Outliers()
+    for number in range(peers):
+        fail(outliers, str(number), times=9, peers=peers)
+    assert len(list(outliers.aside(0))) == most
+
+
+def test_who_is_not_known_any_more_is_forgotten():
+    outliers = Outliers()
+    fail(outliers, times=3)
+    outliers.keep(lambda name: name != "a")
+    assert not outliers
+
+
+events = st.tuples(st.sampled_from("abcd"), st.sampled_from(["fails", "answers", "try", "tried"]), st.floats(0, 30))
+
+
+@given(st.lists(events, max_size=80), st.floats(0, 1))
+def test_whatever_happens_a_share_stays_and_each_of_the_others_can_come_back(happened, share):
+    outliers, now = Outliers(), 0.0
+    limits = Ejection(3, 10, 0.5, 10, 60, share)
+    for name, what, after_s in happened:
+        now += after_s
+        match what:
+            case "fails":
+                outliers.failed(Suspect(name, "both", 4), "internal", limits, now)
+            case "answers":
+                outliers.answered(name, limits, now)
+            case "try":
+                if not outliers.avoided(name, now):
+                    outliers.try_again(name, name)
+            case "tried":
+                outliers.tried(name, name)
+        aside = list(outliers.aside(now))
+        assert len(aside) <= share * 4
+        assert all(0 <= each.for_s <= 60 for each in aside)
+    for each in list(outliers.aside(now)):
+        outliers.tried(each.name, each.name)
+        assert not outliers.avoided(each.name, now + 60)
+        assert outliers.answered(each.name, limits, now + 60)
+    assert not outliers
+
+
+hand_offs = st.tuples(st.sampled_from("pqr"), st.sampled_from("def"), st.sampled_from(["fails", "answers"]))
+
+
+@given(st.lists(st.tuples(hand_offs, st.floats(0, 30)), max_size=80), st.floats(0, 1))
+def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_each_of_the_others_can_come_back(happened, share):
+    outliers, now, limits = Outliers(), 0.0, Ejection(3, 10, 0.5, 10, 60, share)
+    for (prefill, decode, what), after_s in happened:
+        now += after_s
+        pair = f"{prefill}+{decode}"
+        if what == "fails":
+            both = Suspect(prefill, "prefill", 3), Suspect(decode, "decode", 3)
+            told = outliers.failed_together(Suspect(pair, "pair", 9), both, "cut", limits, now)
+            assert told in {None, prefill, decode, pair}
+        else:
+            for each in (prefill, decode, pair):
+                outliers.answered(each, limits, now)
+        aside = [each.name for each in outliers.aside(now)]
+        for kind in ("pqr", "def"):
+            assert sum(each in kind for each in aside) <= share * 3
+        assert sum("+" in each for each in aside) <= share * 9
+    for each in list(outliers.aside(now)):
+        assert not outliers.avoided(each.name, now + 60)
+        assert outliers.answered(each.name, limits, now + 60)
+    assert not outliers
+
+
+# Behind a router --------------------------------------------------------------------------
+
+
+async def many(world, number, **options) -> list[str]:
+    """Ask ten times a second; return what each request that failed has failed with."""
+    failed: list[str] = []
+
+    async def one(name):
+        try:
+            wanted = generate(name, **options)
+            check_whole(await ask(world, wanted), wanted)
+        except RequestError as error:
+            failed.append(error.code)
+
+    async with trio.open_nursery() as clients:
+        for each in range(number):
+            clients.start_soon(one, str(each))
+            await trio.sleep(0.1)
+    return failed
+
+
+def four(error: RequestError) -> list[Fake]:
+    return [Fake("bad", otherwise=Play(error, 0), slots=64), *(Fake(name, slots=64) for name in "cde")]
+
+
+@pytest.mark.parametrize("error", [Internal("a bug"), DeadlineExceeded("late")])
+async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(error, autojump_clock):
+    async with routed(*four(error)) as world:
+        failed = await many(world, 200)
+        assert len(failed) <= 5 + 3
+        assert len(world.worker("bad").asked) <= 5 + 3
+        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["bad"]
+
+
+async def test_b11_what_one_engine_alone_refuses_is_answered_by_another_and_counts_against_it(autojump_clock):
+    async with routed(*four(EngineRefused("no"))) as world:
+        assert await many(world, 200) == []
+        assert len(world.worker("bad").asked) <= 25, "those of the first second, before another had begun to answer"
+
+
+async def test_b11_a_clients_own_mistakes_set_nobody_aside(autojump_clock):
+    for error in (EngineRefused("no"), BadRequest("no")):
+        workers = [Fake(name, otherwise=Play(error, 0), slots=64) for name in "abcd"]
+        async with routed(*workers) as world:
+            assert len(await many(world, 50)) == 50
+            assert not world.routing.outliers
+            assert sum(len(each.asked) for each in workers) <= 100
+
+
+async def test_b11_who_tries_whether_a_worker_is_well_again_loses_nothing(autojump_clock):
+    limits = Limits(ejection=Ejection(failures_max=3, aside_s=5, aside_max_s=5))
+    async with routed(*four(Internal("a bug")), limits=limits) as world:
+        assert len(await many(world, 300)) <= 5, "those before it was known"
+        tries = len(world.worker("bad").asked)
+        world.worker("bad").otherwise = Play()
+        await trio.sleep(6)
+        assert await many(world, 50) == []
+        assert len(world.worker("bad").asked) == tries + 1
+        await trio.sleep(6)
+        assert await many(world, 50) == []
+        assert len(world.worker("bad").asked) > tries + 10
+        assert not world.routing.outliers
+
+
+async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_not(autojump_clock):
+    """The way between p0 and d0 is cut; each of them reaches everybody else."""
+
+    class Cut(Fake):
+        async def _play(self, request, play, answer, scope):
+            cut = request.rendezvous.host == "p0"
+            await super()._play(request, Play(HandOffFailed("cut"), 0) if cut else play, answer, scope)
+
+    prefills = [Fake(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(2)]
+    decodes = [Cut("d0", leg=Leg.DECODE, slots=64), Fake("d1", leg=Leg.DECODE, slots=64)]
+    async with routed(*prefills, *decodes) as world:
+        assert await many(world, 200) == []
+        met = [each.rendezvous.host for each in world.worker("d0").asked]
+        assert met.count("p0") <= 5 + 10, "and those of the half second before the fifth had failed"
+        assert met.count("p1") > 50
+        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["p0+d0"]
+
+
+async def test_b11_a_pair_that_is_set_aside_is_not_asked_while_the_others_are_only_busy(autojump_clock):
+    """One slot each: whoever finds the good decode busy waits for it, and does not fail on the bad one."""
+
+    class Cut(Fake):
+        async def _play(self, request, play, answer, scope):
+            await super()._play(request, Play(HandOffFailed("cut"), 0), answer, scope)
+
+    prefill = Fake("p", leg=Leg.PREFILL, slots=64, bootstrap=("p", 1))
+    bad, good = Cut("d0", leg=Leg.DECODE, slots=1), Fake("d1", leg=Leg.DECODE, slots=1)
+    limits = Limits(resumes_max=20, ejection=Ejection(failures_max=1, aside_s=3600, aside_max_s=3600))
+    async with routed(prefill, bad, good, limits=limits) as world:
+        assert await many(world, 20) == []
+        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["p+d0"]
+        assert len(bad.asked) == 1
+        assert len(good.asked) == 20
+
+
+class Bad(Fake):
+    """A decode that some prefills hand nothing over to."""
+
+    cut = ("p0",)
+    late_s = 0
+
+    async def _play(self, request, play, answer, scope):
+        failing = request.rendezvous.host in self.cut
+        if failing:
+            await trio.sleep(self.late_s)
+        await super()._play(request, Play(HandOffFailed("cut"), 0) if failing else play, answer, scope)
+
+
+def pairs(many_prefills, many_decodes) -> list[Fake]:
+    prefills = [Fake(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(many_prefills)]
+    return [*prefills, *(Bad(f"d{n}", leg=Leg.DECODE, slots=64) for n in range(many_decodes))]
+
+
+FOR_LONG = Limits(ejection=Ejection(aside_s=3600, aside_max_s=3600))  # where answers one after the other take minutes
+
+
+async def one_by_one(world, number) -> list[str]:
+    """Ask for one answer after the other; return who is set aside then."""
+    for each in range(number):
+        wanted = generate(str(each))
+        check_whole(await ask(world, wanted), wanted)
+    return [each.name for each in world.routing.outliers.aside(trio.current_time())]
+
+
+def met(world, prefill) -> int:
+    return sum(each.rendezvous.host == prefill for at in range(8) for each in world.worker(f"d{at}").asked)
+
+
+@pytest.mark.parametrize("late_s", [0, 2])
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_b11_a_prefill_that_fails_with_many_decodes_is_set_aside_and_not_pair_by_pair(
+    at_once, late_s, autojump_clock
+):
+    """Its own leg may have ended well before: it knows no more than what it has sent."""
+    workers = pairs(4, 8)
+    for each in workers[4:]:
+        each.late_s = late_s
+    async with routed(*workers, limits=FOR_LONG) as world:
+        if at_once:
+            assert await many(world, 50) == []
+            aside = [each.name for each in world.routing.outliers.aside(trio.current_time())]
+        else:
+            aside = await one_by_one(world, 20)
+        assert aside == ["p0"]
+        assert met(world, "p0") <= 5 + (10 * (1 + late_s) if at_once else 1), "at once also those that were on the way"
+
+
+async def test_b11_a_decode_that_fails_with_many_prefills_is_set_aside_and_not_pair_by_pair(autojump_clock):
+    workers = pairs(4, 3)
+    for each in workers[4:]:
+        each.cut = ("p0", "p1", "p2", "p3") if each.name == "d0" else ()
+    async with routed(*workers) as world:
+        assert await many(world, 50) == []
+        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["d0"]
+        assert len(world.worker("d0").asked) <= 5 + 10
+
+
+@pytest.mark.parametrize("bad", ["d0", "p0"])
+@pytest.mark.parametrize("told_by", [Leg.PREFILL, Leg.DECODE])
+async def test_b11_who_lets_the_other_leg_wait_is_set_aside_whichever_says_so(bad, told_by, autojump_clock):
+    class Waits(Fake):
+        """A leg that waits for the other one, for 60 seconds at the longest."""
+
+        async def _play(self, request, play, answer, scope):
+            if self.name in bad_ones or request.rendezvous.host in bad_ones or request.rendezvous.room in rooms:
+                rooms.add(request.rendezvous.room)
+                play = Play(DeadlineExceeded("late"), 0) if self.leg is told_by else Play(tokens=0)
+            await super()._play(request, play, answer, scope)
+
+    bad_ones, rooms = {bad}, set()
+    prefills = [Waits(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(3)]
+    decodes = [Waits(f"d{n}", leg=Leg.DECODE, slots=64) for n in range(3)]
+    async with routed(*decodes, *prefills, limits=FOR_LONG) as world:
+        await many(world, 100)
+        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == [bad]
+
+
+async def test_b11_of_two_prefills_that_fail_both_are_set_aside_and_no_decode(autojump_clock):
+    workers = pairs(4, 8)
+    for each in workers[4:]:
+        each.cut = ("p0", "p1")
+    async with routed(*workers, limits=FOR_LONG) as world:
+        assert await one_by_one(world, 20) == ["p0", "p1"]
+        assert met(world, "p0") + met(world, "p1") <= 2 * (5 + 1)
+
+
+async def test_b11_a_prefill_that_hands_over_again_is_tried_by_one_request_and_comes_back(autojump_clock):
+    limits = Limits(ejection=Ejection(failures_max=3, aside_s=600, aside_max_s=600))
+    async with routed(*pairs(4, 8), limits=limits) as world:
+        assert await one_by_one(world, 10) == ["p0"]
+        tries = met(world, "p0")
+        await trio.sleep(600)
+        assert await many(world, 30) == []
+        assert met(world, "p0") == tries + 1, "one tries, and what it finds is known before another asks"
+        for each in world.pool.all[4:]:
+            each.cut = ()
+        await trio.sleep(600)
+        assert await one_by_one(world, 2) == []
+        assert met(world, "p0") > tries + 1
+
+
+# What a choice costs -----------------------------------------------------------------------
+
+
+@define(eq=False)
+class Ordered:
+    """Workers as a router prefers them, and how often one was looked at."""
+
+    workers: list
+    leg: Leg = Leg.BOTH
+    looks: Counter = Factory(Counter)
+
+    def of(self, leg):
+        return Ordered([each for each in self.workers if each.leg is leg], leg, self.looks)
+
+    def __len__(self):
+        return len(self.workers)
+
+    def __iter__(self):
+        for each in sorted(self.workers, key=lambda each: (each.load.busy / each.slots, each.load.tokens, each.name)):
+            self.looks[self.leg] += 1
+            yield each
+
+
+async def chooses(workers, aside=()):
+    """Return a routing that ranks these workers, of which some are set aside, and the ranks."""
+    routing = Routing(FakePool(workers, None), least_loaded, Limits(), lambda: 1, lambda: "", 0, frozenset())
+    for name in aside:
+        for _ in range(5):
+            routing.failed(name, HandOffFailed("cut") if "+" in name else Internal("a bug"))
+    ordered = Ordered(workers)
+    routing.ranked = ordered.of
+    return routing, ordered
+
+
+async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_set_aside(autojump_clock):
+    workers = [Fake(f"w{number}", slots=8) for number in range(1000)]
+    routing, ordered = await chooses(workers, ["w7"])
+    assert len(routing.outliers) == 1
+    routing.pool.all = []  # who needs them all finds nobody
+    workers[7].slots = 80  # so that it would be the first
+    workers[7].more = 1
+    route = routing.choose(Need(10, 20))
+    assert route.name != "w7"
+    assert ordered.looks.total() <= 3
+
+
+async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock):
+    """Ten decodes take nothing, and are the least busy."""
+
+    class Counted(Places):
+        asked = 0
+
+        def takes(self, prefill, decode, decodes):
+            self.asked += 1
+            return super().takes(prefill, decode, decodes)
+
+    prefills = [Fake(f"p{number}", leg=Leg.PREFILL, slots=40, bootstrap=("p", 1)) for number in range(30)]
+    decodes = [Fake(f"d{number}", leg=Leg.DECODE, slots=40, more=int(number >= 10)) for number in range(40)]
+    routing, _ = await chooses([*prefills, *decodes])
+    routing._places = places = Counted()
+    for one in prefills:
+        for two in decodes[:10]:
+            places.add(one.name, two.name, 100)
+    assert routing.choose(Need(100, 200)).names == ("d10", "p0")
+    assert places.asked <= len(prefills) * 10 + len(prefills) + len(decodes) + 1
+
+
+@pytest.mark.parametrize("seed", range(200))
+async def test_ranked_or_not_the_same_worker_or_pair_is_chosen(seed, autojump_clock):
+    rng = random.Random(seed)
+    legs = rng.choice([[Leg.BOTH] * 5, [Leg.PREFILL] * 3 + [Leg.DECODE] * 4, [Leg.PREFILL, Leg.DECODE, Leg.BOTH] * 3])
+    workers = [Fake(f"w{at}", leg=leg, slots=4, more=rng.randrange(5)) for at, leg in enumerate(legs)]
+    for each in workers:
+        each.bootstrap = (each.name, 1) if each.leg is Leg.PREFILL and rng.random() < 0.9 else None
+    names = [each.name for each in workers]
+    pairs = [
+        f"{one.name}+{two.name}"
+        for one in workers
+        for two in workers
+        if (one.leg, two.leg) == (Leg.PREFILL, Leg.DECODE)
+    ]
+    routing, ordered = await chooses(workers, rng.sample([*names, *pairs], rng.randrange(5)))
+    but = rng.sample(names, rng.randrange(3))
+    for _ in range(12):  # each keeps its place
+        routing.ranked = ordered.of
+        one, routing.ranked = routing.choose(Need(10, 20), but), None
+        if one is not None:
+            one.end()
+        two = routing.choose(Need(10, 20), but)
+        assert (one is None) == (two is None)
+        if one is None:
+            break
+        assert one.names == two.names
+
+
+async def test_a_lone_worker_is_never_set_aside(autojump_clock):
+    async with routed(Fake("a", [Play(Internal("a bug"), 0)] * 20, slots=64)) as world:
+        assert len(await many(world, 30)) == 20
+        assert not world.routing.outliers
+
+
+async def test_where_all_that_can_be_asked_are_set_aside_they_are_asked(autojump_clock):
+    async with routed(*four(Internal("a bug"))) as world:
+        await many(world, 60)
+        world.pool.change(*"cde")
+        world.worker("bad").otherwise = Play()
+        assert await many(world, 10) == []
+
+
+async def test_whoever_watches_hears_who_is_set_aside_and_who_is_back(autojump_clock):
+    heard: list = []
+
+    class Hears(Watch):
+        def set_aside(self, worker, code):
+            heard.append((worker, code))
+
+        def let_in(self, worker):
+            heard.append(worker)
+
+    async with routed(*four(Internal("a bug"))) as world:
+        world.routing.watch = Hears()
+        await many(world, 60)
+        world.worker("bad").otherwise = Play()
+        await trio.sleep(20)
+        await many(world, 10)
+    assert heard == [("bad", "internal"), "bad"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_workers_that_fail_at_random_leave_no_place_taken_and_nobody_unanswered(seed):
+    async def scenario(rng: random.Random) -> None:
+        errors = (Internal, DeadlineExceeded, EngineRefused, HandOffFailed)
+
+        def plays() -> list[Play]:
+            return [rng.choice((Play(), Play(rng.choice(errors)("x"), rng.randrange(3)))) for _ in range(40)]
+
+        legs = [Fake(f"w{n}", plays(), slots=3) for n in range(2)]
+        legs += [Fake(f"p{n}", plays(), Leg.PREFILL, 3, bootstrap=("h", n)) for n in range(3)]
+        legs += [Fake(f"d{n}", plays(), Leg.DECODE, 3) for n in range(3)]
+        async with routed(*legs, prefill_tokens_min=5, limits=Limits(ejection=LIMITS)) as world:
+            await many(world, 60, prompt=range(rng.randrange(1, 9)))
+
+    simulate(scenario, seed)
+
+
+async def test_operators_are_told_who_is_set_aside_and_why(autojump_clock):
+    async with routed(*four(Internal("a bug"))) as world:
+        await many(world, 60)
+        routings = {"tiny": world.routing}
+        (told,) = router_child.aside(routings)
+        assert (told.model, told.worker, told.why) == ("tiny", "bad", "internal")
+        assert 0 <= told.for_s < 10
+        (family,) = router_child.gauge(routings)
+        assert [(each.labels, each.value) for each in family.samples] == [({"model": "tiny", "worker": "bad"}, 1.0)]

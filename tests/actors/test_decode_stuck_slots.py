@@ -1,0 +1,315 @@
+"""A slot that is not freed costs a slot first and an engine last; who hangs engines is not carried from one to the next."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import trio
+from attrs import define, evolve, field
+from trio.testing import wait_all_tasks_blocked
+
+from actors.decode import Deadlines, Observer, decode
+from actors.kit.calls import Address
+from actors.kit.priority_inbox import queue
+from actors.routing.load import Load
+from actors.routing.route import Limits
+from protocol.cluster import Leg
+from protocol.errors import DeadlineExceeded, EngineDied, EngineLost, EngineStuck, HandOffFailed, Preempted
+from protocol.messages import Tokens
+from tests.actors.test_decode import ask, leave_after, working
+from tests.actors.test_router import Fake, FakePool, Play, generate, routed
+from tests.actors.test_router import ask as route
+from tests.rig.fake_engine import Costs, FakeEngine, whole
+from tests.rig.fake_engine import generate as wanted_of
+
+DEADLINES = Deadlines(first_token_s=60, gap_s=20, total_s=600, release_s=5, leak_s=300, stuck_max=3)
+HANGS = [13, 13, 13]  # a prompt under which every engine hangs
+
+
+class Hanging(FakeEngine):
+    """Says nothing to some requests, and keeps their slots until it is healed; `mute` says nothing to anybody."""
+
+    def __init__(self, *names: str, slots: int = 8, mute: bool = False):
+        super().__init__(Costs(slots=slots))
+        self.names, self.mute = names, mute
+        self.hung: set[str] = set()
+        self.healed = trio.Event()
+
+    def submit(self, request):
+        answer = super().submit(request)
+        if request.id in self.names or request.tokens == HANGS:
+            self.hung.add(request.id)
+            self.scheduler.waiting.pop()  # the batch never hears of it
+        return answer
+
+    async def wait_released(self, request_id):
+        if request_id in self.hung:
+            await self.healed.wait()
+        else:
+            await super().wait_released(request_id)
+
+    async def load(self):
+        if self.mute:
+            await trio.sleep_forever()
+        return await super().load()
+
+
+async def expect(error, worker, wanted):
+    with pytest.raises(error):
+        await ask(worker, wanted)
+
+
+async def test_b17_one_stuck_slot_touches_no_other_stream(autojump_clock):
+    async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
+        nursery.start_soon(leave_after, worker, wanted_of("bad"), 1.5)
+        wanted = wanted_of("good", tokens_max=200)
+        assert await ask(worker, wanted) == whole(wanted)
+        assert trio.current_time() == 200
+        worker.engine.healed.set()
+
+
+async def test_b17_a_stuck_slot_is_one_slot_less_until_it_is_free(autojump_clock):
+    async with working(engine=Hanging("bad"), slots=2, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
+        await leave_after(worker, wanted_of("bad"), 1)
+        await trio.sleep(6)
+        for name in "ab":
+            nursery.start_soon(ask, worker, wanted_of(name, tokens_max=10))
+        await trio.sleep(5)
+        assert len({"submit a", "submit b"} & {*worker.log}) == 1, "one slot is left"
+        worker.engine.healed.set()
+        await trio.sleep(2)
+        assert {"submit a", "submit b"} < {*worker.log}, "it is there again"
+
+
+async def test_b17_several_stuck_slots_are_the_engines_fault(autojump_clock):
+    names = ("one", "two", "three")
+    stuck = pytest.RaisesExc(EngineStuck, match="3 requests kept their slots for 5 s")
+    with pytest.RaisesGroup(stuck, flatten_subgroups=True):
+        async with working(engine=Hanging(*names), slots=8, deadlines=DEADLINES) as worker:
+            for name in names:
+                await leave_after(worker, wanted_of(name), 10)
+            await trio.sleep_forever()
+    assert trio.current_time() == 35
+
+
+async def test_an_engine_all_of_whose_slots_are_stuck_is_at_fault(autojump_clock):
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match="1 requests"), flatten_subgroups=True):
+        async with working(engine=Hanging("bad"), slots=1, deadlines=DEADLINES) as worker:
+            await leave_after(worker, wanted_of("bad"), 1)
+            await trio.sleep_forever()
+    assert trio.current_time() == 6
+
+
+async def test_a_slot_that_is_never_freed_is_the_engines_fault(autojump_clock):
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match="bad kept its slot for 300 s"), flatten_subgroups=True):
+        async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker:
+            await leave_after(worker, wanted_of("bad"), 1)
+            await trio.sleep_forever()
+    assert trio.current_time() == 306
+
+
+async def test_an_engine_that_does_not_say_how_busy_it_is_is_at_fault(autojump_clock):
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match="does not say how busy"), flatten_subgroups=True):
+        async with working(engine=Hanging("bad", mute=True), slots=8, deadlines=DEADLINES) as worker:
+            await leave_after(worker, wanted_of("bad"), 1)
+            await trio.sleep_forever()
+    assert trio.current_time() == 11
+
+
+async def test_an_engine_that_says_nothing_to_anybody_is_at_fault(autojump_clock):
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match="says nothing to anybody"), flatten_subgroups=True):
+        async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker:
+            await expect(EngineLost, worker, wanted_of("bad"))
+            assert trio.current_time() == 65
+            await trio.sleep_forever()
+    assert trio.current_time() == 65
+
+
+async def test_where_only_one_request_stands_still_it_ends_in_its_own_deadline(autojump_clock):
+    async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
+        await expect(DeadlineExceeded, worker, wanted_of("bad"))
+        assert trio.current_time() == 65
+        worker.engine.healed.set()
+
+
+async def test_what_a_stuck_slot_says_after_its_request_has_ended_is_dropped(autojump_clock):
+    async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
+        heard: list = []
+        with pytest.raises(DeadlineExceeded):
+            async with worker.address.ask(wanted_of("bad"), 3) as answer:
+                await answer.relay(heard.append)
+        worker.engine._answers["bad"].put(Tokens([1]))
+        assert (heard, answer.credit) == ([], 3)
+        worker.engine.healed.set()
+
+
+async def test_whoever_watches_hears_how_many_slots_are_stuck(autojump_clock):
+    heard = []
+
+    class Hears(Observer):
+        def stuck(self, slots):
+            heard.append((trio.current_time(), slots))
+
+    engine, (address, inbox) = Hanging("a", "b"), queue(2, lambda _: 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.run)
+        await nursery.start(decode, inbox, engine, 8, DEADLINES, Hears())
+        for name in "ab":
+            with trio.move_on_after(1):
+                async with address.ask(wanted_of(name), 3) as replies:
+                    await replies.result()
+        await trio.sleep(10)
+        engine.healed.set()
+        await trio.sleep(5)
+        nursery.cancel_scope.cancel()
+    assert heard == [(6, 1), (7, 2), (12, 1), (12, 0)]
+
+
+# Behind a router --------------------------------------------------------------------------
+
+
+@define(eq=False)
+class Hung:
+    """A real decode over an engine that hangs under one prompt, started again whenever it was found stuck."""
+
+    name: str
+    pool: FakePool
+    leg: Leg = Leg.BOTH
+    bootstrap: None = None
+    busy: int = 0
+    killed: int = 0
+    asked: list[str] = field(factory=list)
+    address: Address = field(init=False)
+
+    @property
+    def load(self) -> Load:
+        return Load(self.name, self.busy, 8)
+
+    def begun(self, request_id: str) -> None:
+        """It has room for any prompts."""
+
+    async def run(self) -> None:
+        self.address, inbox = queue(8, lambda _: 0)
+        while True:
+            engine = Hanging()
+
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(engine.run)
+                    await decode(inbox, engine, 8, DEADLINES)
+            except* (EngineStuck, EngineDied):
+                self.killed += 1
+
+    @asynccontextmanager
+    async def ask(self, request, credit):
+        self.busy += 1
+        self.asked.append(request.id)
+        try:
+            async with self.address.ask(request, credit) as answer:
+                yield answer
+        finally:
+            self.busy -= 1
+            self.pool.change()
+
+
+async def test_b3_a_request_that_hangs_engines_is_not_carried_from_one_to_the_next(autojump_clock):
+    async with routed(limits=Limits(resume_s=60)) as world:
+        workers = [Hung(name, world.pool) for name in "abcdef"]
+        world.pool.all.extend(workers)
+        async with trio.open_nursery() as nursery:
+            for worker in workers:
+                nursery.start_soon(worker.run)
+            await wait_all_tasks_blocked()
+            world.pool.change()
+            hanging = evolve(wanted_of("a", tokens_max=5), tokens=HANGS)
+            with pytest.raises((EngineLost, DeadlineExceeded)):
+                async with world.address.ask(hanging, 5) as answer:
+                    await answer.relay(lambda _: None)
+            await trio.sleep(1000)
+            nursery.cancel_scope.cancel()
+        assert sum(len(worker.asked) for worker in workers) <= 2
+        assert sum(worker.killed for worker in workers) <= 2
+
+
+async def test_b3_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhere(autojump_clock):
+    """The engine stops for all: nobody can tell who is to blame, so each is carried on once."""
+    async with routed(limits=Limits(resume_s=60)) as world:
+        workers = [Hung(name, world.pool) for name in "ab"]
+        world.pool.all.extend(workers)
+        got: list = []
+
+        async def honest(name):
+            async with world.address.ask(wanted_of(name, tokens_max=100), 100) as answer:
+                got.append(await answer.result())
+
+        async def hostile():
+            with suppress(EngineLost, DeadlineExceeded):
+                async with world.address.ask(evolve(wanted_of("x", tokens_max=5), tokens=HANGS), 5) as answer:
+                    await answer.result()
+
+        async with trio.open_nursery() as nursery:
+            for worker in workers:
+                nursery.start_soon(worker.run)
+            await wait_all_tasks_blocked()
+            world.pool.change()
+            async with trio.open_nursery() as clients:
+                clients.start_soon(hostile)
+                for number in range(4):
+                    clients.start_soon(honest, f"h{number}")
+            nursery.cancel_scope.cancel()
+        assert [finished.usage.completion_tokens for finished in got] == [100] * 4
+
+
+async def test_b3_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_died(autojump_clock):
+    """The prefills hang, and the decodes say that the hand-off failed: each try costs another pair."""
+    prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, bootstrap=("h", n), lets_go_s=1e6) for n in range(4)]
+    decodes = [Fake(f"d{n}", [Play(HandOffFailed("late"), 0)], Leg.DECODE) for n in range(4)]
+    async with routed(*prefills, *decodes, limits=Limits(resumes_max=20, pause_s=0.01)) as world:
+        with pytest.raises(HandOffFailed):
+            async with world.address.ask(wanted_of("a", tokens_max=5), 5) as answer:
+                await answer.relay(lambda _: None)
+        assert [len(each.asked) for each in prefills] == [1, 1, 0, 0]
+
+
+async def test_legs_that_let_go_count_for_nothing(autojump_clock):
+    prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, bootstrap=("h", n), lets_go_s=0.2) for n in range(4)]
+    decodes = [Fake(f"d{n}", [Play(HandOffFailed("late"), 0)], Leg.DECODE) for n in range(3)]
+    async with routed(*prefills, *decodes, Fake("d", leg=Leg.DECODE)) as world:
+        got = await route(world, generate(tokens_max=5))
+        assert got.finished.usage.completion_tokens == 5
+
+
+async def test_d7_an_engine_that_goes_on_with_others_has_preempted_who_stands_still(autojump_clock):
+    async with working(slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
+
+        async def set_aside():
+            await trio.sleep(3.5)
+            worker.engine.scheduler.running["bad"].ready_at = 1e9
+
+        nursery.start_soon(set_aside)
+        await expect(Preempted, worker, wanted_of("bad", tokens_max=50))
+        assert trio.current_time() == 23
+
+
+async def test_an_engine_that_goes_on_with_nobody_has_preempted_nobody(autojump_clock):
+    async with working(slots=8, deadlines=DEADLINES) as worker:
+
+        async def stop():
+            await trio.sleep(3.5)
+            for held in worker.engine.scheduler.running.values():
+                held.ready_at = 1e9
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop)
+            for name in "ab":
+                nursery.start_soon(expect_exactly, DeadlineExceeded, worker, wanted_of(name, tokens_max=50))
+
+
+async def expect_exactly(error, worker, wanted):
+    with pytest.raises(error) as caught:
+        await ask(worker, wanted)
+    assert type(caught.value) is error

@@ -1,0 +1,371 @@
+"""The processor refuses what an engine could not take, names the client's own field, and lets go of what is over."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+
+from actors.kit.calls import mailbox
+from actors.kit.offload import LONG
+from actors.processor import processor
+from actors.text.model import Defaults
+from actors.text.prompts import Limits
+from protocol.errors import BadRequest, ContextTooLong, EngineLost, NotReady, StartFailed
+from protocol.messages import (
+    Accepted,
+    Answered,
+    ChoiceEnded,
+    FinishReason,
+    Respond,
+    Role,
+    Started,
+    Text,
+    Turn,
+    Usage,
+)
+from tests.rig.gateway import FILES, FOLDER, INFO, TINY, Worker, load_at_noon
+
+MOST = 100
+KNOWN = Limits(INFO, MOST, MOST)
+CONTENTS = {name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()}
+
+
+def respond(said="n=5", *, turns=None, params=None, **fields):
+    turns = turns or (Turn(Role.USER, said),)
+    return Respond("a" * 32, tuple(turns), params=params or {}, **fields)
+
+
+def spy():
+    """A worker that notes what it is asked."""
+
+    class Spy(Worker):
+        @asynccontextmanager
+        async def ask(self, request, credit):
+            self.asked.append(request)
+            async with super().ask(request, credit) as answer:
+                yield answer
+
+    made = Spy()
+    made.asked = []
+    return made
+
+
+@asynccontextmanager
+async def running(worker=None, model=TINY, known=KNOWN, aside=None, requests_max=4, tokenize_max=10**6):
+    async def at_once(function, **_):
+        await trio.lowlevel.checkpoint()
+        return function()
+
+    address, inbox = mailbox(requests_max)
+    async with trio.open_nursery() as nursery:
+        work = partial(
+            processor, inbox, model, worker or Worker(), lambda: known, aside or at_once, requests_max, tokenize_max
+        )
+        await nursery.start(work)
+        yield address
+        nursery.cancel_scope.cancel()
+
+
+async def ask(address, request):
+    async with address.ask(request, 10_000) as answer:
+        replies = [reply async for reply in answer]
+        return replies, await answer.result()
+
+
+def text(replies):
+    return "".join(reply.text for reply in replies if isinstance(reply, Text))
+
+
+# The good road -----------------------------------------------------------------------------
+
+
+async def test_a_conversation_becomes_text_with_usage(autojump_clock):
+    worker = Worker(cached=3)
+    async with running(worker) as address:
+        replies, answered = await ask(address, respond("n=4"))
+    prompt = len(TINY.encode([Turn(Role.USER, "n=4")]))
+    assert replies[:2] == [Accepted(prompt), Started(3)]
+    assert text(replies) == "The oak is o"
+    assert sum(reply.tokens for reply in replies if isinstance(reply, Text)) == 4
+    assert replies[-1] == ChoiceEnded(FinishReason.STOP)
+    assert answered == Answered(Usage(prompt, 4, 3))
+
+
+async def test_the_engine_is_asked_for_the_prompt_of_the_template(autojump_clock):
+    worker = spy()
+    turns = [
+        Turn(Role.DEVELOPER, "Be kind."),
+        Turn(Role.USER, "Hi"),
+        Turn(Role.ASSISTANT, "Yes?"),
+        Turn(Role.USER, "x"),
+    ]
+    async with running(worker) as address:
+        await ask(address, respond(turns=turns))
+    prompt = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes?<|im_end|>\n"
+    wanted = prompt + "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+    assert TINY.tokenizer.decode(worker.asked[0].tokens, skip_special_tokens=False) == wanted
+    assert TINY.prompt(turns) == wanted
+
+
+async def test_without_a_wish_the_answer_may_fill_the_context(autojump_clock):
+    worker = spy()
+    async with running(worker) as address:
+        await ask(address, respond("n=5"))
+        await ask(address, respond("n=5", tokens_max=7))
+    (first, second) = worker.asked
+    assert len(first.tokens) + first.sampling.tokens_max == MOST
+    assert second.sampling.tokens_max == 7
+
+
+async def test_what_a_request_leaves_open_the_models_authors_decide(autojump_clock):
+    config = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
+    model = load_at_noon(CONTENTS | {"generation_config.json": json.dumps(config).encode()})
+    worker = spy()
+    async with running(worker, model) as address:
+        await ask(address, respond())
+        await ask(address, respond(temperature=0.0, top_p=0.5, top_k=-1, min_p=0.0, repetition_penalty=1.0, seed=7))
+    own, given = (request.sampling for request in worker.asked)
+    assert (own.temperature, own.top_p, own.top_k, own.min_p, own.repetition_penalty) == (0.6, 0.9, 20, 0.05, 1.1)
+    assert (given.temperature, given.top_p, given.top_k, given.min_p, given.repetition_penalty) == (0, 0.5, -1, 0, 1)
+    assert (own.seed, given.seed) == (None, 7)
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({}, Defaults()),
+        ({"do_sample": False, "temperature": 0.3}, Defaults()),
+        ({"top_k": 0}, Defaults(top_k=-1)),
+        ({"top_k": 50, "temperature": True}, Defaults(top_k=50)),
+        ({"temperature": 0.7, "top_p": None}, Defaults(temperature=0.7)),
+    ],
+)
+def test_defaults_are_read_as_transformers_writes_them(config, wanted):
+    assert load_at_noon(CONTENTS | {"generation_config.json": json.dumps(config).encode()}).defaults == wanted
+
+
+# Refusals, by the client's own names ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "param", "said"),
+    [
+        (
+            respond("word " * 200, params={"turns": "messages"}),
+            ContextTooLong,
+            "messages",
+            "prompt and answer together",
+        ),
+        (respond("word " * 200, params={"turns": "input"}), ContextTooLong, "input", "can have 100"),
+        (respond(tokens_max=100, params={"tokens_max": "max_tokens"}), ContextTooLong, "max_tokens", "100 more are"),
+        (respond(tokens_min=99, params={"tokens_min": "min_tokens"}), BadRequest, "min_tokens", "at least 99"),
+        (respond(stop_token_ids=(512,)), BadRequest, "stop_token_ids", "end at 511"),
+    ],
+)
+async def test_what_the_engine_could_not_take_is_refused_by_the_clients_name(
+    request_, kind, param, said, autojump_clock
+):
+    worker = Worker()
+    async with running(worker) as address:
+        with pytest.raises(kind, match=said) as caught:
+            await ask(address, request_)
+        assert caught.value.param == param
+        assert worker.prompts == []
+        assert (await ask(address, respond()))[0][-1] == ChoiceEnded(FinishReason.STOP)
+
+
+async def test_the_last_token_that_fits_fits(autojump_clock):
+    prompt = len(TINY.encode(respond("n=999").turns))
+    async with running() as address:
+        replies, answered = await ask(address, respond("n=999", tokens_max=MOST - prompt))
+        assert answered.usage.completion_tokens == MOST - prompt
+        assert replies[-1] == ChoiceEnded(FinishReason.LENGTH)
+        with pytest.raises(ContextTooLong):
+            await ask(address, respond("n=999", tokens_max=MOST - prompt + 1))
+
+
+async def test_before_the_first_engine_nothing_is_ready(autojump_clock):
+    async with running(known=None) as address:
+        with pytest.raises(NotReady, match="no engine has been ready"):
+            await ask(address, respond())
+
+
+def test_what_the_tokens_are_is_known_before_the_first_request(monkeypatch):
+    model = load_at_noon(CONTENTS)
+    monkeypatch.setattr("actors.text.model.token_data", None)  # it takes long
+    assert b"".join(model.data(token) for token in TINY.encode_text("The oak, wörld")) == "The oak, wörld".encode()
+
+
+async def test_a_prompt_is_never_shortened_in_silence():
+    tokenizer = json.loads(CONTENTS["tokenizer.json"])
+    tokenizer["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    model = load_at_noon(CONTENTS | {"tokenizer.json": json.dumps(tokenizer).encode()})
+    assert model.encode(respond("a long way to go").turns) == TINY.encode(respond("a long way to go").turns)
+
+
+# Templates -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('id') }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({}) }}",
+        "{{ messages[0].nothing.at_all }}",
+        "{% include '/etc/passwd' %}",
+        "{% for i in range(1000000000) %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ 1 / 0 }}",
+        "{{ 1 + 'a' }}",
+        "{{ messages[99]['content'] + 'x' }}",
+    ],
+)
+async def test_a_template_can_refuse_but_do_nothing_else(template, autojump_clock, caplog):
+    worker = Worker()
+    with pytest.raises(StartFailed, match="chat template refuses"):
+        load_at_noon(CONTENTS, template)  # not even a greeting gets through
+    template = "{% if messages[0]['content'] != 'Hello' %}" + template + "{% endif %}"
+    async with running(worker, load_at_noon(CONTENTS, template)) as address:
+        for _ in range(8):  # more than there may be bugs
+            with pytest.raises(BadRequest, match="chat template refuses"):
+                await ask(address, respond())
+    assert worker.prompts == []
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ strftime_now('%Y') }}", "1970"),
+        ("{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=True, separators=(',', ':'), sort_keys=true) }}", None),
+        ("{% generation %}{{ messages[0]['content'] }}{% endgeneration %}", "n=4"),
+    ],
+)
+def test_a_template_has_what_transformers_gives_it(template, text):
+    said = load_at_noon(CONTENTS, template).prompt(respond("n=4").turns)
+    assert said == (text if text is not None else '{"a":1,"b":"\\u00e9"}')
+
+
+def test_of_several_templates_the_default_one_counts():
+    named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]
+    files = {name: data for name, data in CONTENTS.items() if name != "chat_template.jinja"}
+    files["tokenizer_config.json"] = json.dumps({"chat_template": named}).encode()
+    assert load_at_noon(files).prompt(respond().turns) == "yes"
+
+
+@pytest.mark.parametrize("template", ["{{ lipsum.__globals__ }}", "{{ raise_exception.__globals__ }}"])
+def test_a_template_sees_nothing_of_the_program(template):
+    assert load_at_noon(CONTENTS, template).prompt(respond().turns) == ""
+
+
+@pytest.mark.parametrize(
+    ("contents", "template", "said"),
+    [
+        ({}, None, "no tokenizer.json and no config.json"),
+        (CONTENTS | {"config.json": b"{"}, None, "cannot be read"),
+        (CONTENTS | {"tokenizer.json": b"{}"}, None, "cannot be read"),
+        ({name: CONTENTS[name] for name in ("tokenizer.json", "config.json")}, None, "no chat template"),
+        (CONTENTS, "{% if %}", "the chat template cannot be read"),
+    ],
+)
+def test_a_model_that_cannot_be_used_says_why(contents, template, said):
+    with pytest.raises(StartFailed, match=said):
+        load_at_noon(contents, template)
+
+
+def test_an_older_files_template_and_tokens_are_found():
+    config = {"chat_template": "{{ bos_token }}{{ messages[0]['content'] }}", "bos_token": {"content": "<|endoftext|>"}}
+    files = {name: CONTENTS[name] for name in ("tokenizer.json", "config.json")}
+    model = load_at_noon(files | {"tokenizer_config.json": json.dumps(config).encode()})
+    assert model.prompt(respond("x").turns) == "<|endoftext|>x"
+
+
+# Endings ---------------------------------------------------------------------------------------
+
+
+async def test_a_stop_string_ends_the_workers_call_at_once(autojump_clock):
+    worker = Worker()
+    async with running(worker) as address:
+        replies, answered = await ask(address, respond("n=80 s=1", stop=("is old",)))
+        assert trio.current_time() == 5
+        assert worker.running == 0
+        assert worker.left == 1
+    assert text(replies) == "The oak "
+    prompt = replies[0].prompt_tokens
+    assert replies[-1] == ChoiceEnded(FinishReason.STOP, matched="is old")
+    assert answered == Answered(Usage(prompt, 5))
+
+
+async def test_a_stop_token_ends_the_workers_call_at_once(autojump_clock):
+    from tests.rig.gateway import ids
+
+    worker = Worker()
+    async with running(worker) as address:
+        replies, answered = await ask(address, respond("n=80 s=1", stop_token_ids=(ids(" is")[0],)))
+        assert (trio.current_time(), worker.running) == (3, 0)
+    assert text(replies) == "The oak"
+    assert (replies[-1].matched, answered.usage.completion_tokens) == (ids(" is")[0], 3)
+
+
+async def test_an_engine_that_dies_fails_the_answer(autojump_clock):
+    async with running() as address:
+        with pytest.raises(EngineLost):
+            await ask(address, respond("n=9 fail=2"))
+
+
+async def test_leaving_ends_the_workers_call_at_once(autojump_clock):
+    worker = Worker()
+    async with running(worker) as address:
+        with trio.move_on_after(2.5):
+            await ask(address, respond("n=50 s=1"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert (trio.current_time(), worker.running, worker.left) == (2.5, 0, 1)
+
+
+async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock):
+    made = []
+
+    async def aside(function, *, owner, size):
+        await trio.sleep(1)
+        assert (owner, size >= LONG) == ("alice", True)
+        made.append(type(function()))
+        return function()
+
+    async with running(aside=aside, known=Limits(INFO, 10**6, 10**6)) as address:
+        await ask(address, respond("a" * (LONG // 2), owner="alice"))
+        assert made == []
+        await ask(address, respond("a" * LONG, owner="alice"))
+        assert made == [str, list]  # the template, and then the tokens
+        await ask(address, respond(turns=[Turn(Role.USER, "")] * 200, owner="alice"))  # many turns are long too
+        assert made == [str, list] * 2
+
+
+async def test_leaving_while_a_long_prompt_is_aside_frees_the_place(autojump_clock):
+    async def aside(function, **_):
+        await trio.sleep_forever()
+
+    worker = Worker()
+    async with running(worker, aside=aside, requests_max=1) as address:
+        with trio.move_on_after(3):
+            await ask(address, respond("a" * LONG))
+        replies, _ = await ask(address, respond())
+        assert (trio.current_time(), len(worker.prompts)) == (3, 1)
+        assert text(replies)
+
+
+async def test_at_most_so_many_are_answered_at_a_time(autojump_clock):
+    worker = Worker()
+    async with running(worker, requests_max=2) as address, trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(ask, address, respond("n=2 s=1"))
+        await trio.sleep(1)
+        assert worker.running == 2
+    assert trio.current_time() == 6

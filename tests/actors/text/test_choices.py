@@ -1,0 +1,327 @@
+"""One request, several choices: each is read alone, they fail together, and what they cost is counted once."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+from attrs import evolve
+
+from actors.kit.offload import LONG
+from protocol.errors import BadRequest, ContextTooLong, EngineLost, Unsupported
+from protocol.messages import (
+    Accepted,
+    Answered,
+    ChoiceEnded,
+    Detokenize,
+    Detokenized,
+    Finished,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    Logprob,
+    Respond,
+    Role,
+    Started,
+    Text,
+    Tokenize,
+    Tokenized,
+    Tokens,
+    Turn,
+    Usage,
+)
+from tests.actors.test_processor import CONTENTS, Limits, ask, respond, running, spy
+from tests.rig.gateway import INFO, TINY, Worker, ids, load_at_noon
+
+ROOMY = Limits(INFO, 2048, 1024)
+
+
+def said(replies, choice=0):
+    return "".join(each.text for each in replies if isinstance(each, Text) and each.choice == choice)
+
+
+def texts(*prompts, **fields):
+    return Respond("b" * 32, texts=prompts, **fields)
+
+
+async def test_every_choice_is_answered_and_the_prompt_counts_once(autojump_clock):
+    worker = spy()
+    worker.cached = 3
+    async with running(worker, known=ROOMY) as address:
+        replies, answered = await ask(address, respond("n=4", n=3))
+    prompt = replies[0].prompt_tokens
+    assert [said(replies, choice) for choice in range(3)] == ["The oak is o"] * 3
+    ended = sorted(each.choice for each in replies if isinstance(each, ChoiceEnded))
+    assert ended == [0, 1, 2]
+    assert answered == Answered(Usage(prompt, 12, 3))
+    assert len({each.id for each in worker.asked}) == 3
+    assert worker.asked[0].id == "a" * 32
+    assert {len(each.id) for each in worker.asked} == {32}
+
+
+async def test_the_first_choice_goes_ahead_so_that_the_others_find_its_prompt(autojump_clock):
+    started = []
+
+    class Noting(Worker):
+        @asynccontextmanager
+        async def ask(self, request, credit):
+            started.append(trio.current_time())
+            async with super().ask(request, credit) as answer:
+                yield answer
+
+    async with running(Noting(), known=ROOMY) as address:
+        await ask(address, respond("n=2 s=3", n=3))
+    assert started == [0, 3, 3]
+
+
+async def test_a_seed_gives_each_choice_its_own(autojump_clock):
+    worker = spy()
+    async with running(worker, known=ROOMY) as address:
+        await ask(address, respond("n=1", n=3, seed=2**63 - 1))
+        await ask(address, respond("n=1", n=2))
+    seeds = [each.sampling.seed for each in worker.asked]
+    assert len(set(seeds[:3])) == 3
+    assert max(seeds[:3]) == seeds[0] == 2**63 - 1
+    assert seeds[3:] == [None, None]
+
+
+async def test_choices_fail_together_and_leave_nothing_running(autojump_clock):
+    worker = Worker()
+    async with running(worker, known=ROOMY) as address:
+        with pytest.raises(EngineLost):
+            await ask(address, texts("n=50 s=1", "n=9 s=1 fail=2"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert (trio.current_time(), worker.running, worker.left) == (3, 0, 1)
+
+
+async def test_leaving_ends_every_choice(autojump_clock):
+    worker = Worker()
+    async with running(worker, known=ROOMY) as address:
+        with trio.move_on_after(2.5):
+            await ask(address, respond("n=50 s=1", n=4))
+        await trio.testing.wait_all_tasks_blocked()
+        assert (worker.running, worker.left) == (0, 4)
+
+
+async def test_of_several_prompts_the_choices_are_numbered_through(autojump_clock):
+    async with running(known=ROOMY) as address:
+        replies, answered = await ask(address, texts("n=1 x", "n=2 x", n=2))
+    assert [said(replies, choice) for choice in range(4)] == ["The", "The", "The oak", "The oak"]
+    assert answered.usage == Usage(len(ids("n=1 x")) + len(ids("n=2 x")), 6)
+
+
+async def test_token_ids_go_in_and_come_out(autojump_clock):
+    worker = spy()
+    prompt = tuple(ids("n=3 x"))
+    async with running(worker, known=ROOMY) as address:
+        replies, _ = await ask(address, Respond("b" * 32, token_lists=(prompt,), token_ids=True))
+    assert worker.asked[0].tokens == list(prompt)
+    assert [token for each in replies if isinstance(each, Text) for token in each.ids] == ids("The oak is")
+
+
+async def test_an_echo_begins_with_the_prompt_and_costs_nothing(autojump_clock):
+    async with running(known=ROOMY) as address:
+        replies, answered = await ask(address, texts("n=2 x", echo=True))
+    assert said(replies) == "n=2 xThe oak"
+    assert answered.usage.completion_tokens == 2
+
+
+async def test_a_long_echo_is_read_aside_and_once_a_prompt(autojump_clock):
+    read = []
+
+    async def aside(function, **_):
+        await trio.sleep(1)
+        if isinstance(said := function(), str):  # the ids are looked at aside, too
+            read.append(said)
+        return said
+
+    long, short = tuple(ids("n=1 " + "oak " * LONG))[:LONG], tuple(ids("n=1 x"))
+    async with running(known=Limits(INFO, 10**6, 10**6), aside=aside) as address:
+        replies, _ = await ask(address, Respond("b" * 32, token_lists=(long, short), n=2, echo=True))
+        assert read == [TINY.decode(long)]
+        prompts = [TINY.decode(long), "n=1 x"]
+        assert [said(replies, choice) for choice in range(4)] == [text + "The" for text in prompts for _ in range(2)]
+        await ask(address, Respond("b" * 32, token_lists=(short,), echo=True))
+        await ask(address, Respond("b" * 32, token_lists=(long,)))
+    assert len(read) == 1
+
+
+async def test_of_several_prompts_the_likeliest_choices_begin_with_their_own(autojump_clock):
+    async with running(known=ROOMY) as address:
+        replies, _ = await ask(address, texts("n=1 x", "n=2 x", best_of=3, echo=True))
+    assert [said(replies, choice) for choice in range(2)] == ["n=1 xThe", "n=2 xThe oak"]
+
+
+async def test_an_id_that_reads_as_nothing_is_refused_before_the_request_is_accepted(autojump_clock):
+    worker, replies = Worker(), []
+    asked = Respond("b" * 32, token_lists=((599,),), echo=True, params={"turns": "prompt"})
+    padded = Limits(evolve(INFO, vocabulary_size=600), 2048, 2048)  # engines round it up
+    async with running(worker, known=padded) as address, address.ask(asked, 10_000) as answer:
+        with pytest.raises(BadRequest, match="not all token ids") as caught:
+            await answer.relay(replies.append)
+    assert (caught.value.param, replies, worker.prompts) == ("prompt", [], [])
+
+
+async def test_the_likeliest_of_many_is_told_and_all_are_paid_for(autojump_clock):
+    lines = ("bad bad", "The oak", "so so")
+
+    class Poet(Worker):
+        async def _answer(self, request, answer):
+            choice = int(request.id[-4:], 16) ^ 0xBBBB
+            sequence = ids(lines[choice])
+            answer.put(Started(0), 0)
+            for token in sequence:
+                answer.put(Tokens([token], (Logprob((-3.0, -0.5, -2.0)[choice]),)), 1)
+            answer.end(Finished(FinishReason.STOP, Usage(len(request.tokens), len(sequence))))
+
+    async with running(Poet(), known=ROOMY) as address:
+        replies, answered = await ask(address, texts("x", n=2, best_of=3))
+    assert (said(replies, 0), said(replies, 1)) == ("The oak", "so so")
+    assert not any(each.logprobs for each in replies if isinstance(each, Text))
+    assert answered.usage.completion_tokens == sum(len(ids(line)) for line in lines)
+
+
+async def test_log_probabilities_are_asked_for_and_told(autojump_clock):
+    worker = spy()
+    async with running(worker, known=ROOMY) as address:
+        replies, _ = await ask(address, respond("n=6", logprobs=2))
+    assert worker.asked[0].logprobs == 2
+    told = [token for each in replies if isinstance(each, Text) for token in each.logprobs]
+    assert "".join(token.text for token in told) == said(replies)
+    assert all(len(token.top) == 2 for token in told)
+
+
+async def test_warming_up_computes_the_prompt_and_says_nothing(autojump_clock):
+    worker = spy()
+    async with running(worker, known=ROOMY) as address:
+        replies, answered = await ask(address, respond("n=9 s=1", warm_up=True, tokens_min=5))
+    assert worker.asked[0].sampling.tokens_max == 1
+    assert worker.asked[0].sampling.tokens_min == 0
+    assert [type(each) for each in replies] == [Accepted, Started, ChoiceEnded]
+    assert replies[-1] == ChoiceEnded(FinishReason.LENGTH), "it reached what it was asked for"
+    assert answered.usage.completion_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "param", "words"),
+    [
+        (texts("x", "", params={"turns": "prompt"}), BadRequest, "prompt", "prompt 1 is empty"),
+        (
+            Respond("b" * 32, token_lists=((1, 512),), params={"turns": "prompt"}),
+            BadRequest,
+            "prompt",
+            "outside 0 to 511",
+        ),
+        (Respond("b" * 32, token_lists=((-1,),)), BadRequest, "turns", "outside"),
+        (Respond("b" * 32, token_lists=((1,) * 1025,)), ContextTooLong, "turns", "prompts here can have 1024"),
+        (respond(logit_bias={512: 1.0}), BadRequest, "logit_bias", "end at 511"),
+        (respond(logprobs=513), BadRequest, "logprobs", "512 tokens"),
+    ],
+)
+async def test_what_does_not_fit_is_refused_before_any_choice_runs(asked, kind, param, words, autojump_clock):
+    worker = Worker()
+    async with running(worker, known=ROOMY) as address:
+        with pytest.raises(kind, match=words) as caught:
+            await ask(address, asked)
+    assert caught.value.param == param
+    assert worker.prompts == []
+
+
+async def test_the_longest_prompt_that_may_be_is_taken(autojump_clock):
+    async with running(known=ROOMY) as address:
+        _, answered = await ask(address, Respond("b" * 32, token_lists=((1,) * 1024,), tokens_max=1))
+    assert answered.usage.prompt_tokens == 1024
+
+
+async def test_a_grammar_that_the_engine_does_not_know_is_refused_by_name(autojump_clock):
+    plain = Limits(evolve(INFO, grammars=()), 2048, 2048)
+    grammar = Grammar(GrammarKind.REGEX, "a+")
+    async with running(known=plain) as address:
+        with pytest.raises(Unsupported) as caught:
+            await ask(address, respond(grammar=grammar, params={"grammar": "regex"}))
+        assert caught.value.param == "regex"
+    worker = spy()
+    async with running(worker, known=ROOMY) as address:
+        await ask(address, respond(grammar=grammar))
+    assert worker.asked[0].sampling.grammar == grammar
+
+
+# Truncation ------------------------------------------------------------------------------
+
+ALTERNATING = """
+{%- set rest = messages[1:] if messages[0]['role'] == 'system' else messages %}
+{%- for message in rest %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {%- endif %}
+    {{- '[INST] ' + message['content'] + ' [/INST]' if message['role'] == 'user' else message['content'] }}
+{%- endfor %}"""  # as Mistral's and Llama 2's do
+
+
+def talk(count):
+    turns = [Turn(Role.SYSTEM, "Be kind.")]
+    turns += [
+        Turn((Role.USER, Role.ASSISTANT)[place % 2], f"n=1 {place} and some more words") for place in range(count)
+    ]
+    return tuple(turns)
+
+
+async def test_truncation_leaves_out_the_oldest_turns_and_no_more(autojump_clock):
+    worker = spy()
+    turns = talk(41)
+    limits = Limits(INFO, 300, 300)
+    async with running(worker, known=limits) as address:
+        with pytest.raises(ContextTooLong):
+            await ask(address, respond(turns=turns, tokens_max=20))
+        await ask(address, respond(turns=turns, tokens_max=20, truncate=True))
+    tokens = worker.asked[0].tokens
+    assert len(tokens) + 20 <= 300
+    kept = [count for count in range(2, 41, 2) if TINY.encode(turns[:1] + turns[1 + count :]) == tokens]
+    assert kept
+    assert len(TINY.encode(turns[:1] + turns[kept[0] - 1 :])) + 20 > 300, "one exchange more would not fit"
+
+
+@pytest.mark.parametrize("count", range(3, 42, 6))
+@pytest.mark.parametrize("kept", [0, 1])
+async def test_a_truncated_conversation_begins_with_a_user(count, kept, autojump_clock):
+    model, worker, turns = load_at_noon(CONTENTS, ALTERNATING), spy(), talk(count)[1 - kept :]
+    async with running(worker, model, Limits(INFO, 300, 300)) as address:
+        await ask(address, respond(turns=turns, tokens_max=20, truncate=True))
+    cuts = [turns[:kept] + turns[kept + cut :] for cut in range(0, count, 2)]
+    wanted = next(tokens for cut in cuts if len(tokens := model.encode(cut)) + 20 <= 300)
+    assert worker.asked[0].tokens == wanted
+
+
+async def test_without_a_later_user_turn_the_last_turn_is_what_stays(autojump_clock):
+    worker = spy()
+    turns = (Turn(Role.USER, "word " * 1000), *(Turn(Role.ASSISTANT, said) for said in ("n=1 a", "n=1 b")))
+    async with running(worker, known=ROOMY) as address:
+        await ask(address, respond(turns=turns, truncate=True))
+    assert worker.asked[0].tokens == TINY.encode(turns[-1:])
+
+
+async def test_what_fits_is_not_truncated_and_the_last_turn_never_is(autojump_clock):
+    worker = spy()
+    async with running(worker, known=ROOMY) as address:
+        await ask(address, respond(turns=talk(3), truncate=True))
+        with pytest.raises(ContextTooLong):
+            await ask(address, respond("word " * 1000, truncate=True))
+    assert worker.asked[0].tokens == TINY.encode(talk(3))
+
+
+# Tokens ----------------------------------------------------------------------------------
+
+
+async def test_text_and_tokens_are_turned_into_each_other(autojump_clock):
+    async with running(known=ROOMY) as address:
+        _, there = await ask(address, Tokenize(text="The oak, wörld 🙂"))
+        assert there == Tokenized(ids("The oak, wörld 🙂"), 2048)
+        assert (await ask(address, Detokenize(tuple(there.ids))))[1] == Detokenized("The oak, wörld 🙂")
+        _, turns = await ask(address, Tokenize(turns=(Turn(Role.USER, "Hi"),)))
+        assert turns.ids == TINY.encode([Turn(Role.USER, "Hi")])
+        with pytest.raises(BadRequest) as caught:
+            await ask(address, Detokenize((512,)))
+        assert caught.value.param == "tokens"
+        assert (await ask(address, Tokenize(text="")))[1].ids == []

@@ -1,0 +1,379 @@
+"""No turn of the event loop builds what is as long as a client wishes: answers in one piece, drafts, stop strings."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from contextlib import contextmanager
+
+import pytest
+import trio
+import trio.abc
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.kit.offload import inline
+from actors.text.drafts import TOKENS_A_TURN, Draft
+from actors.text.logprobs import Scores
+from actors.text.pieces import SCORED_A_PIECE
+from actors.text.prompts import Limits
+from actors.text.reading import Reading
+from actors.text.stops import StopScanner, StopStrings
+from protocol.dialects import chat, completions
+from protocol.dialects.gathered import PIECE_BYTES, Body
+from protocol.messages import Answered, ChoiceEnded, FinishReason, Respond, Text, Tokens, Usage
+from tests.actors.test_processor import running
+from tests.rig.fake_engine import logprob_at
+from tests.rig.gateway import INFO, TINY, Client, Worker, at_rest, create, head, ids, post, rig
+
+TURN_S = 0.02
+SCORED = {"logprobs": True, "top_logprobs": 20}
+
+
+class Turns(trio.abc.Instrument):
+    """Notes the CPU time of the longest turn of any task, and whose it was."""
+
+    def __init__(self):
+        self.longest, self.task, self.count, self._began = 0.0, "", 0, 0.0
+
+    def before_task_step(self, task):
+        self._began = time.thread_time()
+
+    def after_task_step(self, task):
+        took = time.thread_time() - self._began
+        self.count += 1
+        if took > self.longest and not task.name.startswith("<test"):
+            self.longest, self.task = took, task.name
+
+
+def chat_body(messages):
+    return {"model": "tiny", "max_tokens": 1, "messages": messages}
+
+
+@contextmanager
+def watched():
+    turns = Turns()
+    gc.collect()
+    gc.disable()  # a collection belongs to no turn
+    trio.lowlevel.add_instrument(turns)
+    try:
+        yield turns
+    finally:
+        trio.lowlevel.remove_instrument(turns)
+        gc.enable()
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+async def asked(body, path="/v1/chat/completions"):
+    """Ask, reading as a client does, and return the answer and the longest turn meanwhile."""
+    async with rig(total_s=600.0, requests_max=256) as made:
+        client = await made.client()
+        await client.send(post(body, path))
+        await client.more()  # the worker and what relays its tokens run before the first byte
+        return await client.reply()
+
+
+def texts(count, choice=0):
+    line = ids("The oak is old. ")
+    reading = Reading(TINY.tokenizer, choice=choice, scores=Scores(TINY.tokenizer.id_to_token, TINY.data))
+    for place in range(count):
+        token = line[place % len(line)]
+        if (text := reading.feed([token], [logprob_at(token, place, 20, 512)])) is not None:
+            yield text
+
+
+@pytest.mark.parametrize(("dialect", "path"), [(chat, "chat/completions"), (completions, "completions")])
+async def test_b1_an_answer_in_one_piece_is_built_in_pieces(dialect, path, autojump_clock):
+    """It was built in one turn: 0.2 s for these 128 x 60 tokens, and 5 s for the review's 128 x 1,200."""
+    own = {"messages": [{"role": "user", "content": "n=60"}], **SCORED} if dialect is chat else {"prompt": "n=60"}
+    body = {"model": "tiny", "n": 128, "max_tokens": 60, "logprobs": 20} | own
+    with watched() as turns:
+        reply = await asked(body, f"/v1/{path}")
+    assert (reply.status, reply.whole, len(reply.body) > 2_000_000) == (200, True, True)
+    said = [choice.get("text") or choice["message"]["content"] for choice in reply.json["choices"]]
+    assert len(said) == 128
+    assert min(map(len, said)) > 50
+    assert turns.longest < TURN_S, turns.task
+
+
+@pytest.mark.parametrize(("dialect", "most"), [(chat, 1500), (completions, 600)])
+def test_b1_what_waits_of_an_answer_in_one_piece_is_bytes(dialect, most):
+    """Objects took 4 kB a token with 20 log probabilities; now a token takes what it takes in the body."""
+    said = (
+        {"messages": [{"role": "user", "content": "x"}], **SCORED}
+        if dialect is chat
+        else {"prompt": "x", "logprobs": 20}
+    )
+    request = dialect.parse(json.dumps({"model": "m"} | said).encode())
+    gathered, told = dialect.Completion(request, request_id="0" * 32, created=1), list(texts(1000))
+    for text in told:
+        gathered.add(text)
+    gathered.add(ChoiceEnded(FinishReason.STOP))
+    kept = [each for each in gc.get_referents(*gc.get_referents(gathered)) if isinstance(each, Text)]
+    assert not kept
+    body = gathered.finish(Answered(Usage(1, 1000)))
+    assert body.size / 1000 < most
+    pieces = list(body.pieces())
+    assert max(map(len, pieces)) <= PIECE_BYTES
+    assert sum(map(len, pieces)) == body.size
+    assert not list(body.pieces())
+
+
+@given(parts=st.lists(st.binary(max_size=250_000), max_size=5))
+def test_a_body_in_pieces_is_the_whole_of_it(parts):
+    body = Body.of(parts)
+    pieces = list(body.pieces())
+    assert b"".join(pieces) == b"".join(parts)
+    assert body.size == sum(map(len, parts))
+    assert all(0 < len(piece) <= PIECE_BYTES for piece in pieces)
+
+
+async def test_b1_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow):
+    body = {"model": "tiny", "n": 64, "max_tokens": 60, "messages": [{"role": "user", "content": "n=60"}], **SCORED}
+    most = 0
+    async with rig(requests_max=256, backlog_bytes_max=300_000) as made:
+        client = Client(await made.connect(receive_buffer=65_536))
+        await client.send(post(body))
+        await client.more()
+        [outbox] = made.door.connections
+        while len(client.buffer) < 1_000_000:
+            most = max(most, outbox.backlog_bytes)
+            assert await client.more(), client.buffer[-300:]
+        reply = await client.reply()
+        assert (reply.whole, len(reply.body) > 1_000_000) == (True, True)
+    assert 0 < most <= 300_000
+
+
+@pytest.mark.parametrize("prompt", ["n=4 " + "x" * 1500, ["n=4 " + "x" * 1500, "n=4 " + "y" * 1500]])
+async def test_c2_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its_client_reads(prompt, rather_slow):
+    body = {"model": "tiny", "n": 64, "max_tokens": 4, "prompt": prompt, "echo": True, "stream": True}
+    async with rig(requests_max=256, backlog_bytes_max=30_000, send_buffer_bytes=4096) as made:
+        client = Client(await made.connect(receive_buffer=4096))
+        reply = await client.ask(post(body, "/v1/completions"))
+        assert reply.whole
+        assert reply.body.endswith(b"[DONE]\n\n")
+        assert (reply.body.count(b'xxx"'), reply.body.count(b'finish_reason":"length')) == (64, 64 * choices_of(prompt))
+        await client.stream.aclose()
+        await at_rest(made)
+        assert made.door.answers.held_bytes == 0
+
+
+def choices_of(prompt):
+    return 1 if isinstance(prompt, str) else len(prompt)
+
+
+async def test_c2_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_slow):
+    body = {"model": "tiny", "n": 64, "max_tokens": 4, "prompt": "n=4 " + "x" * 1500, "echo": True}
+    async with rig(requests_max=256, answers_bytes_max=100_000) as made:
+        for stream in (False, True):
+            reply = await (await made.client()).ask(post(body | {"stream": stream}, "/v1/completions"))
+            assert (reply.status, "answers_bytes_max" in reply.error["message"]) == (400, True)
+            reply = await (await made.client()).ask(post(body | {"stream": stream, "n": 8}, "/v1/completions"))
+            assert reply.status == 200
+
+
+@pytest.mark.parametrize(("answers_bytes_max", "whole"), [(10_000_000, True), (200_000, False)])
+async def test_c2_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_as_they_are(
+    answers_bytes_max, whole, rather_slow
+):
+    """A token was counted as the 8 bytes of an answer in one piece, and its event has 200: here 26 kB for 600."""
+    body = {"model": "tiny", "n": 8, "max_tokens": 400, "prompt": "n=400", "echo": True, "stream": True}
+    limits = {"answers_bytes_max": answers_bytes_max, "backlog_bytes_max": 30_000, "send_buffer_bytes": 4096}
+    async with rig(requests_max=256, stall_s=600.0, **limits) as made:
+        client = Client(await made.connect(receive_buffer=4096))
+        await client.send(post(body, "/v1/completions"))
+        await trio.sleep(60)
+        counted_bytes = made.door.answers.held_bytes
+        reply = await client.reply()
+        assert (reply.whole, b"answers_bytes_max" in reply.body) == (whole, not whole)
+        if whole:
+            assert len(reply.body) - 100_000 < counted_bytes < len(reply.body)
+        await client.stream.aclose()
+        await at_rest(made)
+        assert made.door.answers.held_bytes == 0
+
+
+async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock):
+    """The likeliest of 128 drafts was told in one turn, and all were kept as objects: 4 kB a token."""
+    body = {"model": "tiny", "n": 64, "best_of": 128, "max_tokens": 100, "prompt": "n=100", "logprobs": 20}
+    with watched() as turns:
+        reply = await asked(body, "/v1/completions")
+    assert len(reply.json["choices"]) == 64
+    assert turns.longest < TURN_S, turns.task
+
+
+@pytest.mark.parametrize("top", [0, 5])
+async def test_a_draft_is_told_as_it_would_have_been_read(top):
+    line, said = ids("The oak is old. wörld 日本 🙂 "), []
+    reading = Reading(
+        TINY.tokenizer, StopStrings(["old"]), scores=Scores(TINY.tokenizer.id_to_token, TINY.data), choice=3
+    )
+    draft, straight = Draft(said.append), []
+    for place, token in enumerate(line * 5):
+        tokens = Tokens([token], (logprob_at(token, place, top, 512),))
+        draft.note(tokens, scored=True)
+        straight.append(reading.feed(tokens.ids, tokens.logprobs))
+        if reading.matched:
+            break
+    straight.append(reading.finish())
+    draft(ChoiceEnded(FinishReason.STOP, 9, reading.matched))
+    again = Reading(
+        TINY.tokenizer, StopStrings(["old"]), scores=Scores(TINY.tokenizer.id_to_token, TINY.data), choice=3
+    )
+    await draft.tell(again, said.append)
+    *pieces, ended = said
+    assert ended == ChoiceEnded(FinishReason.STOP, 3, "old")
+    wanted = [each for each in straight if each is not None]
+    assert "".join(each.text for each in pieces) == "".join(each.text for each in wanted) == "The oak is "
+    assert [one for each in pieces for one in each.logprobs] == [one for each in wanted for one in each.logprobs]
+    assert sum(each.tokens for each in pieces) == sum(each.tokens for each in wanted)
+
+
+@pytest.mark.parametrize("last", ["b", "a"])
+async def test_b1_what_a_stop_string_held_back_is_told_a_few_tokens_a_turn(last, autojump_clock):
+    """A thousand tokens with 20 log probabilities each, of all choices in one turn: seconds."""
+    line = "a" * 300 + last
+    worker, count = Worker(line=line), len(ids(line))
+    async with running(worker, known=Limits(INFO, 2048, 2048)) as address:
+        asked_for = Respond("b" * 32, texts=(f"n={count}",), n=4, logprobs=20, stop=(line + "c",))
+        async with address.ask(asked_for, 10_000) as answer:
+            replies = []
+            await answer.relay(replies.append)
+    pieces = [each for each in replies if isinstance(each, Text)]
+    assert max(len(each.logprobs) for each in pieces) <= SCORED_A_PIECE < count
+    for choice in range(4):
+        own = [each for each in pieces if each.choice == choice]
+        assert "".join(each.text for each in own) == line
+        assert sum(len(each.logprobs) for each in own) == sum(each.tokens for each in own) == count
+        assert all("".join(token.text for token in each.logprobs) == each.text for each in own)
+
+
+async def test_b1_a_draft_of_a_thousand_tokens_is_told_in_many_turns():
+    draft, line, said, turns = Draft([].append), ids("The oak is old. "), [], Turns()
+    for place in range(1000):
+        draft.note(Tokens([line[place % len(line)]]), scored=False)
+    draft(ChoiceEnded(FinishReason.LENGTH))
+    trio.lowlevel.add_instrument(turns)
+    await draft.tell(Reading(TINY.tokenizer), said.append)
+    trio.lowlevel.remove_instrument(turns)
+    assert sum(each.tokens for each in said[:-1]) == 1000
+    assert turns.count >= 1000 / TOKENS_A_TURN
+
+
+# Stop strings -------------------------------------------------------------------------------
+
+
+class CountedStops(StopStrings):
+    steps = 0
+
+    def step(self, state, character):
+        self.steps += 1
+        return super().step(state, character)
+
+
+def test_b10_long_stop_strings_cost_a_step_a_character():
+    """Each token took 16,000 comparisons, a millisecond, and 128 choices took them in one turn."""
+    stops = CountedStops(tuple("a" * (1000 + place) + "b" for place in range(16)))
+    stops.steps = 0
+    scanner = StopScanner(stops)
+    for _ in range(5000):
+        scanner.scan("a")
+    assert stops.steps == 5000
+    assert len(scanner.held) == 1015
+
+
+alphabet = st.text(st.sampled_from("ab "), min_size=1, max_size=6)
+
+
+@given(stops=st.lists(alphabet, min_size=1, max_size=6), pieces=st.lists(st.text(st.sampled_from("abc "), max_size=8)))
+def test_a_stop_string_is_found_as_by_comparing(stops, pieces):
+    scanner, out, text = StopScanner(StopStrings(stops)), "", ""
+    for piece in pieces:
+        text += piece
+        certain, matched = scanner.scan(piece)
+        out += certain
+        found = [(at + len(stop), at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+        if found:
+            _, at, stop = min(found)
+            assert (matched, out) == (stop, text[:at])
+            return
+        assert matched is None
+        keep = max(
+            size
+            for size in range(7)
+            if size == 0 or (any(s.startswith(text[-size:]) and size < len(s) for s in stops) and size <= len(text))
+        )
+        assert (out, scanner.held) == (text[: len(text) - keep], text[len(text) - keep :])
+    assert out + scanner.flush() == text
+
+
+# Bodies ----------------------------------------------------------------------------------------
+
+
+LONG_BODIES = {
+    "many turns": chat_body([{"role": "user", "content": "n=1"}] * 500),
+    "a long turn": chat_body([{"role": "user", "content": "oak " * 30_000}]),
+    "many mistakes": chat_body([{"role": "nobody"}] * 1000),
+}
+
+
+@pytest.mark.parametrize("body", LONG_BODIES.values(), ids=LONG_BODIES)
+async def test_b10_a_long_body_is_read_aside(body, rather_slow):
+    """10,900 messages took 50 ms of one turn, and 800,000 token ids 59."""
+    sizes = []
+
+    async def aside(function, *, owner, size):
+        sizes.append(size)
+        return await inline(function, owner=owner, size=size)
+
+    async with rig() as made:
+        made.door.aside = aside
+        client = await made.client()
+        assert (await client.ask(post(chat_body([{"role": "user", "content": "n=1"}])))).status == 200
+        assert sizes == []
+        assert (await client.ask(post(body))).status in {200, 400}
+        assert len(sizes) == 1
+        socket = await made.client()
+        await socket.upgrade()
+        await socket.say(create("oak " * 30_000))
+        assert (await socket.events())[-1]["error"]["code"] == "context_length_exceeded"
+        assert len(sizes) == 2
+        await socket.say(create("n=1"))
+        assert (await socket.events())[-1]["type"] == "response.completed"
+        assert len(sizes) == 2
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+async def test_a_long_answer_about_tokens_is_counted_and_waits_for_its_reader(path, rather_slow):
+    token = max(TINY.tokenizer.get_vocab().items(), key=lambda entry: len(entry[0]))[1]
+    text = TINY.decode([token]) * 250_000
+    asked = {"tokens": [token] * 250_000} if path == "/detokenize" else {"prompt": text}
+    async with rig(backlog_bytes_max=256 * 1024) as made:
+        client = await made.client()
+        await client.send(post(asked, path))
+        await trio.sleep(5)
+        [outbox] = made.door.connections
+        assert 0 < outbox.backlog_bytes <= 256 * 1024
+        counted_bytes = made.door.answers.held_bytes
+        reply = await client.reply()
+        assert (reply.status, reply.whole, len(reply.body)) == (200, True, counted_bytes)
+        assert reply.json["text"] == text if path == "/detokenize" else reply.json["count"] == 250_000
+        await client.ask(head())
+        assert made.door.answers.held_bytes == 0
+
+
+async def test_an_answer_about_tokens_for_which_there_is_never_memory_is_the_askers_mistake(rather_slow):
+    async with rig(answers_bytes_max=1_000) as made:
+        client = await made.client()
+        assert (await client.ask(post({"prompt": "oak " * 50}, "/tokenize"))).status == 200
+        reply = await client.ask(post({"prompt": "oak " * 500}, "/tokenize"))
+        assert (reply.status, reply.error["code"]) == (400, "invalid_request")
+        assert "answers_bytes_max" in reply.error["message"]
+        assert made.door.answers.held_bytes == 0

@@ -1,0 +1,214 @@
+"""What is too long is refused before it is tokenised, and never wrongly, whatever the tokenizer makes of a text."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+
+import pytest
+import trio
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from actors.kit.offload import LONG, Work, inline
+from actors.text import encoding
+from actors.text.bounds import COMPOSED_CHARACTERS_MAX, characters_a_token
+from actors.text.encoding import SEAM_TOKENS, TooManyTokens, conversation, tokenised
+from actors.text.prompts import Limits
+from protocol.errors import BadRequest, ContextTooLong
+from protocol.messages import Role, Tokenize, Turn
+from tests.actors.test_processor import CONTENTS, ask, respond, running
+from tests.rig.gateway import INFO, TINY, load_at_noon
+
+BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
+TEXTS = st.text(st.sampled_from("a e\u0301\u1100\u1161\u11a8ᾂ\n\t日🙂A<|im_end|>"), max_size=60)
+
+
+class Counting:
+    """An `Aside` that notes how much it was asked to do."""
+
+    def __init__(self):
+        self.sizes = []
+
+    async def __call__(self, function, *, owner, size):
+        self.sizes.append(size)
+        return await inline(function, owner=owner, size=size)
+
+
+def tokenizer(model, normalizer=None, pre=None, added=()):
+    made = Tokenizer(model)
+    if normalizer is not None:
+        made.normalizer = normalizer
+    if pre is not None:
+        made.pre_tokenizer = pre
+    made.decoder = decoders.ByteFallback()
+    made.add_tokens(list(added))
+    return made
+
+
+def bpe(**options):
+    return models.BPE(vocab={**BYTES, "a": 256, "aa": 257}, merges=[("a", "a")], byte_fallback=True, **options)
+
+
+TINY_DESCRIBED = json.loads(TINY.tokenizer.to_str())
+BOUNDED = {
+    "tiny": TINY.tokenizer,
+    "byte fallback": tokenizer(bpe()),
+    "composing": tokenizer(bpe(), normalizers.NFKC()),
+    "metaspace": tokenizer(bpe(), pre=pre_tokenizers.Metaspace()),
+    "replacing": tokenizer(bpe(), normalizers.Replace("aaa", "a")),
+    "one unknown each": tokenizer(models.BPE(vocab={"u": 0, "a": 1}, merges=[], unk_token="u")),
+    "unigram": tokenizer(models.Unigram([*((name, -9.0) for name in BYTES), ("aaaa", -1.0)], 0, byte_fallback=True)),
+    "added": tokenizer(bpe(), added=["<|im_end|>"]),
+}
+UNBOUNDED = {
+    "stripping": tokenizer(bpe(), normalizers.Strip()),
+    "removing": tokenizer(bpe(), normalizers.Replace("a", "")),
+    "collapsing": tokenizer(bpe(), normalizers.Sequence([normalizers.NFC(), normalizers.BertNormalizer()])),
+    "spaces": tokenizer(bpe(), pre=pre_tokenizers.Whitespace()),
+    "removed": tokenizer(bpe(), pre=pre_tokenizers.Split("a", "removed")),
+    "dropping": tokenizer(models.BPE(vocab={"a": 1}, merges=[])),
+    "fusing": tokenizer(models.BPE(vocab={"u": 0, "a": 1}, merges=[], unk_token="u", fuse_unk=True)),
+    "fusing unigram": tokenizer(models.Unigram([("u", -1.0), ("a", -1.0)], 0)),
+    "words": tokenizer(models.WordPiece(vocab={"[UNK]": 0, "a": 1}, unk_token="[UNK]")),
+    "swallowing": tokenizer(bpe(), added=[AddedToken("<|im_end|>", lstrip=True)]),
+}
+
+
+def bound(made):
+    return characters_a_token(json.loads(made.to_str()))
+
+
+@pytest.mark.parametrize("made", BOUNDED.values(), ids=BOUNDED)
+@given(text=TEXTS)
+def test_no_token_stands_for_more_characters_than_the_bound_says(made, text):
+    assert len(text) <= bound(made) * len(made.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("made", UNBOUNDED.values(), ids=UNBOUNDED)
+def test_where_a_tokenizer_may_take_characters_away_there_is_no_bound(made):
+    assert bound(made) is None
+
+
+def test_the_bound_of_composed_characters_is_unicodes():
+    longest = max(len(unicodedata.normalize("NFD", chr(code))) for code in range(0x11_0000))
+    assert longest <= COMPOSED_CHARACTERS_MAX
+    assert TINY.characters_a_token == COMPOSED_CHARACTERS_MAX * max(map(len, TINY.tokenizer.get_vocab()))
+
+
+# What a refusal costs --------------------------------------------------------------------------
+
+
+async def test_b10_what_is_surely_too_long_is_not_tokenised_at_all():
+    aside = Counting()
+    with pytest.raises(TooManyTokens, match="more than 100"):
+        await tokenised("a" * 4_000_000, TINY, 100, Work(aside, "alice"))
+    assert aside.sizes == []
+
+
+@pytest.mark.parametrize("made", UNBOUNDED.values(), ids=UNBOUNDED)
+async def test_b10_without_a_bound_a_refusal_costs_what_fits(made):
+    """The review's 4 MB prompts were tokenised whole, 1.4 s and half a gigabyte each."""
+    model, aside, limit = evolve(TINY, tokenizer=made, characters_a_token=bound(made)), Counting(), 200
+    text = "ab <|im_end|>" * 20_000
+    length = len(made.encode(text).ids)
+    if length > limit + SEAM_TOKENS:
+        with pytest.raises(TooManyTokens):
+            await tokenised(text, model, limit, Work(aside, ""))
+        assert sum(aside.sizes) <= len(text) / 2
+    else:
+        assert len(await tokenised(text, model, limit, Work(aside, ""))) == length
+
+
+@pytest.mark.parametrize("known", [TINY.characters_a_token, None])
+@given(
+    text=st.text(st.sampled_from("ae \n日🙂"), max_size=300), repeat=st.integers(1, 400), limit=st.integers(1, 5_000)
+)
+def test_whatever_fits_is_tokenised_as_ever(known, text, repeat, limit):
+    text *= repeat
+    model, ids = evolve(TINY, characters_a_token=known), TINY.encode_text(text)
+
+    async def read():
+        try:
+            return await tokenised(text, model, limit, Work(inline, ""))
+        except TooManyTokens:
+            return None
+
+    got = trio.run(read)
+    assert got == ids if len(ids) <= limit else got in (None, ids)
+
+
+async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has():
+    model = evolve(TINY, tokenizer=UNBOUNDED["spaces"], characters_a_token=None)
+    text = "a" * 3000 + " " * 100_000
+    ids = await tokenised(text, model, 2000, Work(inline, ""))
+    assert ids == model.encode_text(text)
+    assert len(ids) == 1500
+
+
+async def test_b10_a_refused_prompt_of_4_mb_costs_its_key_no_more_than_one_that_fits():
+    aside = Counting()
+    known = Limits(INFO, 8192, 8192)
+    unbounded = evolve(TINY, characters_a_token=None)
+    async with running(aside=aside, known=known, model=unbounded) as address:
+        with pytest.raises(ContextTooLong, match="the prompt is more than 8191 tokens long, and prompt and answer"):
+            await ask(address, respond("a" * 4_000_000))
+    assert sum(aside.sizes[1:]) <= 5 * 8192  # the template comes first, and is linear
+    assert len(aside.sizes) == 2
+
+
+@pytest.mark.parametrize("turns", [(), (Turn(Role.USER, "oak " * 3000),)])
+async def test_tokenize_has_a_limit_of_its_own(turns, autojump_clock):
+    async with running(tokenize_max=2000) as address:
+        with pytest.raises(ContextTooLong, match="can have 2000") as caught:
+            await ask(address, Tokenize(turns=turns, text="" if turns else "oak " * 3000))
+        assert caught.value.param == ("messages" if turns else "prompt")
+        _, result = await ask(address, Tokenize(text="oak"))
+        assert result.ids == TINY.encode_text("oak")
+
+
+# Chat templates -------------------------------------------------------------------------------
+
+
+QUADRATIC = {
+    "two loops": "{% for a in messages %}{% for b in messages %}{% set x = 1 %}{% endfor %}{% endfor %}x",
+    "slices": "{% for a in messages %}{% for b in messages[:-1] %}{% set x = 1 %}{% endfor %}{% endfor %}x",
+    "ranges": "{% for a in messages %}{% for b in range(9000) %}{% set x = 1 %}{% endfor %}{% endfor %}x",
+    "items": "{% for a in messages %}{% for b in messages %}{{ b.role }}{% endfor %}{% endfor %}x",
+    "calls": "{% macro f() %}{% endmacro %}{% for a in range(99999) %}{% for b in range(99) %}{{ f() }}{% endfor %}{% endfor %}x",
+}
+
+
+@pytest.mark.parametrize("source", QUADRATIC.values(), ids=QUADRATIC)
+async def test_b10_a_template_is_held_to_a_number_of_steps(source):
+    model = load_at_noon(CONTENTS, "{% if messages|length > 1 %}" + source + "{% else %}x{% endif %}")
+    with pytest.raises(BadRequest, match="it takes more than 1000000 steps"):
+        await conversation([Turn(Role.USER, "x")] * 9000, model, 100_000, Work(inline, ""))
+
+
+async def test_b10_a_template_is_held_to_a_number_of_characters(monkeypatch):
+    monkeypatch.setattr("actors.text.chat_template.RENDERED_CHARACTERS_MAX", 100_000)
+    model = load_at_noon(CONTENTS, "{% for a in messages %}{{ messages[0].content }}{% endfor %}")
+    with pytest.raises(BadRequest, match="it makes more than 100000 characters"):
+        await conversation([Turn(Role.USER, "x" * 1000)] * 101, model, 10**6, Work(inline, ""))
+    assert await conversation([Turn(Role.USER, "x" * 1000)] * 100, model, 10**6, Work(inline, ""))
+
+
+def test_a_short_template_over_as_many_turns_as_a_body_holds_is_not_refused():
+    prompt = TINY.prompt([Turn(Role.USER, "x")] * 11_000)
+    assert prompt.count("<|im_start|>") == 11_001
+
+
+async def test_one_rule_says_what_is_long():
+    aside = Counting()
+    assert await Work(aside, "").run(LONG - 1, lambda: 1) == 1
+    assert aside.sizes == []
+    assert await Work(aside, "").run(LONG, lambda: 2) == 2
+    assert aside.sizes == [LONG]
+
+
+def test_the_seam_is_longer_than_any_word_that_is_cut():
+    assert max(map(len, TINY.tokenizer.get_vocab())) * 8 < SEAM_TOKENS
+    assert encoding.GROWTH > 1

@@ -1,0 +1,115 @@
+"""Log probabilities are told with the text that their token ends in: none early, none twice, none of what was cut."""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from actors.text.logprobs import Scores, token_data
+from actors.text.reading import Reading
+from actors.text.stops import StopStrings
+from protocol.messages import Logprob
+from tests.actors.text.test_reading import SENTENCEPIECE
+from tests.rig.gateway import TINY, ids
+
+DATA = token_data(TINY.tokenizer)
+TEXTS = st.text(st.sampled_from("aé日🙂 .END"), min_size=1, max_size=20)
+
+
+def reading(stops=(), **fields):
+    scores = Scores(TINY.tokenizer.id_to_token, DATA)
+    return Reading(TINY.tokenizer, StopStrings(stops) if stops else None, scores=scores, **fields)
+
+
+def fed(made, sequence, size=1):
+    """Feed so many ids at a time, and return every piece."""
+    pieces = []
+    for at in range(0, len(sequence), size):
+        part = sequence[at : at + size]
+        pieces.append(made.feed(part, [Logprob(-float(at + place)) for place in range(len(part))]))
+    return [piece for piece in [*pieces, made.finish()] if piece is not None]
+
+
+@given(TEXTS, st.integers(1, 5))
+def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(text, size):
+    pieces = fed(reading(), ids(text), size)
+    for count in range(1, len(pieces) + 1):
+        told = b"".join(token.data for piece in pieces[:count] for token in piece.logprobs)
+        assert told == "".join(piece.text for piece in pieces[:count]).encode()
+    assert [token.logprob for piece in pieces for token in piece.logprobs] == [
+        -float(at) for at in range(len(ids(text)))
+    ]
+
+
+@given(TEXTS, TEXTS, st.integers(1, 5))
+def test_what_a_stop_string_cuts_off_is_not_told(text, after, size):
+    pieces = fed(reading(["END"]), ids(text + "END" + after), size)
+    said = "".join(piece.text for piece in pieces)
+    assert "END" not in said
+    told = [token for piece in pieces for token in piece.logprobs]
+    sizes = list(accumulate(len(token.data) for token in told))
+    assert b"".join(token.data for token in told).startswith(said.encode())
+    assert len(sizes) < 2 or sizes[-2] < len(said.encode()), "each of them has a part in the text"
+
+
+def test_a_token_that_is_held_back_is_told_with_its_text():
+    made = reading(["old oak"])
+    told = said = b""
+    for token in ids("an old oar"):
+        if (piece := made.feed([token], [Logprob(-1.0)])) is not None:
+            said += piece.text.encode()
+            told += b"".join(each.data for each in piece.logprobs)
+            assert said.startswith(told), "no token before the whole of its text"
+    assert made.finish() is None
+    assert told == said == b"an old oar"
+
+
+def test_the_likeliest_tokens_are_told_as_text_and_bytes():
+    made = reading()
+    oak, old = ids(" oak")[0], ids(" old")[0]
+    piece = made.feed([oak], [Logprob(-0.5, ((oak, -0.5), (old, -1.5)))])
+    [token] = piece.logprobs
+    assert (token.text, token.data, token.logprob) == (TINY.tokenizer.decode([oak]), DATA(oak), -0.5)
+    assert token.top == ((token.text, DATA(oak), -0.5), (TINY.tokenizer.decode([old]), DATA(old), -1.5))
+
+
+def test_a_special_token_adds_nothing_but_has_its_name():
+    special = TINY.tokenizer.token_to_id("<|im_start|>")
+    made = reading()
+    pieces = fed(made, [*ids("a"), special, *ids("b")])
+    told = [token for piece in pieces for token in piece.logprobs]
+    assert ("<|im_start|>", b"") in [(token.text, token.data) for token in told]
+    assert b"".join(token.data for token in told) == b"ab"
+
+
+def test_bytes_are_found_for_a_vocabulary_with_byte_fallback():
+    data = token_data(SENTENCEPIECE)
+    assert data(3 + 0xCC) == b"\xcc"
+    the = next(
+        token for name, token in SENTENCEPIECE.get_vocab().items() if name.startswith("\N{LOWER ONE EIGHTH BLOCK}")
+    )
+    assert data(the).startswith(b" ")
+
+
+def test_bytes_are_found_for_any_other_vocabulary():
+    described = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": {"oak": 0, "[UNK]": 1}, "unk_token": "[UNK]"},
+    }
+    assert token_data(Tokenizer.from_str(json.dumps(described)))(0) == b"oak"
+    assert token_data(Tokenizer.from_str(json.dumps(described)))(99) == b""
+
+
+@given(st.lists(st.integers(0, 511), max_size=30), st.integers(1, 4))
+def test_every_id_is_told_in_order_whatever_became_of_its_text(sequence, size):
+    made = Reading(TINY.tokenizer, StopStrings(["E"]), silent_ids=[1], tells_ids=True)
+    pieces = fed(made, sequence, size)
+    told = [token for piece in pieces for token in piece.ids]
+    assert told == sequence[: made.tokens]
+    if made.matched is None:
+        assert told == sequence

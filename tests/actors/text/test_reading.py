@@ -1,0 +1,306 @@
+"""An answer reads the same however its tokens come, and nothing of a stop string ever leaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unicodedata import normalize
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from actors.text.reading import HELD_IDS_MAX, Reading
+from actors.text.stops import StopStrings
+from protocol.messages import Text
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+TINY = Tokenizer.from_file(str(Path(__file__).parents[3] / "examples" / "tiny" / "tokenizer.json"))
+BYTES = {TINY.id_to_token(token): token for token in range(TINY.get_vocab_size())}
+EOS, PAD = 2, 0
+
+LETTERS = "abc EN D.\n éüñß 日本語中文 한글 🙂👩‍👩‍👧🇩🇪 \u0301\u200d"
+texts = st.text(st.sampled_from(LETTERS), max_size=20).map(lambda text: normalize("NFC", text))  # as the tokenizer does
+id_lists = st.lists(st.integers(0, TINY.get_vocab_size() - 1), max_size=24)
+answers = st.one_of(texts.map(lambda text: TINY.encode(text, add_special_tokens=False).ids), id_lists)
+stop_lists = st.lists(st.text(st.sampled_from("abEND 日本é🙂"), min_size=1, max_size=4), max_size=4)
+
+
+def ids(text: str) -> list[int]:
+    return TINY.encode(text, add_special_tokens=False).ids
+
+
+def cut(sequence, sizes):
+    """Split a list into pieces of these sizes, over and over."""
+    at, turn = 0, 0
+    while at < len(sequence):
+        size = sizes[turn % len(sizes)]
+        yield sequence[at : at + size]
+        at, turn = at + size, turn + 1
+
+
+def read(reading: Reading, pieces) -> tuple[str, list[Text]]:
+    heard = [*[reading.feed(piece) for piece in pieces], reading.finish()]
+    said = [text for text in heard if text is not None]
+    return "".join(text.text for text in said), said
+
+
+def sound(text: str) -> str:
+    """The text without a character at its end that is not whole yet."""
+    return text.rstrip(BROKEN) if text.endswith(BROKEN) else text
+
+
+def naively(sequence, stops=(), stop_ids=(), silent=(), tokens_min=0):
+    """The slow way: decode everything up to each token anew, and look for every stop in all of it."""
+    heard = []
+    for count, token in enumerate(sequence, start=1):
+        early = count <= tokens_min
+        if token in stop_ids and not early:
+            return TINY.decode(heard), token, count
+        heard += [] if token in silent else [token]
+        text = sound(TINY.decode(heard))
+        if early:
+            start = len(text)
+        elif (hit := first_stop(text, stops, start if tokens_min else 0)) is not None:
+            return text[: hit[0]], hit[1], count
+    text = TINY.decode(heard)
+    hit = first_stop(text, stops, start if tokens_min else 0) if len(sequence) > tokens_min else None
+    return (text, None, len(sequence)) if hit is None else (text[: hit[0]], hit[1], len(sequence))
+
+
+def first_stop(text, stops, start):
+    for end in range(start + 1, len(text) + 1):
+        ended = [stop for stop in stops if text[start:end].endswith(stop)]
+        if ended:
+            longest = max(ended, key=len)
+            return end - len(longest), longest
+    return None
+
+
+# Detokenising --------------------------------------------------------------------------
+
+
+@given(answers, st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_any_split_of_the_ids_reads_as_in_one_piece(sequence, sizes):
+    text, said = read(Reading(TINY), cut(sequence, sizes))
+    assert text == TINY.decode(sequence)
+    assert sum(each.tokens for each in said) <= len(sequence)
+
+
+@given(texts)
+def test_a_character_is_never_split(text):
+    so_far = ""
+    reading = Reading(TINY)
+    for token in ids(text):
+        piece = reading.feed([token])
+        so_far += piece.text if piece else ""
+        assert BROKEN not in so_far
+        assert text.startswith(so_far)
+    assert so_far == text
+    assert reading.finish() is None
+
+
+def test_a_character_comes_with_its_last_byte():
+    reading = Reading(TINY)
+    first, second, third, fourth = [BYTES[letter] for letter in "ðŁĻĤ"]
+    assert [reading.feed([each]) for each in (first, second, third)] == [None] * 3
+    assert reading.feed([fourth]) == Text("🙂", 4)
+
+
+def test_a_character_that_the_answer_broke_off_reads_as_broken():
+    reading = Reading(TINY)
+    assert reading.feed([*ids("a"), *[BYTES[letter] for letter in "ðŁĻ"]]) is None or reading.tokens == 4
+    text = reading.finish()
+    assert text is not None
+    assert text.text.endswith(BROKEN)
+
+
+def test_bytes_that_are_no_text_are_not_held_for_ever():
+    reading = Reading(TINY)
+    said = [reading.feed([BYTES["ĥ"]]) for _ in range(10 * HELD_IDS_MAX)]
+    given = "".join(text.text for text in said if text is not None)
+    assert 0 <= 10 * HELD_IDS_MAX - len(given) <= HELD_IDS_MAX + 3
+    smile = [reading.feed([BYTES[letter]]) for letter in "ðŁĻĤ"]
+    assert smile[-1] is not None
+    assert smile[-1].text.endswith("🙂")
+
+
+@given(st.lists(st.sampled_from([*[BYTES[letter] for letter in "ðŁĻĤæĹ¥Ã©"], *ids("a")]), max_size=120))
+def test_long_runs_of_broken_bytes_read_as_in_one_piece(sequence):
+    assert read(Reading(TINY), cut(sequence, [1]))[0] == TINY.decode(sequence)
+
+
+def test_special_tokens_say_nothing_however_many():
+    reading = Reading(TINY)
+    assert reading.feed([PAD] * 200) is None
+    assert reading.feed(ids(" a")) == Text(" a", 200 + len(ids(" a")))
+
+
+# A tokenizer that strips the first space and spells what it does not know in bytes ------
+
+
+def sentencepiece() -> Tokenizer:
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words += ["▁", "▁a", "a", "▁the", "é", "日", "▁日本", "END", "EN", "D", "▁▁", "▁END"]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[], byte_fallback=True, unk_token="<unk>")
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
+SENTENCEPIECE = sentencepiece()
+WORDS = range(259, SENTENCEPIECE.get_vocab_size())
+
+
+def spelled(text: str) -> list[int]:
+    return [3 + byte for byte in text.encode()]
+
+
+@given(
+    st.lists(st.one_of(st.sampled_from(WORDS).map(lambda word: [word]), texts.map(spelled), st.just([1])), max_size=9)
+)
+def test_words_and_spelled_characters_read_as_in_one_piece(pieces):
+    sequence = [token for piece in pieces for token in piece]
+    assert read(Reading(SENTENCEPIECE), cut(sequence, [1]))[0] == SENTENCEPIECE.decode(sequence)
+
+
+@given(st.lists(st.integers(0, SENTENCEPIECE.get_vocab_size() - 1), max_size=40))
+@example([4, 195, 110, 216, 14, 270, 113])
+@example([118, 207, 262, 176])
+def test_no_sequence_of_ids_raises(sequence):
+    text, _ = read(Reading(SENTENCEPIECE), cut(sequence, [1]))
+    assert len(text) <= 4 * len(SENTENCEPIECE.decode(sequence)) + 4
+
+
+def test_a_word_keeps_its_space_after_broken_bytes():
+    the = SENTENCEPIECE.token_to_id("▁the")
+    text, _ = read(Reading(SENTENCEPIECE), cut([3 + 0xCC, the, 3 + 0xAD, the], [1]))
+    assert text == f"{BROKEN} the{BROKEN} the"
+
+
+# Stops -----------------------------------------------------------------------------------
+
+
+@given(
+    answers,
+    stop_lists,
+    st.lists(st.integers(0, TINY.get_vocab_size() - 1), max_size=2),
+    st.sets(st.sampled_from([EOS, PAD]), max_size=2),
+    st.sampled_from([0, 0, 1, 3, 8]),
+    st.lists(st.integers(1, 5), min_size=1, max_size=3),
+)
+@settings(max_examples=300)
+def test_reading_is_what_the_naive_way_gives(sequence, stops, stop_ids, silent, tokens_min, sizes):
+    reading = Reading(TINY, StopStrings(stops), stop_ids, silent, tokens_min)
+    text, said = read(reading, cut(sequence, sizes))
+    assert (text, reading.matched, reading.tokens) == naively(sequence, stops, stop_ids, silent, tokens_min)
+    assert sum(each.tokens for each in said) <= reading.tokens
+    assert all(each.text for each in said)
+
+
+@given(texts, st.text(st.sampled_from("abEND日é🙂"), min_size=1, max_size=6), texts)
+def test_nothing_of_a_stop_string_leaks_at_any_moment(before, stop, after):
+    whole = normalize("NFC", before + stop + after)
+    assume(stop in whole)  # a combining accent changes the letter before it
+    reading, so_far = Reading(TINY, StopStrings([stop])), ""
+    for token in ids(whole):
+        piece = reading.feed([token])
+        so_far += piece.text if piece else ""
+        assert whole[: whole.index(stop)].startswith(so_far)
+    assert reading.matched == stop
+    assert so_far == whole[: whole.index(stop)]
+
+
+def test_a_stop_across_pieces_is_held_back():
+    reading = Reading(TINY, StopStrings(["END"]))
+    assert [reading.feed(ids(letter)) for letter in "xEN"] == [Text("x", 1), None, None]
+    assert reading.feed(ids("D")) is None
+    assert (reading.matched, reading.tokens) == ("END", 4)
+    assert reading.finish() is None
+
+
+def test_what_was_held_back_comes_when_it_is_no_stop():
+    reading = Reading(TINY, StopStrings(["END"]))
+    reading.feed([*ids("E"), *ids("N")])
+    assert reading.feed(ids("x")) == Text("ENx", 3)
+
+
+def test_what_was_held_back_comes_at_the_end():
+    reading = Reading(TINY, StopStrings(["END"]))
+    assert reading.feed([*ids("E"), *ids("N")]) is None
+    assert reading.finish() == Text("EN", 2)
+    assert reading.matched is None
+
+
+def test_what_was_held_back_comes_before_a_stop_token():
+    reading = Reading(TINY, StopStrings(["END"]), [EOS])
+    assert reading.feed([*ids("E"), *ids("N"), EOS]) == Text("EN", 3)
+    assert reading.matched == EOS
+    assert reading.finish() is None
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "out", "matched"),
+    [
+        (["abcd", "bc"], "xabcd", "xa", "bc"),  # the one that is complete first
+        (["bc", "abc"], "xabcd", "x", "abc"),  # complete together: the longer one
+        (["aab"], "aaab", "a", "aab"),  # a false start may hold the true one
+        (["a"], "aaa", "", "a"),
+        (["\n\n"], "one\n\ntwo", "one", "\n\n"),
+        (["日本"], "a日日本", "a日", "日本"),
+        (["b"], "aaa", "aaa", None),
+    ],
+)
+def test_overlapping_stops_are_told_apart(stops, text, out, matched):
+    for pieces in ([ids(text)], [[token] for token in ids(text)], [ids(letter) for letter in text]):
+        reading = Reading(TINY, StopStrings(stops))
+        assert read(reading, pieces)[0] == out
+        assert reading.matched == matched
+
+
+def test_a_stop_inside_one_token_cuts_the_token():
+    token = next(
+        token for token in range(TINY.get_vocab_size()) if len(word := TINY.decode([token])) >= 3 and word.isalpha()
+    )
+    word = TINY.decode([token])
+    reading = Reading(TINY, StopStrings([word[1]]))
+    assert reading.feed([token, *ids("more")]) == Text(word[0], 1)
+    assert (reading.matched, reading.tokens) == (word[1], 1)
+
+
+def test_ids_after_a_stop_are_ignored():
+    reading = Reading(TINY, StopStrings(["b"]))
+    assert reading.feed([*ids("a"), *ids("b"), *ids("c")]) == Text("a", 2)
+    assert reading.feed(ids("d")) is None
+    assert reading.tokens == 2
+
+
+def test_the_end_of_the_answer_is_silent_and_counted():
+    reading = Reading(TINY, silent_ids=[EOS])
+    assert reading.feed([*ids("a"), EOS]) == Text("a", 2)
+    assert (reading.matched, reading.tokens, reading.finish()) == (None, 2, None)
+
+
+def test_a_stop_token_is_not_text():
+    token = ids("z")[0]
+    reading = Reading(TINY, stop_ids=[token])
+    assert reading.feed([*ids("a"), token]) == Text("a", 2)
+    assert reading.matched == token
+
+
+def test_no_stop_counts_before_the_least_number_of_tokens():
+    token = ids("z")[0]
+    reading = Reading(TINY, StopStrings(["b"]), [token], tokens_min=3)
+    assert read(reading, [[*ids("b"), token, *ids("b"), *ids("c"), *ids("b"), *ids("d")]])[0] == "bzbc"
+    assert (reading.matched, reading.tokens) == ("b", 5)
+
+
+def test_a_broken_character_at_the_end_can_complete_a_stop():
+    reading = Reading(TINY, StopStrings([BROKEN]))
+    assert reading.feed([*ids("a"), BYTES["ð"]]) == Text("a", 2)
+    assert reading.finish() is None
+    assert reading.matched == BROKEN

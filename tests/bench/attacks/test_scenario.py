@@ -1,0 +1,39 @@
+"""What an honest client notices beside an attack is judged by its own pace, and a lost answer is never forgiven."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.attacks import __main__
+from bench.attacks.scenario import Verdict, _judge
+
+
+def noted(during, *, lost=(), before=(0.05, 0.06, 0.05)):
+    gaps = [(float(at), gap) for at, gap in enumerate(before)] + [(10.0 + at, gap) for at, gap in enumerate(during)]
+    return {"gaps": gaps, "firsts": [(1.0, 9.0), (11.0, 0.2)], "lost": list(lost), "whole": 3}
+
+
+@pytest.mark.parametrize(
+    ("found", "held"),
+    [
+        (noted([0.05, 0.29]), True),
+        (noted([0.05, 0.31]), False),  # the engine's own is 50 ms
+        (noted([0.05], lost=["link_lost"]), False),
+        (noted([]), False),  # nothing came at all
+    ],
+)
+def test_a_gap_or_a_loss_is_noticed(found, held):
+    verdict = Verdict()
+    _judge(found, 10.0, verdict)
+    assert verdict.held is held
+    assert (verdict.own_gap_ms, verdict.worst_first_ms, verdict.whole) == (50.0, 200.0, 3)
+
+
+def test_an_attack_that_fails_by_itself_has_not_held():
+    def fails(folder, verdict):
+        raise RuntimeError("no node")
+
+    verdict = __main__.tried(fails)
+    assert not verdict.held
+    assert "no node" in __main__.row("fails", verdict)
+    assert " NO " in __main__.row("fails", verdict)

@@ -1,0 +1,314 @@
+"""Requests to a real socket: how each is counted, how it leaves, and what it leaves behind."""
+
+import json
+import ssl
+import time
+from functools import partial
+from typing import ClassVar
+
+import pytest
+import trio
+from wsproto.events import CloseConnection, Ping, TextMessage
+
+from bench.load import measure
+from bench.load.client import Exchange, Pool
+from bench.load.messages import Target
+from bench.load.plan import Ask, Leave
+from bench.load.requests import address
+from tests.rig.certificate import files as certificates
+from tests.rig.scripted_server import (
+    HEAD,
+    chat_events,
+    chunk,
+    delta,
+    event,
+    nothing,
+    response_end,
+    saying,
+    scripted,
+    whole,
+)
+
+
+class Client:
+    """Sends one request after the other as one client does."""
+
+    made: ClassVar[list["Client"]] = []
+
+    def __init__(self, server, **options):
+        self.target = Target(**{"url": server.url, "api": "chat", "model": "m", "timeout_s": 20.0} | options)
+        self.pool = Pool(self.target, address(self.target.url, self.target.api))
+        self.came = []
+        Client.made.append(self)
+
+    async def ask(self, tokens=4, leave=None, number=0):
+        ask = Ask(number, "hello", tokens, None, leave)
+        with trio.fail_after(30):
+            return await Exchange(ask, self.pool, time.perf_counter, self.came.append).run(time.perf_counter())
+
+
+@pytest.fixture(autouse=True)
+async def closed():
+    """Leave no socket open: one that is would warn, and warnings are errors."""
+    yield
+    while Client.made:
+        Client.made.pop().pool.close()
+
+
+async def sent(script, leave=None, **options):
+    """Return how one request went that was answered so."""
+    async with scripted(script) as server:
+        return await Client(server, **options).ask(leave=leave)
+
+
+async def test_a_whole_answer_is_completed_and_its_connection_serves_the_next():
+    async with scripted(whole) as server:
+        client = Client(server, key="secret")
+        first, second = await client.ask(), await client.ask()
+    assert (first.ending, first.finish, first.output_tokens, first.prompt_tokens) == ("completed", "length", 4, 7)
+    assert len(measure.stamps(first)) == 4
+    assert 0 < measure.ttft_s(first) <= first.ended_s
+    assert first.connect_s > 0
+    assert (second.ending, second.connect_s) == ("completed", None)
+    assert (server.connections, client.pool.opened, sum(client.came)) == (1, 1, 8)
+    assert server.headers[0]["authorization"] == "Bearer secret"
+    assert server.bodies[0] == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 4,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.0,
+    }
+
+
+async def test_a_new_connection_for_each_request_if_that_is_wanted():
+    async with scripted(whole) as server:
+        client = Client(server, reuse=False)
+        assert [(await client.ask()).ending for _ in range(3)] == ["completed"] * 3
+        assert server.connections == 3
+
+
+async def test_a_connection_that_ended_between_two_requests_costs_neither():
+    async def once(asked):
+        await whole(asked)
+        await asked.stream.aclose()
+
+    async with scripted(once) as server:
+        client = Client(server)
+        endings = []
+        for _ in range(3):
+            endings.append((await client.ask()).ending)
+            await trio.testing.wait_all_tasks_blocked(0.001)
+        assert (endings, server.connections) == (["completed"] * 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("api", "events"),
+    [
+        ("completions", [event({"choices": [{"index": 0, "text": "a", "finish_reason": None}]})] * 2
+         + [event({"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}), event("[DONE]")]),
+        ("responses", [event({"type": "response.output_text.delta", "delta": "a"}, "response.output_text.delta")] * 2
+         + [event(response_end("completed", 2), "response.completed")]),
+    ],
+)  # fmt: skip
+async def test_other_apis_over_http(api, events):
+    answer = await sent(saying(HEAD, *map(chunk, events), chunk(b""), close=False), api=api, ignore_eos=True)
+    assert (answer.ending, answer.finish, len(measure.stamps(answer))) == ("completed", "stop", 2)
+
+
+async def test_an_answer_without_done_is_whole_if_its_body_ends_well():
+    events = chat_events(2)[:-2]
+    assert (await sent(saying(HEAD, *map(chunk, events), b"0\r\n\r\n"))).ending == "completed"
+    plain = HEAD.replace(b"transfer-encoding: chunked\r\n", b"connection: close\r\n")
+    answer = await sent(saying(plain, *events))
+    assert (answer.ending, answer.output_tokens) == ("completed", None)
+
+
+@pytest.mark.parametrize("kept", range(6))
+async def test_an_answer_that_stops_anywhere_before_its_end_is_truncated(kept):
+    answer = await sent(saying(HEAD, *map(chunk, chat_events(3)[:kept])))
+    assert (answer.ending, answer.fault.kind) == ("failed", "truncated")
+
+
+@pytest.mark.parametrize("close", [b"0\r\n\r\n", b""])
+async def test_done_without_a_finish_reason_is_truncated_however_well_the_body_ends(close):
+    events = [event(delta("a")), event("[DONE]")]
+    assert (await sent(saying(HEAD, *map(chunk, events), close))).fault.kind == "truncated"
+
+
+async def test_a_finish_reason_without_a_proper_end_is_truncated():
+    assert (await sent(saying(HEAD, chunk(event(delta("a", "stop")))))).fault.kind == "truncated"
+
+
+async def test_errors_have_their_kinds():
+    lost = event({"error": {"code": "engine_died", "message": "it died"}})
+    assert (await sent(saying(HEAD, chunk(event(delta("a"))), chunk(lost)))).fault.code == "engine_died"
+    refused = b'HTTP/1.1 503 No\r\ncontent-length: 31\r\n\r\n{"error":{"code":"overloaded"}}'
+    assert (await sent(saying(refused))).fault.code == "503 overloaded"
+    assert (await sent(saying(b""))).fault.kind == "connection"
+    assert (await sent(saying(HEAD, chunk(b"data: what\n\n")))).fault.kind == "shape"
+
+
+async def test_a_refused_connection_is_named_as_the_system_names_it():
+    async with scripted(whole) as server:
+        pass
+    answer = await Client(server).ask()
+    assert (answer.ending, answer.fault.kind, answer.fault.code) == ("failed", "connection", "ECONNREFUSED")
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_a_server_behind_tls_is_asked_if_its_certificate_is_trusted(trusted, monkeypatch):
+    certificate, key = certificates()
+    monkeypatch.setattr("bench.load.wire._trust", ssl.create_default_context)
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+
+    async def whole_once(asked):
+        await whole(asked)
+        await asked.gone()
+
+    async with scripted(whole_once, tls=context) as server:
+        client = Client(server, url=server.url.replace("http:", "https:"))
+        answer = await client.ask()
+    if trusted:
+        assert (answer.ending, answer.output_tokens) == ("completed", 4)
+    else:
+        assert (answer.fault.kind, answer.fault.code) == ("connection", "tls")
+
+
+# Leaving ----------------------------------------------------------------------------------
+
+
+async def test_who_leaves_after_some_tokens_is_seen_to_leave():
+    seen = []
+
+    async def endless(asked):
+        await asked.send(HEAD)
+        for _ in range(3):
+            await asked.send(chunk(event(delta("w"))))
+        seen.append(await asked.gone())
+
+    async with scripted(endless) as server:
+        answer = await Client(server).ask(leave=Leave(3))
+        await trio.testing.wait_all_tasks_blocked(0.001)
+    assert (answer.ending, answer.fault, answer.leave_tokens, seen) == ("cancelled", None, 3, [True])
+    assert len(measure.stamps(answer)) == 3
+
+
+@pytest.mark.realtime
+async def test_who_leaves_before_the_first_token_leaves_in_time():
+    answer = await sent(nothing, leave=Leave(0, 0.03))
+    assert (answer.ending, answer.fault, answer.stamps) == ("cancelled", None, b"")
+    assert 0.03 <= answer.ended_s < 1.0
+
+
+async def test_who_was_to_leave_later_leaves_at_the_first_token():
+    answer = await sent(saying(HEAD, chunk(event(delta("w"))), close=False), leave=Leave(0, 100.0))
+    assert (answer.ending, len(measure.stamps(answer))) == ("cancelled", 1)
+
+
+async def test_an_answer_that_ends_before_its_client_leaves_is_completed():
+    assert (await sent(whole, leave=Leave(100))).ending == "completed"
+    assert (await sent(whole, leave=Leave(4))).ending == "completed"  # all came at once
+
+
+@pytest.mark.realtime
+async def test_an_answer_that_takes_too_long_is_a_timeout_with_its_place():
+    assert (await sent(nothing, timeout_s=0.05)).fault.code == "before the first token"
+    slow = await sent(saying(HEAD, chunk(event(delta("w"))), close=False), timeout_s=0.05)
+    assert (slow.fault.kind, slow.fault.code) == ("timeout", "mid-stream")
+    late = await sent(nothing, timeout_s=0.02, leave=Leave(0, 5.0))
+    assert late.ending == "failed"
+
+
+# WebSocket --------------------------------------------------------------------------------
+
+
+def says(*events, close=None):
+    def script(body):
+        found = [TextMessage(json.dumps(each)) for each in events] if body["type"] == "response.create" else []
+        return [Ping(payload=b"there?"), *found, *([CloseConnection(close)] if close else [])]
+
+    return script
+
+
+DELTA = {"type": "response.output_text.delta", "delta": "a"}
+
+
+async def test_responses_over_a_websocket_share_it():
+    async with scripted(says({"type": "response.created"}, DELTA, DELTA, response_end("completed", 2))) as server:
+        client = Client(server, api="responses-ws", ignore_eos=True, extra='{"top_p": 0.5}')
+        answers = [await client.ask() for _ in range(3)]
+    assert [(each.ending, each.output_tokens, each.cached_tokens) for each in answers] == [("completed", 2, 3)] * 3
+    assert server.connections == 1
+    assert server.bodies[0] == {
+        "model": "m", "type": "response.create", "input": "hello", "max_output_tokens": 4, "store": False,
+        "temperature": 0.0, "ignore_eos": True, "top_p": 0.5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_a_websocket_that_closes_in_mid_answer_truncates_it(at_once):
+    async with scripted(says(DELTA, close=1011), at_once=at_once) as server:
+        answer = await Client(server, api="responses-ws").ask()
+    assert (answer.fault.kind, answer.fault.code, len(measure.stamps(answer))) == ("truncated", "ws close 1011", 1)
+
+
+async def test_a_websocket_that_closes_after_an_answer_is_not_used_again():
+    async with scripted(says(DELTA, response_end("completed"), close=1012)) as server:
+        client = Client(server, api="responses-ws")
+        first = await client.ask()
+        await trio.testing.wait_all_tasks_blocked(0.001)  # the close is under way
+        second = await client.ask()
+        assert (first.ending, second.ending, server.connections) == ("completed", "completed", 2)
+
+
+def cancelling(end):
+    """Answer a request by one token, and its cancel by an end."""
+
+    def script(body):
+        event = DELTA if body["type"] == "response.create" else end
+        return [TextMessage(json.dumps(event))]
+
+    return script
+
+
+async def test_a_response_is_cancelled_by_an_event_and_its_socket_serves_the_next():
+    end = response_end("incomplete", incomplete_details={"reason": "cancelled"})
+    async with scripted(cancelling(end)) as server:
+        client = Client(server, api="responses-ws", cancel_by="event")
+        answers = [await client.ask(leave=Leave(1)) for _ in range(2)]
+    assert [each.ending for each in answers] == ["cancelled"] * 2
+    assert all(each.cancel_s > 0 for each in answers)
+    assert server.connections == 1
+    assert server.bodies[1] == {"type": "response.cancel"}
+
+
+async def test_a_cancel_that_crosses_the_end_leaves_a_completed_answer_and_an_unused_socket():
+    async with scripted(cancelling(response_end("completed", 1))) as server:
+        client = Client(server, api="responses-ws", cancel_by="event")
+        assert [(await client.ask(leave=Leave(1))).ending for _ in range(2)] == ["completed"] * 2
+        assert server.connections == 2
+
+
+async def test_leaving_a_websocket_closes_it():
+    async with scripted(says(DELTA)) as server:
+        answer = await Client(server, api="responses-ws").ask(leave=Leave(1))
+        await trio.testing.wait_all_tasks_blocked(0.001)
+        assert (answer.ending, server.left) == ("cancelled", 1)
+
+
+async def test_many_clients_at_once_get_each_their_own_answer():
+    async with scripted(whole) as server:
+        records = []
+
+        async def one(number):
+            records.append(await Client(server).ask(tokens=number + 1, number=number))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(partial(one, number))
+    assert sorted((each.number, each.output_tokens) for each in records) == [(n, n + 1) for n in range(20)]

@@ -1,0 +1,285 @@
+"""What the clients of chaos call whole, wrong, cut or fair, and what the proxy before a node does to its connections."""
+
+import json
+import socket
+import time
+from contextlib import ExitStack
+from random import Random
+from threading import Thread
+
+import pytest
+from websockets.sync.server import serve
+
+from bench.rig.checked_clients import Ask, Door, Heard, Said, Tally, ask, heard_of, verdict, whole_of
+from bench.rig.clients import Outcome
+from bench.rig.cluster import FRONT, Cluster, Plan, free_ports, simulated
+from bench.rig.proxy import SLOW_BYTES, Cutter
+from supervisor.config import load
+
+RIGHT = Said("An oak stands by the river.", "stop", 9, (("An", -0.5),))
+STREAM = Ask("stream", "Tell me about the oak", None)
+UP = Door()
+
+
+def judged(heard, wanted=STREAM, *, left=False, door=UP):
+    return verdict(wanted, heard, RIGHT, left=left, door=door)[0]
+
+
+# Verdicts --------------------------------------------------------------------------------
+
+
+def test_an_answer_is_whole_when_text_reason_and_count_are_right():
+    assert judged(Heard([Said(RIGHT.text, "stop", 9)])) == "whole"
+    assert judged(Heard([Said(RIGHT.text, "stop", 9, (("An", -0.51),))])) == "whole"  # rounded otherwise
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Said("An oak stands by the", "stop", 9),
+        Said(RIGHT.text, "length", 9),
+        Said(RIGHT.text, "stop", 8),
+        Said(RIGHT.text, "stop", 9, (("An", -0.6),)),
+        Said(RIGHT.text, "stop", 9, (("The", -0.5),)),
+        Said(RIGHT.text, "stop", 9, ()),
+    ],
+)
+def test_an_answer_that_claims_to_be_whole_and_differs_is_wrong(said):
+    assert judged(Heard([said])) == "WRONG"
+
+
+def test_of_two_answers_both_must_be_there():
+    two = Ask("two", STREAM.prompt, None)
+    assert judged(Heard([RIGHT, RIGHT]), two) == "whole"
+    assert judged(Heard([RIGHT]), two) == "WRONG"
+
+
+@pytest.mark.parametrize("error", ["engine_lost", None])
+def test_what_came_before_an_error_must_be_the_beginning_of_the_answer(error):
+    assert judged(Heard(begun="An elm", error=error)) == "WRONG"
+    assert judged(Heard(begun="An elm", error=error), left=True) == "WRONG"
+
+
+def test_an_error_is_a_fair_end_and_silence_is_none():
+    assert judged(Heard(begun="An oak", error="engine_lost")) == "error engine_lost"
+    assert judged(Heard(begun="An oak", status=200)) == "CUT"
+    assert judged(Heard(error="no end")) == "NO END"
+
+
+def test_a_refusal_comes_before_the_first_word():
+    assert judged(Heard(error="draining", status=503)) == "refused draining"
+    assert judged(Heard(begun="An oak", error="draining", status=200)) == "error draining"
+    assert judged(Heard(error="engine_lost", status=502)) == "error engine_lost"
+
+
+def test_a_connection_may_end_without_a_word_only_when_its_door_was_killed():
+    cut = Heard(begun="An oak", error="connection", status=200)
+    assert judged(cut, door=Door(killed=1)) == "connection lost with the front"
+    assert judged(cut, door=Door(told=1)) == "CUT"
+
+
+def test_a_door_that_was_told_to_end_may_refuse_connections():
+    assert judged(Heard(error="connection"), door=Door(told=1)) == "refused nobody is there"
+    assert judged(Heard(error="connection")) == "CUT"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "killed"), [((0, 0), (0, 0), 0), ((0, 0), (1, 0), 1), ((1, 0), (1, 0), 1), ((1, 0), (2, 0), 1)]
+)
+def test_what_happened_to_a_door_since_a_request_began_includes_what_was_so_already(before, now, killed):
+    assert Door(*now).since(Door(*before)).killed == killed
+
+
+def test_a_stream_that_failed_tells_why():
+    assert heard_of(Outcome(text="An", error={"code": "draining"}, status=200)) == Heard([], "An", "draining", 200)
+    late = Outcome(error={"code": "connection", "message": "TimeoutError('timed out')"})
+    assert heard_of(late).error == "no end"
+
+
+def test_the_tokens_of_several_choices_are_shared_out():
+    choice = {"message": {"content": "a"}, "finish_reason": "stop"}
+    assert whole_of({"choices": [choice, choice], "usage": {"completion_tokens": 6}}) == [Said("a", "stop", 3)] * 2
+
+
+def test_a_tally_keeps_what_was_bad_with_the_request():
+    tally = Tally()
+    tally.note(STREAM, "whole", None, 1.0)
+    tally.note(STREAM, "CUT", "it ended", 2.0)
+    assert (tally.requests, tally.slowest_s, len(tally.bad)) == (2, 2.0, 1)
+    assert "Tell me about the oak" in tally.bad[0]
+
+
+# A WebSocket that closes -----------------------------------------------------------------
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize(
+    ("events", "code", "verdict"),
+    [([], 1012, "refused draining"), ([], 1000, "CUT"), ([{"type": "response.created"}], 1012, "CUT")],
+)
+def test_a_socket_that_closes_to_restart_refuses_only_what_it_has_not_begun(events, code, verdict, stack):
+    def handler(connection):
+        connection.recv()
+        for event in events:
+            connection.send(json.dumps(event))
+        connection.close(code)
+
+    server = stack.enter_context(serve(handler, "127.0.0.1", 0))
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    response = Ask("response", STREAM.prompt, None)
+    try:
+        assert judged(ask(server.socket.getsockname()[1], response), response) == verdict
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+# The file of each node -------------------------------------------------------------------
+
+
+def test_each_node_reads_the_same_cluster_with_a_window_of_its_own(tmp_path):
+    pair = {"p": simulated("p", "prefill", costs={"transfer_s": 0.1}), "d": simulated("d", "decode", length_max=90)}
+    of = Cluster(Plan(pair, drain_s=2.0), tmp_path)
+    of.doors["p"] = 1234
+    for name in of.plan.names:
+        (tmp_path / name / "cluster.toml").write_text(of.file(name))
+        read = load.read(tmp_path / name / "cluster.toml")
+        assert (read.gateway.node, read.gateway.port) == (name, of.windows[name])
+        assert read.node[FRONT].listen is None
+        assert read.node["d"].listen == f"127.0.0.1:{of.links['d']}"
+        assert read.node["p"].listen == f"127.0.0.1:{of.links['p'] if name == 'p' else 1234}"
+        assert (read.engine["tiny-p"].leg, read.engine["tiny-d"].simulated.length_max) == ("prefill", 90)
+        assert read.node["p"].drain_s == 2.0
+
+
+def test_ports_that_are_taken_together_differ():
+    assert len(set(free_ports(20))) == 20
+
+
+# The proxy -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stack():
+    with ExitStack() as made:
+        yield made
+
+
+def joined(stack):
+    """Return the proxy, and both ends of a connection through it."""
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    cutter = Cutter(listener.getsockname()[1])
+    stack.callback(cutter.close)
+    near = stack.enter_context(socket.create_connection(("127.0.0.1", cutter.port), 5))
+    far = stack.enter_context(listener.accept()[0])
+    far.settimeout(5)
+    near.sendall(b"hello")
+    assert far.recv(10) == b"hello"
+    return cutter, near, far
+
+
+def has_ended(end):
+    """Wait for the end of a connection, by whichever word it comes."""
+    end.settimeout(5)
+    try:
+        return end.recv(10) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.realtime
+def test_the_proxy_passes_bytes_both_ways_and_each_end_by_itself(stack):
+    _, near, far = joined(stack)
+    near.shutdown(socket.SHUT_WR)
+    assert far.recv(10) == b""
+    far.sendall(b"still here")
+    assert near.recv(10) == b"still here"
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_cut_connection_ends_at_both_ends(reset, stack):
+    cutter, near, far = joined(stack)
+    assert cutter.cut(Random(1), reset=reset)
+    for end in (near, far):
+        assert has_ended(end)
+
+
+def hears(end, sent, within_s=5):
+    """Whether these very bytes come at this end in time."""
+    end.settimeout(within_s)
+    try:
+        return end.recv(10) == sent
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.realtime
+def test_a_held_connection_says_nothing_until_it_flows_again(stack):
+    cutter, near, far = joined(stack)
+    held = cutter.hold(Random(1))
+    near.sendall(b"late")
+    far.sendall(b"late too")
+    assert not hears(far, b"late", 0.1)
+    assert not hears(near, b"late too", 0.1)
+    held.flow()
+    assert hears(far, b"late")
+    assert hears(near, b"late too")
+
+
+@pytest.mark.realtime
+def test_a_half_open_connection_passes_bytes_one_way_only(stack):
+    cutter, near, far = joined(stack)
+    held = cutter.hold(Random(1), one_way=True)
+    near.sendall(b"there")
+    far.sendall(b"back")
+    assert sorted([hears(far, b"there", 0.2), hears(near, b"back", 0.2)]) == [False, True]
+    held.flow()
+    assert sorted([hears(far, b"there", 0.2), hears(near, b"back", 0.2)]) == [False, True]  # the other one
+
+
+@pytest.mark.realtime
+def test_a_slow_connection_passes_everything_piece_by_piece(stack):
+    cutter, near, far = joined(stack)
+    slowed = cutter.slow(Random(1), 0.05)
+    near.sendall(b"first")  # what is read after it is read in small pieces
+    assert hears(far, b"first")
+    sent = bytes(range(256)) * (4 * SLOW_BYTES // 256)
+    near.sendall(sent)
+    begin, heard = time.monotonic(), b""
+    while len(heard) < len(sent):
+        heard += far.recv(len(sent))
+    assert (heard, time.monotonic() - begin > 0.15) == (sent, True)
+    slowed.flow()
+
+
+@pytest.mark.realtime
+def test_what_is_healed_flows_again(stack):
+    cutter, near, far = joined(stack)
+    cutter.hold(Random(1))
+    near.sendall(b"late")
+    cutter.heal()
+    assert hears(far, b"late")
+
+
+@pytest.mark.realtime
+def test_who_is_refused_finds_the_connection_ended(stack):
+    cutter, near, _ = joined(stack)
+    cutter.refuse(30.0)
+    assert has_ended(near)
+    fresh = stack.enter_context(socket.create_connection(("127.0.0.1", cutter.port), 5))
+    assert has_ended(fresh)
+    cutter.heal()
+
+
+@pytest.mark.realtime
+def test_with_no_connection_there_is_nothing_to_cut(stack):
+    cutter, near, far = joined(stack)
+    near.close()
+    far.close()
+    deadline = time.monotonic() + 5
+    while cutter.cut(Random(1), reset=False) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not cutter.cut(Random(1), reset=False)
+    assert cutter.hold(Random(1)) is None

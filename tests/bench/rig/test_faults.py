@@ -1,0 +1,186 @@
+"""What a seed plans to do to a cluster, what counts as bad of a node that ends, and how both benches count."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from bench.chaos import table
+from bench.rig.checked_clients import Ask, Door
+from bench.rig.cluster import FRONT, known_as
+from bench.rig.faults import DOWN_S, ENGINES, LASTS_S, NODES, Chaos, Harm, planned
+from bench.rig.node import Seen
+from bench.rolling import Load
+
+ASK = Ask("stream", "Tell me about the oak", None)
+GOES_ON, NEVER_GOES_ON = 2, 1  # seeds of one harm
+UP = f'{{"child": "{known_as("w1")}", "happening": "started"}}'
+
+
+# The plan --------------------------------------------------------------------------------
+
+
+def test_a_seed_always_plans_the_same_and_another_plans_otherwise():
+    assert planned(3, 60.0, 1.5, NODES) == planned(3, 60.0, 1.5, NODES) != planned(4, 60.0, 1.5, NODES)
+
+
+def test_a_longer_plan_begins_with_the_shorter_one():
+    short = planned(3, 60.0, 1.5, NODES)
+    assert planned(3, 120.0, 1.5, NODES)[: len(short)] == short
+
+
+@pytest.mark.parametrize("faults", [NODES, ENGINES])
+def test_in_ten_minutes_everything_comes_and_nothing_comes_too_late(faults):
+    plan = planned(20, 600.0, 1.5, faults)
+    assert {harm.fault for harm in plan} == set(faults)
+    assert all(0 < harm.at_s < 600 for harm in plan)
+    assert 300 < len(plan) < 500
+
+
+def test_harm_meets_any_of_those_who_can_be_met_and_lasts_within_its_bounds():
+    first, last = (Harm(0.0, "kill a worker", share, share, 0) for share in (0.0, 0.999_999))
+    assert (first.one_of(["a", "b"]), last.one_of(["a", "b"]), last.one_of(["a"])) == ("a", "b", "a")
+    assert first.within(LASTS_S) == LASTS_S[0]
+    assert DOWN_S[0] < last.within(DOWN_S) <= DOWN_S[1]
+
+
+# Those who are met -----------------------------------------------------------------------
+
+
+class Stub:
+    """A node that is told what it logged and how it ended, and keeps what it was sent."""
+
+    def __init__(self, said="", code=None, left=()):
+        self.said, self.left_behind, self.sent = said, list(left), list[signal.Signals]()
+        self.process = SimpleNamespace(poll=lambda: self.process.returncode, returncode=code)
+
+    def output(self):
+        return self.said
+
+    def look(self):
+        return {}
+
+    def alive(self):
+        return []
+
+    def left(self):
+        return self.left_behind
+
+    def signal(self, number):
+        self.sent.append(number)
+        if number not in {signal.SIGSTOP, signal.SIGCONT}:
+            self.process.returncode = 0 if number == signal.SIGTERM else -number
+
+    def get(self, path, timeout_s):
+        return 200, b""
+
+
+class Stubs:
+    """A cluster of them."""
+
+    def __init__(self, **nodes):
+        self.nodes = {FRONT: Stub()} | nodes
+        self.workers = list(nodes)
+        self.plan = SimpleNamespace(drain_s=0.0)
+        self.started = []
+
+    @property
+    def front(self):
+        return self.nodes[FRONT]
+
+    def start(self, name):
+        self.started.append(name)
+        self.nodes[name] = Stub(self.nodes[name].output())
+
+
+def done_to(of, *faults, number=GOES_ON):
+    """Carry out a plan of these faults, one right after the other, and return what is known then."""
+    chaos = Chaos(of, {})
+    chaos.run([Harm(0.0, fault, 0.0, 0.0, number) for fault in faults], 0.1)
+    return chaos
+
+
+@pytest.mark.realtime
+def test_a_node_that_ends_by_itself_is_bad_and_is_started_again():
+    of = Stubs(w1=Stub(UP, code=1))
+    chaos = done_to(of)
+    assert [each.partition("\n")[0] for each in chaos.bad] == ["node w1 ended by itself, by 1"]
+    assert of.started == ["w1"]
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize(("fault", "sent"), [("kill a worker", signal.SIGKILL), ("SIGTERM a worker", signal.SIGTERM)])
+def test_a_node_that_was_made_to_end_is_started_again_and_is_not_bad(fault, sent):
+    node = Stub(UP)
+    of = Stubs(w1=node)
+    chaos = done_to(of, fault)
+    assert (chaos.bad, of.started, node.sent) == ([], ["w1"], [sent])
+    assert chaos.done == Counter({fault: 1, "started again": 1})
+
+
+@pytest.mark.realtime
+def test_a_node_that_was_told_to_end_must_leave_nothing_and_exit_0():
+    of = Stubs(w1=Stub(UP, left=["a folder"]))
+    assert ["left" in each for each in done_to(of, "SIGTERM a worker").bad] == [True]
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize(("number", "then"), [(GOES_ON, signal.SIGCONT), (NEVER_GOES_ON, signal.SIGKILL)])
+def test_a_stopped_node_goes_on_or_is_killed_as_it_is(number, then):
+    node = Stub(UP)
+    chaos = done_to(Stubs(w1=node), "stop a worker", number=number)
+    assert (chaos.bad, node.sent) == ([], [signal.SIGSTOP, then])
+    assert chaos.done["killed while stopped"] == (then == signal.SIGKILL)
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize(("said", "bad"), [("", 0), (UP, 1)])
+def test_a_node_may_end_by_itself_only_when_its_first_start_was_harmed(said, bad, monkeypatch):
+    node = Stub(said)
+    host = Seen(1, 0, 1, "0", "S", "a host")
+    node.look = lambda: {"host": host}
+
+    def killed(pid, number):
+        assert (pid, number) == (host.pid, signal.SIGKILL)
+        node.process.returncode = 1
+
+    monkeypatch.setattr("bench.rig.faults.os.kill", killed)
+    chaos = done_to(Stubs(w1=node), "kill a host")
+    assert (len(chaos.bad), chaos.done["a start failed"]) == (bad, 1 - bad)
+
+
+@pytest.mark.realtime
+def test_clients_are_told_when_the_front_was_killed_and_when_it_is_back():
+    chaos = done_to(Stubs(w1=Stub(UP)), "kill the front")
+    assert (chaos.bad, chaos.door.killed, chaos.door.told) == ([], 2, 0)
+
+
+# What is printed -------------------------------------------------------------------------
+
+
+def test_the_table_says_of_what_must_not_be_that_it_was_not():
+    tally = Load(counts=Counter({"whole": 3, "error engine_lost": 1, "CUT": 1}))
+    lines = [line.strip() for line in table(tally, "no moves", Counter({"kill a worker": 2, "cut a link": 0}))]
+    assert lines == [
+        "5  requests; the slowest took 0.0 s",
+        "3  whole",
+        "1  error engine_lost",
+        "0  wrong",
+        "1  truncated without an error",
+        "0  without an end",
+        "no moves",
+        "harm: kill a worker 2",
+    ]
+
+
+def test_who_is_refused_while_the_front_is_away_has_not_failed():
+    load = Load()
+    for how in ("whole", "refused draining", "error engine_lost"):
+        load.note(ASK, how, None, 1.0)
+    load.door = Door(told=1)
+    for how in ("whole", "refused not_ready", "error draining", "CUT"):
+        load.note(ASK, how, None, 1.0)
+    assert (load.requests, load.refused, load.failed, load.spoilt) == (7, 1, 3, 1)

@@ -1,0 +1,63 @@
+"""What the long runs say of themselves: an attack that was none, and a failure that was none."""
+
+from threading import Lock, current_thread
+
+import pytest
+
+from bench.rig.clients import Outcome
+from bench.siege import during, peace
+from bench.soak import Tally
+
+CONNECTION = {"code": "connection", "message": "reset"}
+INTERNAL = {"code": "internal", "message": "a bug"}
+
+
+def test_an_attack_that_lasts_is_fine():
+    with during(peace, 1):
+        pass
+
+
+def dies(port, over):
+    raise AssertionError("no such door")
+
+
+def leaves(port, over):
+    """Attack for no time at all."""
+
+
+@pytest.mark.parametrize(("attack", "why"), [(dies, AssertionError), (leaves, RuntimeError)])
+def test_an_attack_that_is_over_before_its_time_fails_the_run(attack, why):
+    threads = []
+
+    def noted(port, over):
+        threads.append(current_thread())
+        begun.release()
+        attack(port, over)
+
+    begun = Lock()
+    begun.acquire()
+    with pytest.raises(RuntimeError, match="no attack") as raised, during(noted, 1):
+        begun.acquire()
+        threads[0].join(10)
+    assert isinstance(raised.value.__cause__, why)
+
+
+@pytest.mark.parametrize(
+    ("kind", "left", "outcome", "how"),
+    [
+        ("stream", False, Outcome(text="x", finish="stop"), "whole"),
+        ("stream", True, Outcome(text="x", finish="stop"), "whole"),
+        ("stream", True, Outcome(), "left"),
+        ("stream", True, Outcome(error=CONNECTION), "left"),
+        ("stream", True, Outcome(error=INTERNAL, status=500), "failed"),
+        ("stream", False, Outcome(error=CONNECTION), "failed"),
+        ("response.cancel", True, Outcome(finish="cancelled"), "left"),
+        ("response.cancel", True, Outcome(error=CONNECTION), "failed"),
+        ("response.cancel", True, Outcome(error=INTERNAL), "failed"),
+    ],
+)
+def test_who_was_to_leave_has_left_only_if_nothing_else_ended_it(kind, left, outcome, how):
+    tally = Tally({"p": "x"})
+    tally.note(kind, left, "p", outcome)
+    assert tally.outcomes == {f"{kind} {how}": 1}
+    assert bool(tally.wrong) is (how == "failed")

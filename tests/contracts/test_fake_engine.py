@@ -1,0 +1,175 @@
+"""The fake engine keeps the same promises as the real one, at hand and behind a link."""
+
+from __future__ import annotations
+
+import random
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from protocol.errors import EngineLost
+from protocol.messages import EngineLoad
+from tests.contracts.engine import CHECKS, check_engine
+from tests.rig.fake_engine import Costs, FakeEngine, far_engine, generate, near_engine, whole
+from tests.system.simulator import simulate
+
+COSTS = {"step_s": 0.01, "prefill_s": 0.001, "release_s": 0.02}
+
+
+def at_hand():
+    return near_engine(Costs(**COSTS))
+
+
+def behind_a_link(rng=None, **network):
+    @asynccontextmanager
+    async def make():
+        async with far_engine(Costs(**COSTS), rng, **network) as far:
+            yield far.engine
+
+    return make
+
+
+@pytest.mark.parametrize("make_engine", [at_hand, behind_a_link()], ids=["at hand", "behind a link"])
+async def test_the_fake_engine_keeps_the_contract(make_engine, autojump_clock):
+    await check_engine(make_engine)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_contract_holds_over_a_bad_network(seed):
+    async def scenario(rng: random.Random):
+        await check_engine(behind_a_link(rng, delay_s=0.005, piece_max=rng.choice((1, 7, 500)), room=256))
+
+    simulate(scenario, seed)
+
+
+class Forgetful(FakeEngine):
+    def abort(self, request_id):
+        pass
+
+
+class Leaky(FakeEngine):
+    async def load(self):
+        load = await super().load()
+        return EngineLoad(load.running, load.waiting, load.kv_tokens_used + (len(self.log) > 20))
+
+
+class Hasty(FakeEngine):
+    async def wait_released(self, request_id):
+        await trio.lowlevel.checkpoint()
+
+
+class Trusting(FakeEngine):
+    def submit(self, request):
+        if request.sampling.tokens_max == 0:
+            request = generate(request.id)
+        return super().submit(request)
+
+
+class Short(FakeEngine):
+    def _told(self, turn):
+        for _, finished in turn.ended:
+            object.__setattr__(finished.usage, "completion_tokens", finished.usage.completion_tokens - 1)
+        super()._told(turn)
+
+
+@pytest.mark.parametrize("liar", [Forgetful, Leaky, Hasty, Trusting, Short])
+async def test_an_engine_that_breaks_a_promise_is_found_out(liar, autojump_clock):
+    @asynccontextmanager
+    async def make():
+        engine = liar(Costs(**COSTS))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.run)
+            try:
+                yield engine
+            finally:
+                nursery.cancel_scope.cancel()
+
+    with pytest.raises(BaseException) as caught:
+        await check_engine(make)
+    assert any("while checking" in note for note in getattr(_leaf(caught.value), "__notes__", ()))
+
+
+def _leaf(error):
+    while isinstance(error, BaseExceptionGroup) and not hasattr(error, "__notes__"):
+        error = error.exceptions[0]
+    return error
+
+
+def test_every_promise_is_on_the_list():
+    assert len(CHECKS) == len(set(CHECKS)) == 21
+
+
+# What the contract cannot ask of every engine ---------------------------------------------
+
+
+async def test_a_step_gives_each_running_request_one_token(autojump_clock):
+    async with near_engine(Costs(slots=2, step_s=1)) as engine:
+        first, second, third = (engine.submit(generate(name, tokens_max=2)) for name in "abc")
+        await first.over.wait()
+        assert trio.current_time() == 2
+        assert second.over.is_set()
+        await third.over.wait()
+        assert trio.current_time() == 4
+
+
+async def test_a_prompt_takes_its_time(autojump_clock):
+    async with near_engine(Costs(step_s=1, prefill_s=0.5)) as engine:
+        await anext(engine.submit(generate("a", prompt=9)))
+        assert trio.current_time() == 5
+
+
+async def test_an_abort_takes_its_time_and_the_slot_counts_until_then(autojump_clock):
+    async with near_engine(Costs(slots=1, step_s=1, release_s=2)) as engine:
+        engine.submit(generate("a", tokens_max=50))
+        after = engine.submit(generate("b", tokens_max=1))
+        await trio.sleep(1.5)
+        engine.abort("a")
+        assert await engine.load() == EngineLoad(1, 1, 5)
+        await engine.wait_released("a")
+        assert trio.current_time() == 3.5
+        await after.over.wait()
+        assert trio.current_time() == 4.5
+
+
+async def test_requests_wait_for_kv_memory(autojump_clock):
+    async with near_engine(Costs(slots=4, step_s=1, kv_tokens_max=48)) as engine:
+        first, second = (engine.submit(generate(name, prompt=20, tokens_max=10)) for name in "ab")
+        await first.over.wait()
+        await second.over.wait()
+        assert trio.current_time() == 20
+
+
+@pytest.mark.parametrize("far", [False, True])
+async def test_a_crash_fails_every_answer_as_engine_lost(far, autojump_clock):
+    async with near_engine() if not far else far_engine() as made:
+        engine, host = (made.engine, made.host) if far else (made, made)
+        answers = [engine.submit(generate(name)) for name in "abcdef"]
+        await trio.sleep(1.5)
+        host.crash()
+        for answer in answers:
+            with pytest.raises(EngineLost):
+                await answer.result()
+        await engine.wait_released("a")
+        with pytest.raises(EngineLost):
+            engine.submit(generate("later"))
+        with pytest.raises(EngineLost):
+            await engine.load()
+        assert trio.current_time() == 1.5
+
+
+async def test_a_full_far_end_is_overloaded_at_once(autojump_clock):
+    async with far_engine(Costs(slots=1, waiting_max=1)) as far:
+        answers = [far.engine.submit(generate(str(number), tokens_max=1)) for number in range(18)]
+        with pytest.raises(Exception, match="18 streams are open"):
+            far.engine.submit(generate("one too many"))
+        await answers[-1].over.wait()
+        assert trio.current_time() == 18
+
+
+async def test_tokens_depend_on_the_prompt_and_the_place_alone(autojump_clock):
+    async with far_engine() as far:
+        wanted = generate("a", tokens_max=6)
+        answer = far.engine.submit(wanted)
+        ids = [token for reply in [each async for each in answer][1:] for token in reply.ids]
+        assert (ids, await answer.result()) == whole(wanted)

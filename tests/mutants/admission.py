@@ -1,0 +1,120 @@
+"""Bugs to plant where requests are weighed, admitted and take turns, and where their answers are sent."""
+
+from __future__ import annotations
+
+from tests.mutants.links import Bug, Bugs
+
+GATEWAY: Bugs = {
+    "supervisor/gateway/admission.py": (
+        Bug("places at the gate leak", "        self.inside -= waiter.weight\n", "        pass\n"),
+        Bug(
+            "places that are given to one who has left leak",
+            "            if waiter.has_place and not admitted:\n                self._leave(waiter)\n            elif",
+            "            if waiter.has_place:\n                pass\n            elif",
+        ),
+        Bug(
+            "whoever leaves the line stays in it",
+            "                self._line.remove(entry)\n                self._admit()",
+            "                self._admit()",
+        ),
+        Bug("nobody waits at the gate", "if waiter.weight <= free - kept:", "if True:"),
+        Bug(
+            "whoever waits is displaced by an equal",
+            "self._line.waiting(newest.owner, newest.priority) + 1 > most:",
+            "self._line.waiting(newest.owner, newest.priority) > most:",
+        ),
+        Bug(
+            "those who wait never hear of a drain",
+            "        for waiter in self._line:\n            waiter.woken.set()\n",
+            "",
+        ),
+        Bug("a request weighs one, whatever it asks for", "self.inside += waiter.weight", "self.inside += 1"),
+        Bug("what an owner holds inside is not counted", "self._line.charge(waiter.owner, waiter.weight)", "pass"),
+        Bug("a large request is passed for ever", "                kept = min(", "                min("),
+        Bug("an owner may hold everything", "if held and held + waiter.weight > waiter.at_most:", "if False:"),
+    ),
+    "supervisor/gateway/gateway.py": (
+        Bug(
+            "whoever has shown a key is a stranger still",
+            "        key = self.authenticate(headers, admin=admin)\n        self.strangers.remove(outbox)\n",
+            "        key = self.authenticate(headers, admin=admin)\n",
+        ),
+        Bug("a key's requests are counted, not its generations", "key.asking(weight, param)", "key.asking()"),
+    ),
+    "supervisor/gateway/budgets.py": (
+        Bug("a budget leaks", "        self.held_bytes -= size\n", "        pass\n"),
+        Bug("one key may hold a whole budget", "if before and own > self.share_max() * most:", "if False:"),
+    ),
+    "supervisor/gateway/websocket/history.py": (
+        Bug(
+            "whoever remembers least forgets first",
+            "        most = max(self._of.values()",
+            "        most = min(self._of.values()",
+        ),
+    ),
+    "supervisor/gateway/websocket/lanes.py": (
+        Bug(
+            "what waited is held for ever",
+            "        for held in (*(each.held for each in self._waiting), *(",
+            "        for held in (*(",
+        ),
+    ),
+    "supervisor/sockets/unauthenticated.py": (
+        Bug("the newest stranger goes first", "next(iter(among), None)", "next(reversed(among), None)"),
+        Bug(
+            "the strangers of one address are all of them",
+            "self._all if address is None else self._by_address.get(address, ())",
+            "self._all",
+        ),
+    ),
+    "supervisor/gateway/http/heads.py": (
+        Bug(
+            "every port of a host is one origin",
+            " and (of.port or default) == (host.port or default)",
+            "",
+        ),
+        Bug("a folded header passes", "if FOLDED.search(raw) is not None:", "if False:"),
+    ),
+    "actors/kit/fair_queue.py": (
+        Bug(
+            "an owner that was away is owed its turns",
+            "self.charge(owner, self._least[0][0] - self.account(owner))",
+            "pass",
+        ),
+        Bug(
+            "an account of one who waits changes and its place does not",
+            "            insort(self._heads, (-priority, after, turn, owner))\n",
+            "            insort(self._heads, (-priority, before, turn, owner))\n",
+        ),
+    ),
+    "actors/kit/priority_inbox.py": (
+        Bug("turns are free", "self._line.charge(entry.owner, max(1, self.weight(call.request)))", "pass"),
+        Bug("one that left has its turn", "                if not left:", "                if True:"),
+    ),
+    "supervisor/gateway/server.py": (
+        Bug("a slow reader's answer is cut soon", "inf if outbox.dropped is None else door.limits", "door.limits"),
+    ),
+    "supervisor/gateway/websocket/session.py": (
+        Bug(
+            "a drain does not see what is being read",
+            "for part in (self._lanes, self._hearing))",
+            "for part in (self._lanes,))",
+        ),
+    ),
+    "supervisor/node/node.py": (
+        Bug("a drain does not wait for slow readers", "await house.door.wait_answered()", "pass"),
+    ),
+    "supervisor/gateway/outbox.py": (
+        Bug(
+            "a cut answer ends orderly",
+            "        if torn and stream.socket.fileno() >= 0:\n",
+            "        if False:\n",
+        ),
+        Bug("what was cut counts as taken", "            tell(at <= sent)\n", "            tell(True)\n"),
+    ),
+    "supervisor/gateway/requests.py": (
+        Bug("an answer that was cut is logged as whole", "            outcome = CUT\n", "            pass\n"),
+        Bug("to have no memory left is a bug", "if isinstance(bug, MemoryError):", "if False:"),
+    ),
+    "protocol/cost.py": (Bug("drafts cost nothing", "max(request.n, request.best_of or 0)", "request.n"),),
+}

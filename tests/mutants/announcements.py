@@ -1,0 +1,56 @@
+"""Bugs to plant in what nodes tell each other, and in which process of a name is believed."""
+
+from __future__ import annotations
+
+from tests.mutants.links import Bug, Bugs
+
+TELLING: Bugs = {
+    "supervisor/cluster/announcements.py": (
+        Bug("a node tells only once how it is", "            await trio.sleep(every_s())\n", "            return\n"),
+    ),
+    "supervisor/cluster/workers.py": (
+        Bug("a router is told back what it asks itself", "self.busy - requests, min(", "self.busy, min("),
+    ),
+    "supervisor/cluster/directory.py": (
+        Bug(
+            "every request wakes whoever waits for nodes",
+            "        self._moved(worker)\n        if isinstance(",
+            "        self.changed.unpark_all()\n        if isinstance(",
+        ),
+        Bug("all are told every load", "if node in self._hearers:", "if True:"),
+        Bug(
+            "who waits is not woken when a twin's claim expires",
+            "with trio.move_on_at(min((until for _, until in self.twins.values() if now < until), default=inf)):",
+            "with trio.move_on_at(inf + now):",
+        ),
+    ),
+    "supervisor/cluster/model_identity.py": (
+        Bug("every name of a model that was ever heard is kept", "if not self._is_known(model):", "if False:"),
+        Bug("the weights that stood last are forgotten", "if not self._is_known(model):", "if True:"),
+        Bug("workers of other weights are asked", "if weights is None or weights == standing or", "if True or"),
+        Bug(
+            "of equally many the newer weights stand",
+            "(len(holders[each]), each == before)",
+            "(len(holders[each]), each != before)",
+        ),
+        Bug("who is down goes on counting", "if offer.up and not state.draining and mismatch", "if mismatch"),
+        Bug("who was refused once is not asked again", "            self._changed.add(model)\n", ""),
+    ),
+    "actors/routing/journey.py": (
+        Bug(
+            "an answer goes on with other weights",
+            "if not (sent and self._weights not in {None, ",
+            "if not (False and self._weights not in {None, ",
+        ),
+    ),
+    "supervisor/cluster/mesh.py": (
+        Bug(
+            "of two processes of one name the newer takes the link",
+            "if before is None or before.incarnation",
+            "if True or before.incarnation",
+        ),
+    ),
+    "protocol/greeting.py": (
+        Bug("a proof is not bound to the process", "listens.nonce, *names, *lives))", "listens.nonce, *names))"),
+    ),
+}

@@ -1,0 +1,134 @@
+"""Bugs to plant in clusters: in links and who dials them, in what nodes know of each other, in greetings."""
+
+from __future__ import annotations
+
+from tests.mutants.links import Bug, Bugs
+
+CLUSTER: Bugs = {
+    "supervisor/links/link.py": (
+        Bug(
+            "nobody listens for heartbeats",
+            "(why := self._life.lost(heart, due_at, now, self.ready)) is not None",
+            "False",
+        ),
+        Bug("a link with nothing to say does not say that it lives", "self._send(Beat())", "pass"),
+        Bug("a deadline is not carried", "credit, to, within_ms(), sum(", "credit, to, None, sum("),
+        Bug(
+            "a deadline is read in seconds",
+            "max(0, frame.within_ms) / 1000",
+            "max(0, frame.within_ms)",
+        ),
+    ),
+    "supervisor/cluster/mesh.py": (
+        Bug("two nodes dial each other", "(everybody or self.name < name)", "True"),
+        Bug(
+            "of two links that were dialed at once each end keeps another",
+            "if before is not None and before.dialer != one.dialer == max(self.name, peer):",
+            "if before is not None and before.dialer != one.dialer == peer:",
+        ),
+        Bug(
+            "the link of a node's earlier life goes on beside the new one",
+            "before.scope.cancel(reason=why)",
+            "pass",
+        ),
+        Bug(
+            "the end of an older link takes the new one's place away",
+            "        if self._carried.get(peer) is one:\n            del self._carried[peer]\n",
+            "        if self._carried.pop(peer, None) is not None:\n",
+        ),
+        Bug(
+            "what an older link tells is believed",
+            "        if self._carried.get(peer) is not one:\n            return\n",
+            "",
+        ),
+        Bug(
+            "a lost link is dialed again only when its answerers have let go",
+            "nursery.start_soon(self._end_in_time, peer, one)",
+            "pass",
+        ),
+        Bug(
+            "an operator may ask engines",
+            "for of, server in self.serves.items() if not of[0]",
+            "for of, server in self.serves.items()",
+        ),
+        Bug(
+            "a node that does not answer is dialed as often as one that does",
+            "await trio.sleep(backoff.wait_s(failures, self.chance.random()))",
+            "await trio.sleep(backoff.wait_s(1, self.chance.random()))",
+        ),
+    ),
+    "supervisor/cluster/directory.py": (
+        Bug(
+            "the end of an older link takes the new one's workers away",
+            "if known is not None and known.link is link:",
+            "if known is not None:",
+        ),
+        Bug(
+            "who waits here is turned away before it is known who has come up elsewhere",
+            "        self.changed.unpark_all()  # first: what is derived from before would say that nobody has come up\n"
+            "        self.turn_away()\n",
+            "        self.turn_away()\n        self.changed.unpark_all()\n",
+        ),
+        Bug("a node that drains is still chosen", " or known.state.draining):", "):"),
+        Bug("who serves on a node that drains is not known", "if known.state.draining)", "if False)"),
+        Bug(
+            "nobody is told that a node drains",
+            "        self.draining = True\n        self.changed.unpark_all()\n",
+            "        self.draining = True\n",
+        ),
+        Bug(
+            "a rumour replaces the address in the file",
+            "if not known.fixed and (from_itself or known.address is None):",
+            "if from_itself or not known.fixed or known.link is None:",
+        ),
+        Bug("a node that has gone keeps its workers", "del known.workers[name]", "pass"),
+        Bug("a decode may take a prefill's place", "for leg in {but.leg, Leg.BOTH}) - (", "for leg in Leg) - ("),
+    ),
+    "supervisor/cluster/workers.py": (
+        Bug(
+            "another node's worker stays busy for ever", "            self._count(-1, -tokens)\n", "            pass\n"
+        ),
+        Bug("a worker's tokens wait for ever", "self._count(asker, -1, -tokens)", "self._count(asker, -1, 0)"),
+        Bug("the id of a request is in use for ever", "self._ids.discard(request.id)", "pass"),
+        Bug(
+            "a worker that starts keeps what another could do",
+            "if self.plug.now is None and self.directory.others(self):",
+            "if False:",
+        ),
+    ),
+    "protocol/greeting.py": (
+        Bug("a proof is not bound to who proves", "(LABEL, VERSION, prover, dials", "(LABEL, VERSION, dials"),
+        Bug("a proof is not bound to the names", "listens.nonce, *names, *lives))", "listens.nonce, *lives))"),
+        Bug("a nonce that is sent back is taken", "if other.nonce == self.nonce:", "if False:"),
+        Bug("whoever has refused goes on listening", "if self._over:", "if False:"),
+        Bug("any node may stand in another's place", "if self.expects not in {None, other.node}:", "if False:"),
+    ),
+    "protocol/attachments.py": (
+        Bug("the window for attached bytes is never given back", "self._on_way -= size", "pass"),
+        Bug(
+            "what was attached for one who left counts for ever",
+            "self._bytes -= line.size + sum(_size(views) for _, views in line.behind)",
+            "pass",
+        ),
+        Bug(
+            "bytes that nobody waits for are not given back",
+            """        self.taken += len(data)
+        if self.taken > WINDOW_BYTES:""",
+            """        self.taken += len(data) * (key in self._coming)
+        if self.taken > WINDOW_BYTES:""",
+        ),
+        Bug("one stream's bytes hold up all others'", "self._lines.move_to_end(key)", "pass"),
+    ),
+    "protocol/peer.py": (
+        Bug(
+            "what is attached to a reply is sent on to one who left",
+            "            self._outgoing.drop(key)\n            yield frame\n",
+            "            yield frame\n",
+        ),
+        Bug(
+            "an end overtakes what is attached before it",
+            "if isinstance(frame, Fail) or not",
+            "if isinstance(frame, Fail | End) or not",
+        ),
+    ),
+}

@@ -1,0 +1,92 @@
+"""More bugs to plant: in how a file is read, and in how an operator reaches a node."""
+
+from __future__ import annotations
+
+from tests.mutants.links import Bug, Bugs
+
+CONFIG: Bugs = {
+    "supervisor/config/partial.py": (
+        Bug(
+            "what follows from a mistake is told as another",
+            "or path in mistake.said",
+            "and path in mistake.said",
+        ),
+        Bug("a mistake keeps the rest of its file from being judged", "ROUNDS_MAX = 4", "ROUNDS_MAX = 1"),
+    ),
+    "supervisor/files/permissions.py": (
+        Bug(
+            "a secret that others may write is taken",
+            "if mode & stat.S_IWOTH:\n        return",
+            "if False:\n        return",
+        ),
+    ),
+    "supervisor/files/reading.py": (
+        Bug("a pipe is waited for", "os.O_RDONLY | os.O_NONBLOCK", "os.O_RDONLY"),
+        Bug("what is no file is read", "if not stat.S_ISREG(status.st_mode):", "if False:"),
+    ),
+    "supervisor/__main__.py": (
+        Bug("every collection looks through what was imported", "    gc.freeze()", "    gc.isenabled()"),
+    ),
+    "supervisor/telemetry/metrics.py": (
+        Bug("a scrape is written in one turn", "SAMPLES_A_PIECE = 100", "SAMPLES_A_PIECE = 100_000"),
+        Bug(
+            "nobody runs between two pieces of a scrape",
+            "written.append(piece)\n            await trio.lowlevel.checkpoint()",
+            "written.append(piece)",
+        ),
+        Bug("each piece of a family begins it anew", "if family.name != before else", "if family.name else"),
+    ),
+    "supervisor/cli/commands.py": (
+        Bug(
+            "a broken file keeps operators from the nodes of their host",
+            "    if not folders:\n        raise wrong",
+            "    if wrong:\n        raise wrong",
+        ),
+    ),
+    "supervisor/config/toml_lines.py": (
+        Bug(
+            "keys after a long string are told at a wrong line",
+            "return bisect_right(self._starts, at)",
+            "return self.text.count('\\n', 0, min(at, 40)) + 1",
+        ),
+    ),
+    "supervisor/gateway/gateway.py": (
+        Bug(
+            "a certificate is read in a turn of the event loop",
+            "await read(self.certificate.context)",
+            "self.certificate.context()",
+        ),
+    ),
+    "supervisor/control/control.py": (
+        Bug(
+            "who passes a question on gives up with whoever asked",
+            "trio.current_effective_deadline() - HOP_S",
+            "trio.current_effective_deadline()",
+        ),
+    ),
+    "supervisor/deadlines.py": (
+        Bug("a reload behind another is not waited for", "RELOADED_S = 2 * RELOAD_S", "RELOADED_S = RELOAD_S"),
+    ),
+    "supervisor/node/reload.py": (
+        Bug(
+            "a reload takes the loop with it",
+            "            except Exception:  # a node must",
+            "            except OSError:  # a node must",
+        ),
+        Bug(
+            "whoever comes while files are read hears of what was read before",
+            "one, self._next = self._next, _Next()",
+            "one = self._next",
+        ),
+        Bug(
+            "nodes that were drained are said to start",
+            "(self._new | self._placed - before)",
+            "(self._new | self._placed)",
+        ),
+        Bug(
+            "keys are not read anew where the file is wrong",
+            "if (door := self.house.door or self.house.scraped) is not None:\n            refused",
+            "if not told.refused and (door := self.house.door or self.house.scraped) is not None:\n            refused",
+        ),
+    ),
+}

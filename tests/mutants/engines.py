@@ -1,0 +1,37 @@
+"""Bugs planted in what a node does about its engines: their settings, their silence, their models."""
+
+from __future__ import annotations
+
+from tests.mutants.links import Bug, Bugs
+
+ENGINES: Bugs = {
+    "actors/engines/sglang/setting_rules.py": (
+        Bug("a setting that a key of ours decides is taken", "        return REFUSED[name]\n", "        return None\n"),
+        Bug(
+            "a grammar backend that nobody bounds is taken",
+            'if name == "grammar_backend" and value not in _GRAMMAR_BACKENDS:',
+            "if not name:",
+        ),
+        Bug("true is an integer", 'isinstance(value, bool) is (kind == "boolean")', "True"),
+        Bug(
+            "a word that SGLang does not know is taken",
+            "return None if value in CHOICES[name] else",
+            "return None if value else",
+        ),
+    ),
+    "actors/engines/sglang/adapter.py": (
+        Bug("a node that stood still blames its engine", "range(LOOKS - 1)", "range(1)"),
+        Bug("an engine is asked whether it lives without a pause", "            await trio.sleep(look_s)\n", ""),
+        Bug(
+            "silence is never noticed", "                if not answer.over.is_set():\n                    return\n", ""
+        ),
+    ),
+    "protocol/model_folder.py": (
+        Bug(
+            "a file that only one end has makes no difference",
+            "ours.keys() | theirs.keys()",
+            "ours.keys() & theirs.keys()",
+        ),
+        Bug("a node without weights refuses one that has some", "names.discard(WEIGHTS)", "pass"),
+    ),
+}

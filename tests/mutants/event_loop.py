@@ -1,0 +1,81 @@
+"""Planted bugs of what keeps the event loop turning: logs, turns, and the pulses that a launcher hears."""
+
+from __future__ import annotations
+
+from tests.mutants.links import Bug, Bugs
+
+LOOP: Bugs = {
+    "supervisor/threads/queued_writer.py": (
+        Bug(
+            "whoever logs waits for whoever reads the log",
+            "            self._changed.notify_all()\n            return True\n",
+            "            self._changed.notify_all()\n        self.flush(60.0)\n        return True\n",
+        ),
+        Bug(
+            "a writer for which there was no thread never has one",
+            "                with suppress(RuntimeError):  # the system has no thread left: what comes next tries again\n",
+            "                with suppress(RuntimeError):\n                    self._runs = True\n",
+        ),
+        Bug(
+            "a log that nobody reads grows without a limit", "                return False\n", "                pass\n"
+        ),
+        Bug(
+            "lost lines are not told of",
+            "pieces += [self.notice(*gap)] * (gap != _NONE) + [data]",
+            "pieces += [data]",
+        ),
+        Bug("what could not be written is not counted", "                    self._lose(taken)\n", ""),
+        Bug(
+            "a log that fails is told of at every try",
+            "            if changed:\n",
+            "            if error is not None:\n",
+        ),
+    ),
+    "supervisor/links/link.py": (
+        Bug(
+            "what has piled up in one message is heard in one turn",
+            "                    received = 0\n                    await trio.lowlevel.checkpoint()\n",
+            "                    received = 0\n",
+        ),
+    ),
+    "supervisor/telemetry/logs.py": (
+        Bug("a record is as long as a client likes", "if len(text) <= VALUE_CHARACTERS_MAX:", "if True:"),
+        Bug("redraws queue up at a terminal that stands still", "if text != self._shown and self.log.idle and", "if"),
+    ),
+    "supervisor/launcher/parent_pipe.py": (
+        Bug(
+            "a node waits for its launcher to read", "os.set_blocking(self.fd, False)", "os.set_blocking(self.fd, True)"
+        ),
+        Bug(
+            "what a launcher does not read is kept without a limit",
+            "if kind in LAST or len(self._unsent) + len(line) <= UNSENT_BYTES_MAX:",
+            "if True:",
+        ),
+    ),
+    "supervisor/telemetry/event_loop.py": (
+        Bug("turns are not measured", "if now - self._since > self.turn_max_s:", "if False:"),
+        Bug(
+            "a turn is never over",
+            "            now = self.clock()\n        self._since = now\n",
+            "            now = self.clock()\n",
+        ),
+        Bug("a label for each function there is", "len(self._exceeded) >= NAMES_MAX", "False"),
+        Bug("collected garbage is somebody's turn", "self._since += took_s", "pass"),
+        Bug("where a loop stands still is said at every look", "                told = since\n", ""),
+    ),
+    "supervisor/launcher/node_process.py": (
+        Bug("a node that hangs is kept", "process.signal_group(signal.SIGKILL)", "pass"),
+        Bug("whatever a node says, its silence goes on", "        life.silent_s = 0.0\n", ""),
+        Bug(
+            "a node that still loads counts as hung", "life.silent_s += tick_s * life.pulsed", "life.silent_s += tick_s"
+        ),
+    ),
+    "supervisor/gateway/requests.py": (
+        Bug(
+            "a turn in which far too much is done",
+            "        if (served := self.served.get(model)) is None:\n            names",
+            "        for _ in range(20_000):\n            model.lower()\n"
+            "        if (served := self.served.get(model)) is None:\n            names",
+        ),
+    ),
+}

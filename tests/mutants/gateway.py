@@ -1,0 +1,204 @@
+"""More bugs to plant: those between a client's socket and the workers."""
+
+from __future__ import annotations
+
+from tests.mutants.links import Bug, Bugs
+
+TEXT: Bugs = {
+    "actors/text/choices.py": (
+        Bug(
+            "the last text of an answer is dropped",
+            "            pieces.take(reading.finish())\n",
+            "            reading.finish()\n",
+        ),
+        Bug(
+            "the engine is not told that a stop string has come",
+            "generation.enough()  # leaving aborts",
+            "pass  # leaving aborts",
+        ),
+        Bug(
+            "usage counts the tokens of the last choice only",
+            "self._completion += finished.usage.completion_tokens",
+            "self._completion = finished.usage.completion_tokens",
+        ),
+        Bug(
+            "usage counts a token after the stop string",
+            "self._completion += reading.tokens",
+            "self._completion += reading.tokens + 1",
+        ),
+        Bug(
+            "usage counts the prompt once a choice",
+            "sum(len(of_prompt[0].tokens) for of_prompt in asked)",
+            "sum(len(each.tokens) for of_prompt in asked for each in of_prompt)",
+        ),
+        Bug(
+            "a stop string reads as the longest length",
+            "speak(ChoiceEnded(FinishReason.STOP, choice, reading.matched))",
+            "speak(ChoiceEnded(FinishReason.LENGTH, choice, reading.matched))",
+        ),
+        Bug(
+            "choices are told under one number",
+            "nursery.start_soon(self._choice, generate, first + place, speak, place == 0)",
+            "nursery.start_soon(self._choice, generate, first, speak, place == 0)",
+        ),
+    ),
+    "actors/text/prompts.py": (
+        Bug("choices share their seed", "evolve(sampling, seed=sampling.seed ^ choice)", "sampling"),
+        Bug("choices share their id", "if choice else request_id", "if False else request_id"),
+    ),
+    "actors/text/reading.py": (
+        Bug("half a character is told", "if not text.endswith(BROKEN):", "if True:"),
+        Bug("what a choice held back is lost", "            out += self._held_back()\n", "            pass\n"),
+        Bug("text is lost behind a stop token", "out += self._held_back() + self._decoding.flush()", "pass"),
+    ),
+    "actors/text/stops.py": (
+        Bug("a stop string leaks", "return whole[:-size], whole[-size:]", "return whole, whole[-size:]"),
+        Bug("the start of a stop string leaks", "strings.depth[state]\n        self._state", "0\n        self._state"),
+        Bug("what may be a stop string is forgotten", "self.held = whole[-keep:]", 'self.held = ""'),
+    ),
+    "actors/text/logprobs.py": (
+        Bug(
+            "the log probability of a text's last token is lost",
+            "self._pending[0].end <= self._told:",
+            "self._pending[0].end < self._told:",
+        ),
+        Bug("log probabilities that are left are lost", "        if last:\n", "        if False:\n"),
+    ),
+    "actors/processor.py": (Bug("a processor's permit leaks", "            free.release()\n", "            pass\n"),),
+    "protocol/dialects/chat.py": (
+        Bug("log probabilities are told to nobody in chunks", "_encode(_logprobs(reply.logprobs))", 'b"null"'),
+    ),
+}
+
+
+DOORS: Bugs = {
+    "supervisor/gateway/outbox.py": (
+        Bug("what a socket does not take at once is lost", "            self._park(rest)\n", "            pass\n"),
+        Bug(
+            "a frame goes past those that wait",
+            "        if self._rest:\n            more, own",
+            "        if False:\n            more, own",
+        ),
+        Bug("a backlog is never full", "if own + more > self.backlog_bytes_max or not", "if False and not"),
+        Bug("a farewell tears a frame", "del self._rest[self._begun :]", "del self._rest[:]"),
+    ),
+    "supervisor/gateway/http/connection.py": (
+        Bug(
+            "any number of headers is read", "elif (count := len(request.headers)) > HEADERS_MAX:", "elif (count := 0):"
+        ),
+        Bug(
+            "the WebSocket library reads whatever a client puts into its handshake",
+            "raw = _handshake(exchange) + self._syntax.trailing_data[0]",
+            'raw = bytes(self._raw or b"")',
+        ),
+        Bug("a client that leaves is answered to the end", 'answering.cancel(reason="the client left")', "pass"),
+        Bug(
+            "what is asked ahead is lost",
+            "                self._syntax.receive_data(bytes(data))\n        self.outbox",
+            "                pass\n        self.outbox",
+        ),
+    ),
+    "supervisor/gateway/http/exchange.py": (
+        Bug(
+            "an answer that was cut ends as a whole one",
+            "            self.outbox.put(self._data(events))\n        elif",
+            "            self.outbox.put(self._data(events) + self._end())\n            return\n        elif",
+        ),
+    ),
+    "supervisor/gateway/http/routes/answering.py": (
+        Bug(
+            "events that wait are counted as tokens",
+            "            held.grow(max(0, waiting_bytes",
+            "            max((0, waiting_bytes",
+        ),
+        Bug(
+            "an error in the middle of a stream is swallowed",
+            "exchange.cut(chunks.failed(error), error)",
+            'exchange.cut(b"", error)',
+        ),
+        Bug(
+            "a stream that failed says that it is done",
+            "exchange.cut(chunks.failed(error), error)",
+            'exchange.finish(b"data: [DONE]\\n\\n")',
+        ),
+    ),
+    "supervisor/gateway/requests.py": (
+        Bug(
+            "no deadline for all of an answer",
+            "trio.move_on_at(counted.asked_at + self.total_s)",
+            "trio.move_on_at(1e9)",
+        ),
+        Bug("a door waits for ever for a first token", "if counted.first_at is None else inf", "if False else inf"),
+        Bug("a response is cut and nobody hears why", "            raise self.cut\n", "            pass\n"),
+    ),
+    "supervisor/gateway/websocket/lanes.py": (
+        Bug(
+            "the end of a long answer does not wait for its reader",
+            "                    await self.outbox.wait_room(size)  # they repeat the text several times\n",
+            "",
+        ),
+        Bug("the end of a long answer waits in memory of nobody's", "held.grow(size := sum(", "(size := sum("),
+        Bug(
+            "a cancel ends the response of another lane",
+            "in_lane = event.stream_id == running.create.stream_id",
+            "in_lane = True",
+        ),
+        Bug(
+            "one that is cancelled while it waits is answered all the same",
+            "        self._waiting.remove(waiting)\n        waiting.held.release()\n        ours",
+            "        waiting.held.release()\n        ours",
+        ),
+        Bug(
+            "lanes wait for each other",
+            "if lane not in taken and waiting.parent is None:",
+            "if not taken and waiting.parent is None:",
+        ),
+        Bug(
+            "a lane answers two at once",
+            "if lane not in taken and waiting.parent is None:",
+            "if waiting.parent is None:",
+        ),
+        Bug("what was said before is forgotten", "history = () if before is None else before.turns", "history = ()"),
+        Bug(
+            "a response that ended keeps its lane",
+            "        self._advance()\n        self._perhaps_rest()\n\n    def _perhaps_rest",
+            "        self._perhaps_rest()\n\n    def _perhaps_rest",
+        ),
+    ),
+    "supervisor/gateway/websocket/history.py": (
+        Bug(
+            "instructions outlive their request",
+            "return cls(response_id, before.turns + turns,",
+            "return cls(response_id, turns + before.turns,",
+        ),
+    ),
+    "protocol/dialects/responses/events.py": (
+        Bug(
+            "a delta is told twice",
+            "        self._pieces.append(reply.text)\n",
+            "        self._pieces.append(reply.text * 2)\n",
+        ),
+        Bug(
+            "a response's usage is another's",
+            '"output_tokens": usage.completion_tokens',
+            '"output_tokens": usage.prompt_tokens',
+        ),
+    ),
+    "supervisor/gateway/websocket/session.py": (
+        Bug(
+            "a WebSocket client that leaves is answered to the end",
+            'self._scope.cancel(reason="the client left")',
+            "pass",
+        ),
+        Bug(
+            "all that came behind a handshake is looked at in one turn",
+            "self._heads.take(self._unread[:max_bytes], FRAMES_A_TURN)",
+            "self._heads.take(self._unread, READ_BYTES)",
+        ),
+    ),
+    "supervisor/gateway/gateway.py": (
+        Bug("a connection is never forgotten", "        self.connections.pop(outbox, None)\n", ""),
+        Bug("a drain lets new requests in", "        self.gate.drain()\n", "        pass\n"),
+    ),
+    "supervisor/node/node.py": (Bug("a drain cuts nothing", "if cut := house.door.cut():", "if cut := 0:"),),
+}

@@ -1,0 +1,164 @@
+"""The bugs that `tests.mutants.__main__` plants, one at a time: in which file, what stands there, and what stands there instead."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen
+class Bug:
+    """One planted bug."""
+
+    name: str
+    old: str
+    new: str
+    harmless: str = ""  # why nothing need notice it
+
+
+Bugs = dict[str, tuple[Bug, ...]]  # by path
+
+LINKS: Bugs = {
+    "actors/kit/calls.py": (
+        Bug("a bug beside the error of a request is nobody's", "if _has_bug(error):", "if failure is None:"),
+        Bug(
+            "the asker's answer is dropped before its call is cancelled",
+            """            call.scope.cancel(reason="the asker left")
+            call.answer.enough()
+""",
+            """            call.answer.enough()
+            call.scope.cancel(reason="the asker left")
+""",
+            harmless="both happen in one turn, and what is put in between is dropped either way",
+        ),
+        Bug("leaving does not cancel the answerer", 'call.scope.cancel(reason="the asker left")', "pass"),
+        Bug(
+            "an answerer that ends leaves its asker waiting",
+            'self.answer.fail(ActorLost("whoever was answering ended"))',
+            "pass",
+        ),
+        Bug(
+            "a relay ignores the replies that waited",
+            "self._deliver(self._waiting.popleft())",
+            "self._waiting.popleft()",
+        ),
+        Bug("the credit of an answer is not counted", "self.credit -= units", "pass"),
+        Bug("an error in a relay's function reaches whoever put", "self._broken = error\n", "raise\n"),
+        Bug("the first reply does not renew a relay's deadline", "self._first_wakes = until is not None", "pass"),
+        Bug("bugs are never too many", "if len(self._seen) > self.most:", "if False:"),
+        Bug(
+            "an actor's error beside a request's is forgotten",
+            "if _first(error, ActorError) is not None:",
+            "if failure is None and _first(error, ActorError) is not None:",
+        ),
+    ),
+    "actors/decode.py": (
+        Bug("no abort", "self.engine.abort(request.id)", "pass"),
+        Bug("abort without waiting for the slot", "await self.engine.wait_released(request.id)", "pass"),
+        Bug(
+            "an unshielded wait for the slot",
+            "move_on_after(self.deadlines.release_s, shield=True)",
+            "move_on_after(self.deadlines.release_s)",
+        ),
+        Bug("an engine that keeps a slot is forgiven", "if waiting.cancelled_caught:", "if False:"),
+        Bug(
+            "a slot is lost with each request that is left",
+            "    slots.free.release()",
+            "    if not call.scope.cancel_called:\n        slots.free.release()",
+        ),
+        Bug("work is begun for an asker who left", "await trio.lowlevel.checkpoint_if_cancelled()", "pass"),
+        Bug(
+            "a call is taken before there is a slot for it",
+            """            await held.free.acquire()  # the slot first: a call that must wait had better wait where others can take it
+            call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
+""",
+            """            call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
+            await held.free.acquire()
+""",
+        ),
+        Bug(
+            "no deadline for the first token",
+            "self.started_at + self.deadlines.first_token_s)",
+            "self.started_at + 1e9)",
+        ),
+        Bug("no deadline between tokens", "return min(total, self.last_at + self.deadlines.gap_s)", "return total"),
+    ),
+    "supervisor/links/link.py": (
+        Bug("no Cancel frame on leaving", 'self._send(Cancel(stream, "the asker left"))', "pass"),
+        Bug("a stream is closed before its answerer let go", "if serving.answer is not None:\n", "if False:\n"),
+        Bug("a Cancel from the other end is ignored", 'serving.scope.cancel(reason=f"peer: {frame.reason}")', "pass"),
+        Bug("a lost link forgets its askers", 'answer.fail(self.lost_as("the link went down"))', "pass"),
+        Bug("a closed stream wakes nobody who waits for one", "self._permits.unpark()\n", "pass\n"),
+        Bug(
+            "Hello wakes nobody who asked before it",
+            """                    self._permits.unpark_all()
+                    task_status""",
+            "                    task_status",
+        ),
+        Bug(
+            "an End that lies loses its asker",
+            """                result = codec.decode(frame.body) if frame.body else None
+                self._rules[frame.stream].end(result)
+                self._closed(frame.stream).end(result)
+""",
+            "                self._closed(frame.stream).end(codec.decode(frame.body))\n",
+        ),
+        Bug(
+            "the end of a link is told when its answerers have let go",
+            """                finally:
+                    self._end()  # at once: the tasks that serve may take their time, and must not send any more
+                nursery""",
+            """                nursery""",
+        ),
+        Bug("credit that comes while the inbox is full is lost", "answer.credit += serving.granted", "pass"),
+        Bug(
+            "nothing limits what a sleeping peer leaves unread",
+            "self.peer.queued_bytes > self.queued_bytes_max",
+            "False",
+        ),
+        Bug("the writer stops after its first message", "await self._writer.park()", "return"),
+        Bug(
+            "a Step loses the tokens of an answer's last step",
+            "        for stream, ids in step.pieces():\n",
+            """        ended_now = {end.stream for end in step.ended}
+        for stream, ids in step.pieces():
+            if stream in ended_now:
+                continue
+""",
+        ),
+    ),
+    "actors/engines/sglang/adapter.py": (
+        Bug("the adapter forgets which stream a request has", "self._streams[request.id] = stream, generation", "pass"),
+        Bug("the adapter never forgets a request", "self._streams.pop(request_id, None)", "pass"),
+    ),
+    "actors/engines/request_check.py": (
+        Bug("an empty prompt reaches the engine", "if not request.tokens:", "if False:"),
+        Bug(
+            "one token too many reaches the engine",
+            "if total > info.request_tokens_max:",
+            "if total > info.request_tokens_max + 1:",
+        ),
+    ),
+    "protocol/streams.py": (
+        Bug("replies after a Cancel are a violation", '"leaving": {Item: "leaving", End', '"leaving": {End'),
+        Bug(
+            "a Cancel that crosses an End is a violation",
+            '"closed": {Credit: "closed", Cancel: "closed", Body',
+            '"closed": {Credit: "closed", Body',
+        ),
+        Bug("a left stream is forgotten at once", "self._leaving.add(stream)", "self._close(stream)"),
+        Bug("credit may go below zero", "if not 0 <= units <= left:", "if False:"),
+        Bug(
+            "a Step's arrays are not compared",
+            "if len(frame.streams) != len(frame.counts) or sum(frame.counts) != len(frame.tokens):",
+            "if False:",
+        ),
+        Bug("more streams than a peer serves", "if len(self._credit) >= self.open_max:", "if False:"),
+    ),
+    "protocol/frames.py": (
+        Bug("half a frame is read as a whole one", "if size - body < length:", "if size - body < length - 1:"),
+        Bug("bytes stay behind in the buffer", "del buffer[:at]", "del buffer[: max(at - 1, 0)]"),
+    ),
+    "protocol/codec.py": (
+        Bug("deep nesting breaks the decoder", "UnicodeDecodeError, RecursionError)", "UnicodeDecodeError)"),
+    ),
+}

@@ -1,0 +1,74 @@
+"""Bugs to plant where it is decided who may use what, and who may call itself what."""
+
+from __future__ import annotations
+
+from tests.mutants.links import Bug, Bugs
+
+NAMES: Bugs = {
+    "supervisor/gateway/gateway.py": (
+        Bug(
+            "a key's own grammars are not looked at",
+            "may = self.grammars if own is None else own",
+            "may = self.grammars",
+        ),
+        Bug(
+            "every key may use every grammar",
+            "                await self._check_grammar(request, request.grammar, key)\n",
+            "                await trio.lowlevel.checkpoint()\n",
+        ),
+        Bug("a structural tag is searched in one turn", "reading_work(grammar.text) if tag else 0", "0"),
+    ),
+    "protocol/greeting.py": (
+        Bug(
+            "a node needs no certificate of its name where it dials",
+            'visits = self.role == "listens" and other.node.startswith(OPERATOR)',
+            'visits = self.role == "listens"',
+        ),
+        Bug(
+            "a node may listen as an operator",
+            'visits = self.role == "listens" and other.node.startswith(OPERATOR)',
+            "visits = other.node.startswith(OPERATOR)",
+        ),
+        Bug(
+            "a name that only begins like a node's is enough",
+            "in wanted for name in names)",
+            'in wanted or f"DNS:{node}" in name for name in names)',
+        ),
+    ),
+    "supervisor/cluster/mesh.py": (
+        Bug(
+            "nobody reads what a certificate names",
+            "wire.certified() if self.section.binds_names else None",
+            "None",
+        ),
+        Bug("the oldest stranger goes, wherever it is from", ".end_oldest_of_most())", ".end_oldest())"),
+    ),
+    "supervisor/sockets/unauthenticated.py": (
+        Bug(
+            "the address that has fewest here makes room",
+            "most = max(map(len, self._by_address.values()), default=0)",
+            "most = min(map(len, self._by_address.values()), default=0)",
+        ),
+    ),
+    "supervisor/gateway/requests.py": (
+        Bug(
+            "what is promised for an answer is looked up anew",
+            "(request.total_max or 0) * request.choices",
+            "served.total_max() * request.choices",
+        ),
+    ),
+    "actors/processor.py": (
+        Bug(
+            "a processor goes by what engines allow now, whatever was promised",
+            "            known = known.within(request.total_max)\n",
+            "",
+        ),
+    ),
+    "protocol/grammars.py": (
+        Bug(
+            "a structural tag may hold every grammar",
+            "dict.fromkeys(FORMATS[name] for name in named if",
+            "dict.fromkeys(FORMATS[name] for name in named if False and",
+        ),
+    ),
+}

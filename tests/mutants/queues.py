@@ -1,0 +1,110 @@
+"""Bugs to plant where prompts wait outside an engine, so that keys take turns."""
+
+from __future__ import annotations
+
+from tests.mutants.links import Bug, Bugs
+
+QUEUE: Bugs = {
+    "actors/kit/pending_prefill.py": (
+        Bug("an engine has any number of prompts", "self.tokens + size <= self.tokens_max", "True"),
+        Bug("a longer prompt never enters", "return not self.tokens or not", "return not"),
+    ),
+    "actors/kit/priority_inbox.py": (
+        Bug("what does not fit is passed", "if not left and not fits(", "if False and not fits("),
+        Bug(
+            "whoever comes while there is no room is not looked at",
+            "        self._news.unpark_all()  # also if",
+            "        pass  # also if",
+        ),
+        Bug("who leaves the head of the line is waited for", "call.when_left = self.retry", "pass"),
+    ),
+    "actors/decode.py": (
+        Bug(
+            "a prompt that never began is pending for ever",
+            "    finally:\n        begun()\n",
+            "    finally:\n        pass\n",
+        ),
+        Bug("a prompt is pending until its answer ends", "            begun()\n            call", "            call"),
+        Bug("nobody looks again when a prompt has begun", "            inbox.retry()", "            pass"),
+    ),
+    "actors/routing/load.py": (
+        Bug("a router gives a worker any number of prompts", " or 0 < self.pending_max <= self.pending", ""),
+    ),
+    "actors/routing/journey.py": (
+        Bug(
+            "a prefill's prompts are pending until they are handed over",
+            "prefill.begun(request.id)",
+            "pass",
+            harmless="its answer ends with its first token",
+        ),
+    ),
+    "actors/routing/places.py": (
+        Bug("one decode has all of a prefill", "handed.tokens * decodes >= prefill", "handed.tokens >= prefill"),
+        Bug("one decode has all slots of a prefill", "handed.requests * decodes < prefill.slots and ", ""),
+        Bug("no slot is left for a decode that has nothing", " and prefill.busy + without < prefill.slots", ""),
+        Bug(
+            "a longer prompt than its share waits for ever",
+            "            return True\n",
+            "            handed = _Handed(1, prefill.shared_max)\n",
+        ),
+    ),
+    "actors/routing/route.py": (
+        Bug(
+            "a prompt of a prefill is pending for ever",
+            "            self._places.discard(*self._pair, self._prompt)\n",
+            "",
+        ),
+        Bug(
+            "only the least busy decode is tried",
+            "        if (others := self._meeting(need, but, takes_well)) is not None:\n            return others\n",
+            "        return None\n",
+        ),
+    ),
+    "actors/engines/simulated/batch.py": (
+        Bug(
+            "a simulated prefill waits for a decode that was left",
+            "        self._leave(held)\n        self.waiting.pop(",
+            "        self.waiting.pop(",
+        ),
+        Bug(
+            "a simulated decode takes what it has no room for",
+            "            self.meetings.expect(held.room)\n",
+            "            pass\n",
+        ),
+    ),
+    "supervisor/gateway/websocket/reader.py": (
+        Bug("any number of messages waits to be read", "if many > self.door.limits.queued_max:", "if False:"),
+        Bug("a short message passes those that wait", "passes = not self._waiting or (", "passes = True or ("),
+        Bug("a cancel waits behind a long message", "and self.at_once(event)", "and False"),
+        Bug("a message that was read is kept", "                held.release()\n", ""),
+    ),
+    "supervisor/gateway/admission.py": (
+        Bug(
+            "many answers are passed for ever",
+            "            if waiter.weight <= min(waiter.passed_by",
+            "            if 0 > min(waiter.passed_by",
+        ),
+        Bug(
+            "one that fits no more is in everybody's way",
+            "min(waiter.passed_by, self.requests_max)",
+            "waiter.passed_by",
+        ),
+        Bug(
+            "who gives up is waited for",
+            "                self._admit()  # what was kept for it is free",
+            "                pass",
+        ),
+    ),
+    "actors/kit/fair_queue.py": (
+        Bug("an owner that is away counts no more", "            self._away += entry.owner in self._accounts\n", ""),
+        Bug("an owner that comes back counts twice", "            self._away -= owner in self._accounts\n", ""),
+    ),
+    "supervisor/cluster/workers.py": (
+        Bug("a prefill's bound is one for all", "(0, most) if offer.leg is Leg.PREFILL else (most, 0)", "(most, 0)"),
+        Bug(
+            "a prompt that never began is pending at its worker for ever",
+            "            self.pending.discard(request.id)\n            self._count(asker",
+            "            self._count(asker",
+        ),
+    ),
+}

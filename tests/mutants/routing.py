@@ -1,0 +1,119 @@
+"""Bugs to plant where requests are routed, resumed and drained."""
+
+from __future__ import annotations
+
+from tests.mutants.links import Bug, Bugs
+
+PAIRS: Bugs = {
+    "actors/routing/journey.py": (
+        Bug(
+            "a prefill is not left when its decode fails",
+            "            await replies.relay(note)\n",
+            "            with trio.CancelScope(shield=True):\n                await replies.relay(note)\n",
+        ),
+        Bug(
+            "a prefill is not left when its decode has ended",
+            'legs.cancel_scope.cancel(reason="the decode has ended")',
+            "pass",
+        ),
+        Bug(
+            "equal prompts meet in one room",
+            "Rendezvous(self.routing.new_room(), ",
+            "Rendezvous(sum(self.request.tokens), ",
+        ),
+        Bug(
+            "a resume forgets the last token that was sent",
+            "tokens=[*self.request.tokens, *self._sent],",
+            "tokens=[*self.request.tokens, *self._sent[:-1]],",
+        ),
+        Bug(
+            "a resume asks for all tokens again",
+            "tokens_max=sampling.tokens_max - len(self._sent),",
+            "tokens_max=sampling.tokens_max,",
+        ),
+        Bug(
+            "a resume does not say what was said",
+            "said=self.request.said + len(self._sent),",
+            "said=self.request.said,",
+        ),
+        Bug("a resume goes by the id of the first try", "id=self.routing.new_id(),", "id=self.request.id,"),
+        Bug(
+            "usage counts what a lost worker said twice",
+            "self._before + finished.usage.completion_tokens)",
+            "2 * self._before + finished.usage.completion_tokens)",
+        ),
+        Bug(
+            "usage forgets what a lost worker said",
+            "self._before + finished.usage.completion_tokens)",
+            "finished.usage.completion_tokens)",
+        ),
+        Bug(
+            "a resumed answer says what its second prefill had cached",
+            "if self._first is None or self._first is route:",
+            "if True:",
+        ),
+        Bug(
+            "what cannot be resumed exactly is resumed",
+            "if sent and not resumes_exactly(self.request.sampling):",
+            "if False:",
+        ),
+        Bug("a request is never lost too often", "if self._losses > limits.resumes_max or", "if False or"),
+        Bug("a request kills one engine after the other", "self._crashes += 1", "pass"),
+        Bug(
+            "a place is kept for each request that failed",
+            "        finally:\n            route.end()\n",
+            "        finally:\n            pass\n",
+        ),
+        Bug("the worker that was lost is asked again at once", "self._lost.add(worker.load.name)\n        if", "if"),
+        Bug(
+            "an answer whose end was lost is asked for once more",
+            "if (ended := self._ended()) is not None:",
+            "if (ended := None) is not None:",
+        ),
+        Bug("the loss of a link fails the request", "HandOffFailed, LinkLost, NotReady", "HandOffFailed, NotReady"),
+    ),
+    "actors/routing/places.py": (
+        Bug("places that are kept are not counted", "busy=load.busy + requests,", "busy=load.busy,"),
+    ),
+    "actors/routing/route.py": (
+        Bug(
+            "a prompt of any length goes to two legs",
+            "and need.prompt < self.prefill_tokens_min",
+            "and need.prompt < 0",
+        ),
+    ),
+    "actors/kit/priority_inbox.py": (
+        Bug(
+            "who is turned away makes room for others",
+            "            self._take(entry).answer.fail(error)\n",
+            "            self._take(entry).answer.fail(error)\n            break\n",
+        ),
+        Bug(
+            "whoever stops waiting for room stays in line",
+            "                del self._outside[entry.number]\n                self._line.remove(entry)\n",
+            "                pass\n",
+        ),
+        Bug(
+            "whoever waits for room is never let in",
+            "        entry.item.inside.set()\n        self._move()\n",
+            "        entry.item.inside.set()\n",
+            harmless="a receiver takes those who wait for room, too, and the next to come lets them in",
+        ),
+    ),
+    "supervisor/node/node.py": (
+        Bug("other nodes do not hear of a drain", "self.house.directory.drain()  # from now on", "pass  # from now on"),
+        Bug("a drain waits for no worker", "await house.directory.wait_idle()", "pass"),
+        Bug("a drain begins before others have heard of it", "await trio.sleep(house.links.section.tell_s)", "pass"),
+        Bug(
+            "a drain waits for its streams for ever", "with hurry.patience(self.drain_s):", "with hurry.patience(1e9):"
+        ),
+        Bug("a node leaves without a word", 'house.links.bye(f"node', 'str(f"node'),
+    ),
+    "supervisor/control/control.py": (
+        Bug(
+            "an operator drains the node that was asked",
+            'if request.node not in {"", self.directory.name}:',
+            "if False:",
+        ),
+    ),
+}

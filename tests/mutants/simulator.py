@@ -1,0 +1,124 @@
+"""Bugs to plant that the simulator must notice by what goes wrong alone in a seed, whoever else does."""
+
+from __future__ import annotations
+
+from tests.mutants.links import Bug, Bugs
+
+SIM: Bugs = {
+    "actors/routing/journey.py": (
+        Bug(
+            "an engine that fails everything is not blamed for it",
+            "elif isinstance(error, DeadlineExceeded | Internal) and not isinstance(error, Preempted):",
+            "elif isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted):",
+        ),
+        Bug(
+            "one engine that died under a request counts as two",
+            "        self._crashes += isinstance(lost, EngineLost)\n",
+            "        self._crashes += 2 * isinstance(lost, EngineLost)\n",
+        ),
+        Bug(
+            "a pair that fails to hand over is not blamed for it",
+            "            self.routing.failed(route.name, error)\n",
+            "            pass\n",
+        ),
+    ),
+    "actors/routing/route.py": (
+        Bug(
+            "a pair that is set aside is asked while the others are busy",
+            "if not self.outliers or self._is_pair_in_favour(but, now):",
+            "if not self.outliers:",
+        ),
+    ),
+    "actors/routing/outliers.py": (
+        Bug(
+            "a worker that was set aside is never asked again",
+            "return now < breaker.until or breaker.tried_by is not None",
+            "return True",
+        ),
+    ),
+    "actors/kit/fair_queue.py": (
+        Bug(
+            "whoever has had its turn keeps its place before equals",
+            "turn = next(self._numbers) if amount > 0 else of.turn",
+            "turn = of.turn",
+        ),
+    ),
+    "actors/kit/priority_inbox.py": (
+        Bug(
+            "what an owner is given is not put on its account",
+            "self._line.charge(entry.owner, max(1, self.weight(call.request)))",
+            "pass",
+        ),
+    ),
+    "actors/decode.py": (
+        Bug(
+            "one slot that is kept costs the engine",
+            "if len(self.kept) >= most:",
+            "if self.kept:",
+        ),
+        Bug(
+            "a slot that was kept is never used again",
+            "        await slots.wait_given_back(call.request.id)\n",
+            "        await slots.wait_given_back(call.request.id)\n        return\n",
+        ),
+    ),
+    "supervisor/cluster/mesh.py": (
+        Bug(
+            "a second process of a node's name takes the place of the first",
+            "if before is None or before.incarnation == incarnation or before.link.silent_s >= self.section.silent_s:",
+            "if before is None or not before.link.lost:",
+        ),
+        Bug(
+            "a second process that is dialed is not told that it is one",
+            "                peer not in self._dialed or self._twin(peer, incarnation) is not None\n",
+            "                peer not in self._dialed\n",
+        ),
+    ),
+    "supervisor/links/heartbeat.py": (
+        Bug(
+            "a node that stands still is lost, whatever its kernel acknowledges",
+            "if acknowledged_s is None or acknowledged_s > heart.beat_s or not may_stall:",
+            "if not self.stalled:",
+        ),
+    ),
+    "supervisor/links/link.py": (
+        Bug(
+            "whoever has asked a node that stands still waits for it",
+            "                answer.fail(self.lost_as(STALLED))\n",
+            "                pass\n",
+        ),
+    ),
+    "supervisor/supervision/supervise.py": (
+        Bug(
+            "whoever waits for a tree waits for one that is not up and tries again",
+            "            self._above.tries_again()\n",
+            "            pass\n",
+        ),
+    ),
+    "supervisor/gateway/http/exchange.py": (
+        Bug(
+            "an answer that its client got in part is counted as whole",
+            "None if whole and not lost else door.why_cut(outbox)",
+            "None",
+        ),
+    ),
+    "supervisor/gateway/requests.py": (
+        Bug(
+            "an answer that its client got in part is not counted as cut",
+            "            self.metrics.answer_cut(counted.door, cut)\n",
+            "",
+        ),
+    ),
+    "supervisor/gateway/admission.py": (
+        Bug(
+            "what an owner holds inside is not put on its account",
+            "        self._line.charge(waiter.owner, waiter.weight)\n",
+            "",
+        ),
+        Bug(
+            "whoever comes to a full line hears no, however few it has in it",
+            "        last = self._line.last_of_largest()\n",
+            "        last = newest\n",
+        ),
+    ),
+}

@@ -1,0 +1,50 @@
+"""Bugs to plant where what clients send in very small pieces is read."""
+
+from __future__ import annotations
+
+from tests.mutants.links import Bug, Bugs
+
+PIECES: Bugs = {
+    "supervisor/gateway/websocket/session.py": (
+        Bug("all clients' frames are read in one turn", "        if frames > FRAMES_FREE:\n", "        if False:\n"),
+        Bug(
+            "whoever sends few frames waits for those who send many",
+            "        if frames > FRAMES_FREE:\n",
+            "        if frames:\n",
+        ),
+    ),
+    "supervisor/gateway/http/connection.py": (
+        Bug(
+            "all clients' chunks are read in one turn",
+            "                        await self.door.wait_turn()\n",
+            "                        await trio.lowlevel.checkpoint()\n",
+        ),
+        Bug(
+            "all clients' requests that come ahead are read in one turn",
+            "        if self._ahead > AHEAD_FREE:\n",
+            "        if False:\n",
+        ),
+        Bug(
+            "a request that comes ahead is answered in the turn of the one before it",
+            "            await trio.lowlevel.checkpoint()\n",
+            "            pass\n",
+        ),
+        Bug(
+            "whoever sends few requests ahead waits for those who send many",
+            "        if self._ahead > AHEAD_FREE:\n",
+            "        if self._ahead:\n",
+        ),
+    ),
+    "supervisor/gateway/http/exchange.py": (
+        Bug(
+            "all that has come of a body that nobody wants is read in one turn",
+            "range(UNREAD_PIECES_MAX)",
+            "range(2**31)",
+        ),
+    ),
+    "supervisor/gateway/websocket/frame_heads.py": (
+        Bug("a frame's payload is read as frames", "            if self._left_bytes:\n", "            if False:\n"),
+        Bug("a long frame's length is read as a short one's", "LONGER.get(self._head[1] & 0x7F, 0)", "0"),
+        Bug("a ping ends a message", "if self._first & OPCODE >= CONTROL:", "if False:"),
+    ),
+}

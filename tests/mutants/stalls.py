@@ -1,0 +1,50 @@
+"""Planted bugs of what a link makes of a peer that stands still."""
+
+from __future__ import annotations
+
+from tests.mutants.links import Bug, Bugs
+
+STALL: Bugs = {
+    "supervisor/links/heartbeat.py": (
+        Bug(
+            "a process that stands still is lost as if its host were gone",
+            "acknowledged_s is None or acknowledged_s > heart.beat_s",
+            "acknowledged_s is None or acknowledged_s >= 0",
+        ),
+        Bug("a host that is gone counts as one that stands still", "acknowledged_s > heart.beat_s", "False"),
+        Bug(
+            "who stands still is kept for ever",
+            """        if self.allowed_s >= heart.stalled_s:
+            return f"the other end has stood still for {self.allowed_s:g} s"
+        self.allowed_s = min(self.allowed_s + heart.beat_s, heart.stalled_s)
+""",
+            "        self.allowed_s += heart.beat_s\n",
+        ),
+        Bug("who stood still is never used again", "            self.stalled = False\n", ""),
+        Bug("an end that stood still judges others by that", " - self.allowed_s + heart.beat_s", " - self.allowed_s"),
+    ),
+    "supervisor/links/link.py": (
+        Bug(
+            "what was asked of a process that stands still waits for it",
+            "                answer.fail(self.lost_as(STALLED))\n",
+            "                pass\n",
+        ),
+    ),
+    "supervisor/cluster/directory.py": (
+        Bug("a node that stands still is chosen", "known.link.lost or known.link.stalled or", "known.link.lost or"),
+    ),
+    "supervisor/cluster/mesh.py": (
+        Bug(
+            "what waits for an engine does not go to a node that is heard again",
+            "        self.directory.turn_away()  # who is heard again",
+            "        # who is heard again",
+        ),
+    ),
+    "supervisor/links/handshake_stream.py": (
+        Bug(
+            "what is on its way for a moment counts as a host that is gone",
+            "return since_ms / 1000 if probes or unacknowledged else 0.0",
+            "return since_ms / 1000",
+        ),
+    ),
+}

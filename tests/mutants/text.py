@@ -1,0 +1,79 @@
+"""More bugs to plant: those by which a client's wish decides how long a turn takes, or who waits for whom."""
+
+from __future__ import annotations
+
+from tests.mutants.links import Bug, Bugs
+
+SIZES: Bugs = {
+    "actors/text/encoding.py": (
+        Bug(
+            "a text is tokenised whole before it is refused",
+            "    while part < len(text):\n",
+            "    while False:\n",
+        ),
+        Bug(
+            "a text that fits is refused for where it was cut",
+            "if count > tokens_max + SEAM_TOKENS:",
+            "if count > tokens_max // 2:",
+        ),
+    ),
+    "actors/text/bounds.py": (
+        Bug(
+            "composed characters are counted as they come",
+            'SHRINKING = {"NFC": COMPOSED_CHARACTERS_MAX, "NFKC": COMPOSED_CHARACTERS_MAX}',
+            'SHRINKING = {"NFC": 1, "NFKC": 1}',
+        ),
+    ),
+    "actors/text/chat_template.py": (
+        Bug("a template may loop as long as it likes", "        _take(len(self))\n", "        pass\n"),
+    ),
+    "actors/text/drafts.py": (
+        Bug(
+            "drafts are told in one turn",
+            "                speak(text)\n            await trio.lowlevel.checkpoint()\n",
+            "                speak(text)\n",
+        ),
+    ),
+    "actors/text/pieces.py": (
+        Bug("what was held back is told at once", "SCORED_A_PIECE = 4", "SCORED_A_PIECE = 4096"),
+        Bug(
+            "of what was held back the rest is lost",
+            "            else:\n                out",
+            "            elif not out:\n                out",
+        ),
+    ),
+    "actors/text/stops.py": (
+        Bug(
+            "a shorter stop string inside a longer one is missed",
+            "self.complete[after] = self.complete[after] or self.complete[self._shorter[after]]",
+            "pass",
+        ),
+    ),
+    "protocol/dialects/gathered.py": (
+        Bug("a body is written in one piece", "PIECE_BYTES = 64 * 1024", "PIECE_BYTES = 64 * 1024 * 1024"),
+    ),
+    "protocol/dialects/tokens.py": (
+        Bug(
+            "a text of millions of characters is encoded in one step",
+            "CHARACTERS_A_STEP = 64 *",
+            "CHARACTERS_A_STEP = 64 * 1024 *",
+        ),
+    ),
+    "supervisor/gateway/http/routes/tokens.py": (
+        Bug("an answer of token ids takes memory that nobody counts", "exchange.answer_held.grow(body.size)", "pass"),
+    ),
+    "supervisor/threads/text_threads.py": (
+        Bug(
+            "whoever came first has every thread",
+            "min(lines, key=lambda each: each[1].served)",
+            "lines[0]",
+        ),
+        Bug("whoever asks anew goes ahead of all who wait", "_Line(self._turns - 0.5)", "_Line(0)"),
+        Bug("heavy work takes every thread", "self._heavy < max(1, self.limits.threads - 1)", "True"),
+        Bug(
+            "a thread that is given to one who has left is lost",
+            "                self.release(owner, heavy=heavy)\n",
+            "                pass\n",
+        ),
+    ),
+}

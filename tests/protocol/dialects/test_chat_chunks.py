@@ -1,0 +1,199 @@
+import json
+
+import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from protocol.dialects.chat import ChatRequest, Chunks, Completion, completion_id, parse
+from protocol.errors import EngineLost
+from protocol.messages import Answered, FinishReason, Started, Text, TokenText, Usage
+from tests.rig.dialects import ended, events, extras, streamed
+
+ID = "0123456789abcdef0123456789abcdef"
+BASE = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+USAGE = Usage(prompt_tokens=5, completion_tokens=7, cached_tokens=3)
+WHOLE = Answered(USAGE)
+
+
+def request(**fields) -> ChatRequest:
+    return parse(json.dumps(BASE | fields).encode())
+
+
+def check(cls, text):
+    """Parse with openai's own class, which must know every key."""
+    model = cls.model_validate(json.loads(text), strict=True)
+    assert list(extras(model)) == []
+    return model
+
+
+def chunks_of(**fields):
+    return Chunks(request(**fields), request_id=ID, created=1694268190)
+
+
+def test_one_whole_stream():
+    pieces = ["He", "llo\n\n", '"\u2028\U0001f600']
+    replies = [*(Text(piece, 1) for piece in pieces), ended()]
+    first, *rest, done = events(streamed(chunks_of(stream=True), replies, WHOLE))
+    assert json.loads(first) == {
+        "id": f"chatcmpl-{ID}",
+        "object": "chat.completion.chunk",
+        "created": 1694268190,
+        "model": "m",
+        "system_fingerprint": None,
+        "choices": [
+            {"index": 0, "delta": {"role": "assistant", "content": "He"}, "logprobs": None, "finish_reason": None}
+        ],
+    }
+    assert done == b"[DONE]"
+    said = [check(ChatCompletionChunk, each) for each in rest]
+    assert [json.loads(each)["choices"][0]["delta"] for each in rest] == [
+        {"content": pieces[1]},
+        {"content": pieces[2]},
+        {},
+    ]
+    assert [each.choices[0].finish_reason for each in said] == [None, None, "stop"]
+
+
+@pytest.mark.parametrize("pieces", [[], ["Hi", " there"]])
+def test_usage_comes_last_and_only_when_asked(pieces):
+    chunks = chunks_of(stream=True, stream_options={"include_usage": True})
+    replies = [*(Text(piece, 1) for piece in pieces), ended(reason=FinishReason.LENGTH)]
+    *said, last, done = events(streamed(chunks, replies, WHOLE))
+    assert done == b"[DONE]"
+    assert all(json.loads(each)["usage"] is None for each in said)
+    assert all(json.loads(each)["choices"] for each in said)
+    assert json.loads(last)["choices"] == []
+    assert json.loads(last)["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 7,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+    state = ChatCompletionStreamState()
+    for each in (*said, last):
+        state.handle_chunk(check(ChatCompletionChunk, each))
+    whole = state.current_completion_snapshot
+    assert (whole.choices[0].message.role, whole.choices[0].message.content) == ("assistant", "".join(pieces))
+    assert (whole.choices[0].finish_reason, whole.usage.total_tokens) == ("length", 12)
+
+
+def test_every_choice_says_its_role_once_and_the_first_chunks_name_them_in_their_order():
+    replies = [Text("a", 1, 1), Text("b", 1, 0), Text("c", 1, 1), ended(2), ended(1, FinishReason.LENGTH), ended(0)]
+    *said, _ = events(streamed(chunks_of(stream=True, n=3), replies, WHOLE))
+    choices = [json.loads(each)["choices"][0] for each in said]
+    assert [(each["index"], each["delta"]) for each in choices] == [
+        (0, {"role": "assistant", "content": ""}),
+        (1, {"role": "assistant", "content": "a"}),
+        (0, {"content": "b"}),
+        (1, {"content": "c"}),
+        (2, {"role": "assistant", "content": ""}),
+        (1, {}),
+        (0, {}),
+    ]
+    state = ChatCompletionStreamState()
+    for each in said:
+        state.handle_chunk(check(ChatCompletionChunk, each))
+    whole = state.current_completion_snapshot.choices
+    assert {each.index: (each.message.content, each.finish_reason) for each in whole} == {
+        0: ("b", "stop"),
+        1: ("ac", "length"),
+        2: ("", "stop"),
+    }
+
+
+SCORED = [
+    Text("He", 1, 0, (TokenText("He", b"He", -0.5, (("He", b"He", -0.5), ("Hi", b"Hi", float("-inf")))),), (7,)),
+    Text("\u00e9", 2, 0, (TokenText("\ufffd", b"\xc3", -1.0), TokenText("\ufffd", b"\xa9", float("nan"))), (8, 9)),
+    Text("", 0, 0, (), (10,)),
+]
+LISTED = [
+    {
+        "token": "He",
+        "logprob": -0.5,
+        "bytes": [72, 101],
+        "top_logprobs": [
+            {"token": "He", "logprob": -0.5, "bytes": [72, 101]},
+            {"token": "Hi", "logprob": -9999.0, "bytes": [72, 105]},
+        ],
+    },
+    {"token": "\ufffd", "logprob": -1.0, "bytes": [0xC3], "top_logprobs": []},
+    {"token": "\ufffd", "logprob": -9999.0, "bytes": [0xA9], "top_logprobs": []},
+]
+
+
+def test_log_probabilities_are_exact_for_each_delta():
+    *said, _ = events(streamed(chunks_of(stream=True, logprobs=True, top_logprobs=2), [*SCORED, ended()], WHOLE))
+    for each in said:
+        check(ChatCompletionChunk, each)
+    listed = [json.loads(each)["choices"][0]["logprobs"] for each in said]
+    assert listed == [
+        {"content": LISTED[:1], "refusal": None},
+        {"content": LISTED[1:], "refusal": None},
+        {"content": [], "refusal": None},
+        None,
+    ]
+
+
+def test_token_ids_are_told_where_they_are_asked_for():
+    *said, last, _ = events(streamed(chunks_of(stream=True, return_token_ids=True), [*SCORED, ended()], WHOLE))
+    assert [json.loads(each)["choices"][0]["token_ids"] for each in said] == [[7], [8, 9], [10]]
+    assert all(json.loads(each)["choices"][0]["logprobs"] is None for each in said)
+    assert "token_ids" not in json.loads(last)["choices"][0]
+
+
+def test_a_stream_that_failed_never_looks_whole():
+    chunks = chunks_of(stream=True)
+    _, error = events(chunks.text(Text("He", 1)) + chunks.failed(EngineLost("the engine died; ask again")))
+    assert json.loads(error) == {
+        "error": {
+            "message": "the engine died; ask again",
+            "type": "server_error",
+            "param": None,
+            "code": "engine_lost",
+        }
+    }
+
+
+def test_a_stream_with_a_choice_that_did_not_end_cannot_be_finished():
+    chunks = chunks_of(stream=True, n=2)
+    chunks.choice_ended(ended(0))
+    with pytest.raises(AssertionError):
+        chunks.finish(WHOLE)
+
+
+def gathered(asked, *replies):
+    result = Completion(asked, request_id=ID, created=1694268190)
+    for each in replies:
+        result.add(each)
+    return b"".join(result.finish(WHOLE).pieces())
+
+
+def test_an_answer_in_one_piece():
+    body = gathered(request(), Started(), Text("Hi ", 1), Text("\0\U0001f600", 1), ended())
+    said = check(ChatCompletion, body)
+    assert (said.id, said.object, said.model) == (completion_id(ID), "chat.completion", "m")
+    assert (said.choices[0].message.content, said.choices[0].finish_reason) == ("Hi \0\U0001f600", "stop")
+    assert said.choices[0].logprobs is None
+    assert said.usage.prompt_tokens_details.cached_tokens == 3
+    assert b"token_ids" not in body
+
+
+def test_several_choices_in_one_piece():
+    replies = [ended(1, FinishReason.LENGTH), *SCORED, ended()]
+    asked = request(n=2, logprobs=True)
+    said = check(ChatCompletion, gathered(asked, *replies))
+    assert [(each.index, each.message.content, each.finish_reason) for each in said.choices] == [
+        (0, "He\u00e9", "stop"),
+        (1, "", "length"),
+    ]
+    assert [each.model_dump() for each in said.choices[0].logprobs.content] == LISTED
+    assert said.choices[1].logprobs.content == []
+    ids = gathered(request(n=2, return_token_ids=True), *replies)
+    assert [each["token_ids"] for each in json.loads(ids)["choices"]] == [[7, 8, 9, 10], []]
+
+
+@pytest.mark.parametrize("replies", [[ended(0)], [ended(0), Text("x", 1, 1)], [ended(0), ended(1), ended(2)]])
+def test_an_answer_in_one_piece_has_every_choice_whole(replies):
+    with pytest.raises(AssertionError):
+        gathered(request(n=2), *replies)

@@ -1,0 +1,342 @@
+import json
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types import Completion
+
+from protocol.dialects import completions
+from protocol.dialects.completions import Chunks, CompletionRequest, completion_id, parse, to_respond
+from protocol.dialects.prompt import IDS_MAX
+from protocol.errors import BadRequest, EngineLost, Unsupported
+from protocol.messages import Answered, FinishReason, Respond, Started, Text, TokenText, Usage
+from tests.rig.dialects import check_answered_or_refused, ended, events, extras, json_values, streamed
+
+ID = "0123456789abcdef0123456789abcdef"
+BASE = {"model": "m", "prompt": "Hi"}
+PARAMS = {"turns": "prompt", "tokens_max": "max_tokens", "tokens_min": "min_tokens"}
+WHOLE = Answered(Usage(prompt_tokens=5, completion_tokens=7, cached_tokens=3))
+
+
+def request(**fields) -> CompletionRequest:
+    return parse(json.dumps(BASE | fields).encode())
+
+
+def asked(**fields) -> Respond:
+    return to_respond(request(**fields), request_id=ID)
+
+
+def refused(kind, param, said=None, /, **fields):
+    with pytest.raises(BadRequest) as raised:
+        parse(json.dumps({key: value for key, value in (BASE | fields).items() if value is not ...}).encode())
+    assert (type(raised.value), raised.value.param) == (kind, param), raised.value
+    if said is not None:
+        assert str(raised.value) == said
+
+
+# What clients say -------------------------------------------------------------------------
+
+
+def test_the_shortest_request_asks_for_16_tokens():
+    assert asked() == Respond(ID, texts=("Hi",), tokens_max=16, params=PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts", "token_lists"),
+    [
+        ("", ("",), ()),
+        (["a"], ("a",), ()),
+        (["a", "", "b\0"], ("a", "", "b\0"), ()),
+        ([1, 2, 3], (), ((1, 2, 3),)),
+        ([0, 2**31 - 1], (), ((0, 2**31 - 1),)),
+        ([[1], [2, 3]], (), ((1,), (2, 3))),
+        (["x"] * 128, ("x",) * 128, ()),
+        ([[1]] * 128, (), ((1,),) * 128),
+        ([7] * 40_000, (), ((7,) * 40_000,)),
+    ],
+)
+def test_prompts_of_every_kind(prompt, texts, token_lists):
+    got = asked(prompt=prompt)
+    assert (got.texts, got.token_lists, got.turns) == (texts, token_lists, ())
+
+
+@pytest.mark.parametrize(
+    ("param", "prompt"),
+    [
+        ("prompt", ...),
+        ("prompt", None),
+        ("prompt", 5),
+        ("prompt", {}),
+        ("prompt", []),
+        ("prompt", ["x"] * 129),
+        ("prompt", [[1]] * 129),
+        ("prompt[1]", ["a", 1]),
+        ("prompt[1]", ["a", ["b"]]),
+        ("prompt[2]", ["a", "b", None]),
+        ("prompt[0]", [None]),
+        ("prompt[0]", [True]),
+        ("prompt[0]", [1.0]),
+        ("prompt[0]", [{}]),
+        ("prompt[1]", [1, "a"]),
+        ("prompt[1]", [1, True]),
+        ("prompt[2]", [1, 2, -1]),
+        ("prompt[0]", [2**31]),
+        ("prompt[0]", [10**30]),
+        ("prompt[1]", [1, [2]]),
+        ("prompt[0]", [[]]),
+        ("prompt[1]", [[1], []]),
+        ("prompt[1]", [[1], "a"]),
+        ("prompt[1]", [[1], 2]),
+        ("prompt[1][2]", [[1], [2, 3, -1]]),
+        ("prompt[0][0]", [[[1]]]),
+        ("prompt[0][1]", [[1, "x"]]),
+        ("prompt[0][1]", [[1, False]]),
+    ],
+)
+def test_what_is_no_prompt_is_refused_where_it_is_wrong(param, prompt):
+    refused(BadRequest, param, prompt=prompt)
+
+
+def test_the_longest_prompts():
+    assert len(asked(prompt=[1] * IDS_MAX).token_lists[0]) == IDS_MAX
+    refused(BadRequest, "prompt", prompt=[1] * (IDS_MAX + 1))
+    refused(BadRequest, "prompt", prompt=[[1] * IDS_MAX, [1]])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # sglang.bench_serving, vllm bench serve and lm-eval, as they are
+        {"temperature": 0.0, "best_of": 1, "max_tokens": 16, "stream": True, "ignore_eos": True},
+        {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 16, "logprobs": None, "stream": True,
+         "stream_options": {"include_usage": True}},
+        {"prompt": [[1, 2]], "max_tokens": 16, "seed": 1234, "logprobs": 1, "stop": None, "echo": False},
+        # fields that ask for nothing
+        {"suffix": "", "user": "me", "n": 1, "echo": None, "logit_bias": {}, "presence_penalty": 0, "stream": False,
+         "stream_options": None, "best_of": None, "max_tokens": None, "response_format": {"type": "text"}},
+    ],
+)  # fmt: skip
+def test_bodies_of_stock_clients_are_accepted(body):
+    assert asked(**body).tokens_max == 16
+
+
+def test_to_respond_maps_every_field():
+    body = {
+        "prompt": ["a", "b"], "max_tokens": 9, "n": 2, "best_of": 3, "logprobs": 0, "seed": 7, "min_tokens": 2,
+        "logit_bias": {"5": 1}, "return_token_ids": True, "priority": 1, "cache_salt": "s", "stop": "x",
+        "include_stop_str_in_output": True, "temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1,
+        "frequency_penalty": 1, "presence_penalty": -1, "repetition_penalty": 1.5, "stop_token_ids": [4],
+        "ignore_eos": True,
+    }  # fmt: skip
+    assert asked(**body) == Respond(
+        ID, texts=("a", "b"), tokens_max=9, n=2, best_of=3, logprobs=0, seed=7, tokens_min=2, logit_bias={5: 1.0},
+        token_ids=True, priority=1, cache_salt="s", stop=("x",), stop_included=True, temperature=0.0, top_p=0.5,
+        top_k=3, min_p=0.1, frequency_penalty=1.0, presence_penalty=-1.0, repetition_penalty=1.5, stop_token_ids=(4,),
+        ignore_eos=True, params=PARAMS,
+    )  # fmt: skip
+    assert asked(prompt=[1, 2], echo=True).echo
+
+
+@pytest.mark.parametrize(
+    ("kind", "param", "fields"),
+    [
+        (Unsupported, "suffix", {"suffix": "the end"}),
+        (BadRequest, "suffix", {"suffix": 5}),
+        (Unsupported, "echo", {"echo": True, "logprobs": 0}),
+        (Unsupported, "echo", {"echo": True, "logprobs": 5}),
+        (Unsupported, "use_beam_search", {"use_beam_search": True}),
+        (BadRequest, "best_of", {"best_of": 1, "n": 2}),
+        (BadRequest, "best_of", {"best_of": 2, "stream": True}),
+        (BadRequest, "min_tokens", {"min_tokens": 17}),
+        (BadRequest, "min_tokens", {"min_tokens": 6, "max_tokens": 5}),
+        (BadRequest, "n", {"prompt": ["x"] * 65, "n": 2}),
+        (BadRequest, "best_of", {"prompt": ["x"] * 2, "best_of": 65}),
+        (BadRequest, "max_completion_tokens", {"max_completion_tokens": 5}),
+        (BadRequest, "top_logprobs", {"top_logprobs": 5}),
+        (BadRequest, "messages", {"messages": []}),
+        (BadRequest, "response_format.json_schema", {"response_format": {"type": "json_schema"}}),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(kind, param, fields):
+    refused(kind, param, **fields)
+
+
+def test_the_most_choices_of_one_request():
+    assert request(prompt=["x"] * 64, n=2).choices_total == 128
+    assert asked(prompt=["x"] * 2, n=1, best_of=64).best_of == 64
+    said = "n: 43 prompts times 3 make 129 choices; a request can have at most 128"
+    refused(BadRequest, "n", said, prompt=["x"] * 43, n=3)
+
+
+def test_best_of_as_many_as_are_wanted_can_be_streamed():
+    assert asked(stream=True, n=2, best_of=2).n == 2
+    assert asked(n=2, best_of=3).best_of == 3
+
+
+NAMES = sorted({*CompletionRequest.harmless, *(field.name for field in attrs.fields(CompletionRequest))})
+
+
+@settings(deadline=None, max_examples=150)
+@given(json_values | st.dictionaries(st.sampled_from(NAMES), json_values, max_size=6))
+def test_any_json_is_answered_or_refused(value):
+    check_answered_or_refused(value, BASE, parse, to_respond)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.integers(-2, 5) | st.sampled_from([2**31, True, "x", None]) | st.lists(st.integers(-1, 3)), max_size=5)
+)
+def test_any_list_is_a_prompt_or_refused_by_place(prompt):
+    got = outcome(prompt)
+    if isinstance(got, Respond):
+        flat = prompt if isinstance(prompt[0], list | str) else [prompt]
+        assert [*got.texts, *map(list, got.token_lists)] == flat
+    else:
+        assert got.param.startswith("prompt")
+
+
+def outcome(prompt):
+    """The request that this prompt makes, or the error."""
+    try:
+        return asked(prompt=prompt)
+    except BadRequest as error:
+        return error
+
+
+# What clients hear ------------------------------------------------------------------------
+
+
+def check(text, *, streamed=False, unknown=()):
+    """Parse with openai's own class, whose choices always have a reason to end, which those of a stream have not."""
+    data = json.loads(text)
+    for choice in data["choices"]:
+        if streamed and choice["finish_reason"] is None:
+            choice["finish_reason"] = "stop"
+    assert {*extras(Completion.model_validate(data, strict=True))} == {*unknown}
+    return json.loads(text)
+
+
+def lines_of(asked, *replies):
+    chunks = Chunks(asked, request_id=ID, created=1694268190)
+    *lines, done = events(streamed(chunks, replies, WHOLE))
+    assert done == b"[DONE]"
+    return lines
+
+
+def gathered(asked, *replies):
+    result = completions.Completion(asked, request_id=ID, created=1694268190)
+    for each in replies:
+        result.add(each)
+    return b"".join(result.finish(WHOLE).pieces())
+
+
+def test_one_whole_stream():
+    first, second, last = lines_of(request(stream=True), Text("He\n\n", 1), Text('"\u2028\U0001f600', 1), ended())
+    assert check(first, streamed=True) == {
+        "id": f"cmpl-{ID}",
+        "object": "text_completion",
+        "created": 1694268190,
+        "model": "m",
+        "system_fingerprint": None,
+        "choices": [{"index": 0, "text": "He\n\n", "logprobs": None, "finish_reason": None}],
+    }
+    assert check(second, streamed=True)["choices"][0]["text"] == '"\u2028\U0001f600'
+    assert check(last)["choices"] == [{"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}]
+
+
+def test_choices_are_told_apart_in_whatever_order_they_come():
+    lines = lines_of(
+        request(stream=True, prompt=["a", "b"], n=2), Text("x", 1, 3), ended(1), Text("y", 1, 0), ended(3), ended(0),
+        ended(2, FinishReason.LENGTH),
+    )  # fmt: skip
+    choices = [check(line, streamed=True)["choices"][0] for line in lines]
+    assert [(each["index"], each["text"], each["finish_reason"]) for each in choices] == [
+        (3, "x", None), (1, "", "stop"), (0, "y", None), (3, "", "stop"), (0, "", "stop"), (2, "", "length"),
+    ]  # fmt: skip
+
+
+def test_usage_comes_last_and_only_when_asked():
+    *said, last = lines_of(request(stream=True, stream_options={"include_usage": True}), Text("x", 1), ended())
+    assert all(check(each, streamed=True)["usage"] is None for each in said)
+    assert all(json.loads(each)["choices"] for each in said)
+    assert check(last)["choices"] == []
+    assert check(last)["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert all(b"usage" not in each for each in lines_of(request(stream=True), Text("x", 1), ended()))
+
+
+def test_a_stream_that_failed_never_looks_whole():
+    chunks = Chunks(request(stream=True), request_id=ID, created=1)
+    _, error = events(chunks.text(Text("He", 1)) + chunks.failed(EngineLost("the engine died; ask again")))
+    assert json.loads(error)["error"]["code"] == "engine_lost"
+    with pytest.raises(AssertionError):
+        chunks.finish(WHOLE)
+
+
+SCORED = [
+    Text("Hé", 2, 0, (TokenText("H", b"H", -0.5, (("H", b"H", -0.5), ("x", b"x", float("-inf")))),
+                      TokenText("é", b"\xc3\xa9", -1.0, (("x", b"x", -0.5),))), (1, 2)),
+    Text("é", 2, 0, (TokenText("\ufffd", b"\xc3", -2.0), TokenText("\ufffd", b"\xa9", -3.0)), (3, 4)),
+    Text("o", 1, 0, (TokenText("ok", b"ok", float("nan")),), (5,)),
+    Text("", 1, 0, (TokenText("<end>", b"", -4.0),), (6,)),
+]  # fmt: skip
+TABLES = [
+    {"tokens": ["H", "é"], "token_logprobs": [-0.5, -1.0],
+     "top_logprobs": [{"H": -0.5, "x": -9999.0}, {"x": -0.5, "é": -1.0}], "text_offset": [0, 1]},
+    {"tokens": ["bytes:\\xc3", "bytes:\\xa9"], "token_logprobs": [-2.0, -3.0],
+     "top_logprobs": [{"bytes:\\xc3": -2.0}, {"bytes:\\xa9": -3.0}], "text_offset": [2, 2]},
+    {"tokens": ["ok"], "token_logprobs": [-9999.0], "top_logprobs": [{"ok": -9999.0}], "text_offset": [3]},
+    {"tokens": ["<end>"], "token_logprobs": [-4.0], "top_logprobs": [{"<end>": -4.0}], "text_offset": [4]},
+]  # fmt: skip
+
+
+def test_log_probabilities_are_exact_for_each_delta():
+    other = attrs.evolve(SCORED[0], choice=1)  # which has places of its own
+    *lines, _, _ = lines_of(request(stream=True, logprobs=2, n=2), *SCORED, other, ended(), ended(1))
+    choices = [check(line, streamed=True)["choices"][0] for line in lines]
+    assert [each["logprobs"] for each in choices] == [*TABLES, TABLES[0]]
+
+
+def test_log_probabilities_in_one_piece_are_those_of_the_deltas_together():
+    table = check(gathered(request(logprobs=2), *SCORED, ended()))["choices"][0]["logprobs"]
+    assert table == {name: [each for delta in TABLES for each in delta[name]] for name in TABLES[0]}
+
+
+def test_a_space_that_the_text_begins_without_moves_no_other_token():
+    pieces = [
+        Text("Hi", 1, 0, (TokenText(" Hi", b" Hi", -1.0),)),
+        Text(" ho", 1, 0, (TokenText(" ho", b" ho", -1.0),)),
+    ]
+    table = check(gathered(request(logprobs=0), *pieces, ended()))["choices"][0]["logprobs"]
+    assert table["text_offset"] == [0, 2]
+
+
+def test_token_ids_are_told_where_they_are_asked_for():
+    *lines, last = lines_of(request(stream=True, return_token_ids=True), *SCORED, ended())
+    said = [check(line, streamed=True, unknown=["choices.token_ids"])["choices"][0] for line in lines]
+    assert [(each["token_ids"], each["logprobs"]) for each in said] == [
+        ([1, 2], None),
+        ([3, 4], None),
+        ([5], None),
+        ([6], None),
+    ]
+    assert "token_ids" not in json.loads(last)["choices"][0]
+    whole = check(gathered(request(return_token_ids=True), *SCORED, ended()), unknown=["choices.token_ids"])
+    assert whole["choices"][0]["token_ids"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_answer_in_one_piece():
+    replies = [Started(), Text("b", 1, 1), Text("a", 1), Text("c", 1, 1), ended(1, FinishReason.LENGTH), ended()]
+    said = check(gathered(request(prompt=["x", "y"]), *replies))
+    assert (said["id"], said["object"]) == (completion_id(ID), "text_completion")
+    assert said["choices"] == [
+        {"index": 0, "text": "a", "logprobs": None, "finish_reason": "stop"},
+        {"index": 1, "text": "bc", "logprobs": None, "finish_reason": "length"},
+    ]
+    assert said["usage"]["total_tokens"] == 12
+
+
+@pytest.mark.parametrize("replies", [[], [ended(0)], [ended(0), Text("x", 1, 1)]])
+def test_an_answer_in_one_piece_has_every_choice_whole(replies):
+    with pytest.raises(AssertionError):
+        gathered(request(n=2), *replies)

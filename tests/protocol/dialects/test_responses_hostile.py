@@ -1,0 +1,114 @@
+import json
+
+import attrs
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.dialects.responses import (
+    Create,
+    CreateHttp,
+    error_event,
+    parse,
+    parse_http,
+    to_respond,
+)
+from protocol.errors import BadRequest, RequestError, Unsupported
+from protocol.messages import Respond, Role, Turn
+from tests.protocol.dialects.test_responses import BASE, ID, create, refused
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("null", "expected a JSON object"),
+        ("[]", "expected a JSON object"),
+        ('{"type":"response.create","temperature":NaN}', "not JSON"),
+        ('{"type":"response.create","temperature":Infinity}', "not JSON"),
+        ('{"type":"response.create","temperature":1e999}', "not JSON"),
+        ('{"type":"response.create","seed":' + "9" * 5000 + "}", "not JSON"),
+        ('{"a":' + "[" * 10_000, "nested too deeply"),
+        ('{"a":' * 10_000, "nested too deeply"),
+        ('{"a":' * 100_000, "more than 32768 lists, objects and keys"),
+        ('{"type":"response.create","model":"m","input":"\\ud800"}', "surrogate"),
+        ('{"type":"response.create","model":"m","input":"\\udc00 and more"}', "surrogate"),
+        ('{"\\ud800 and more":1}', "surrogate"),
+        ('{"type":"response.create","model":"m","input":"\ud800"}', "UTF-8"),
+        ('{"type":"response.create","model":"m","input":"\x00"}', "not JSON"),
+    ],
+)
+def test_text_that_cannot_be_read(text, said):
+    with pytest.raises(BadRequest, match=said):
+        parse(text)
+
+
+def test_depth_below_the_limit_is_refused_by_name():
+    deep = "[" * 500 + "]" * 500
+    for field, kind in (("tools", Unsupported), ("input", BadRequest), ("metadata", BadRequest), ("xyz", BadRequest)):
+        with pytest.raises(BadRequest) as raised:
+            parse(json.dumps(BASE | {field: None}).replace("null", deep))
+        assert type(raised.value) is kind
+        assert raised.value.param.startswith(field)
+
+
+def test_of_a_key_that_stands_twice_the_last_counts():
+    assert parse('{"type":"response.create","model":"a","input":"x","model":"b"}').model == "b"
+
+
+def test_nul_is_a_character_of_text_and_of_nothing_else():
+    assert create(input="a\0b").turns() == (Turn(Role.USER, "a\0b"),)
+    refused(BadRequest, "stream_id", stream_id="a\0")
+    refused(BadRequest, '["model\\u0000"]', **{"model\0": 1})
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+NAMES = sorted({*Create.harmless, *(field.name for field in (*attrs.fields(Create), *attrs.fields(CreateHttp)))})
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool"]) | json_values},
+        optional={
+            "type": st.sampled_from(["message", "reasoning"]) | json_values,
+            "content": st.lists(
+                st.fixed_dictionaries({"type": st.sampled_from(["input_text"]) | json_values, "text": json_values}),
+                max_size=3,
+            )
+            | json_values,
+        },
+    ),
+    max_size=3,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(json_values | st.dictionaries(st.sampled_from(NAMES), json_values | ITEMS, max_size=6))
+def test_any_json_is_answered_or_refused(value):
+    for data in (value, BASE | value if isinstance(value, dict) else value):
+        try:
+            posted = parse_http(json.dumps(data).encode())
+        except RequestError as error:
+            json.loads(error_event(error))
+        else:
+            to_respond(posted, request_id=ID)
+        try:
+            result = parse(json.dumps(data))
+        except RequestError as error:
+            json.loads(error_event(error))
+        else:
+            if isinstance(result, Create):
+                respond = to_respond(result, request_id=ID)
+                assert msgspec.msgpack.decode(msgspec.msgpack.encode(respond), type=Respond) == respond
+
+
+@settings(deadline=None)
+@given(st.text() | st.text(st.sampled_from('{}[]",:\\ud8e1tfnr0')))
+def test_any_text_is_refused(text):
+    with pytest.raises(RequestError):
+        parse(text)

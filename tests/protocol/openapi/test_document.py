@@ -1,0 +1,225 @@
+"""The document says what the doors do: every route, and the very requests that are read."""
+
+from __future__ import annotations
+
+import json
+import re
+from copy import deepcopy
+from random import Random
+
+import msgspec
+import pytest
+import trio.testing
+
+from protocol.dialects import chat, completions, responses, tokens
+from protocol.dialects.http import error_body
+from protocol.errors import BY_CODE, ModelNotFound, RequestError
+from protocol.openapi.document import OPERATIONS, document
+from supervisor.gateway.http.routes import ALIASES, ONE_MODEL, ROUTES
+from supervisor.version import version
+from tests.rig.gateway import chat as chat_body
+from tests.rig.gateway import head, post, rig
+from tests.system.fuzz import bodies
+from tests.system.fuzz.values import nasty
+
+DOCUMENT = json.loads(msgspec.json.encode(document("0.1.0", models=["tiny"])))
+SCHEMAS = DOCUMENT["components"]["schemas"]
+KINDS = {
+    "null": (type(None),),
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+    "array": (list,),
+    "object": (dict,),
+}
+PARSERS = {
+    "/v1/chat/completions": chat.parse,
+    "/v1/completions": completions.parse,
+    "/v1/responses": responses.parse_http,
+    "/tokenize": tokens.parse_tokenize,
+    "/detokenize": tokens.parse_detokenize,
+}
+# What a schema cannot say: fields that disagree, how deep or large JSON is, and what is no number.
+BEYOND = re.compile(
+    "cannot stand beside|must be at least n |must be at most max_|differs from|cannot be streamed|have at most 128"
+    "|levels deep|as JSON|an object, or a string|finite|too large|min_tokens|must hold at most 1048576"
+)
+
+
+def valid(schema, value):
+    """Whether a value keeps to a schema, as far as these schemas go."""
+    if "$ref" in schema:
+        return valid(SCHEMAS[schema["$ref"].rpartition("/")[2]], value)
+    return all(CHECKS[name](schema, value) for name in schema if name not in SAYS_NOTHING)
+
+
+SAYS_NOTHING = {"description", "contentMediaType", "then", "example"}
+CHECKS = {
+    "type": lambda schema, value: type(value) in KINDS[schema["type"]],
+    "enum": lambda schema, value: any(same(value, each) for each in schema["enum"]),
+    "const": lambda schema, value: same(value, schema["const"]),
+    "anyOf": lambda schema, value: any(valid(each, value) for each in schema["anyOf"]),
+    "oneOf": lambda schema, value: sum(valid(each, value) for each in schema["oneOf"]) == 1,
+    "not": lambda schema, value: not valid(schema["not"], value),
+    "if": lambda schema, value: not valid(schema["if"], value) or valid(schema["then"], value),
+    "minimum": lambda schema, value: is_no(value, int, float) or value >= schema["minimum"],
+    "maximum": lambda schema, value: is_no(value, int, float) or value <= schema["maximum"],
+    "exclusiveMinimum": lambda schema, value: is_no(value, int, float) or value > schema["exclusiveMinimum"],
+    "minLength": lambda schema, value: is_no(value, str) or len(value) >= schema["minLength"],
+    "maxLength": lambda schema, value: is_no(value, str) or len(value) <= schema["maxLength"],
+    "pattern": lambda schema, value: is_no(value, str) or bool(re.fullmatch(schema["pattern"][1:-1], value)),
+    "items": lambda schema, value: is_no(value, list) or all(valid(schema["items"], each) for each in value),
+    "minItems": lambda schema, value: is_no(value, list) or len(value) >= schema["minItems"],
+    "maxItems": lambda schema, value: is_no(value, list) or len(value) <= schema["maxItems"],
+    "maxProperties": lambda schema, value: is_no(value, dict) or len(value) <= schema["maxProperties"],
+    "required": lambda schema, value: is_no(value, dict) or value.keys() >= set(schema["required"]),
+    "propertyNames": lambda schema, value: (
+        is_no(value, dict) or all(valid(schema["propertyNames"], each) for each in value)
+    ),
+    "properties": lambda schema, value: (
+        is_no(value, dict)
+        or all(valid(schema["properties"][key], value[key]) for key in value if key in schema["properties"])
+    ),
+    "additionalProperties": lambda schema, value: (
+        is_no(value, dict) or all(additional(schema, key, value[key]) for key in value)
+    ),
+}
+
+
+def same(value, other):
+    return type(value) is type(other) and value == other
+
+
+def is_no(value, *kinds):
+    return type(value) not in kinds
+
+
+def additional(schema, key, value):
+    rest = schema["additionalProperties"]
+    return key in schema.get("properties", {}) or (rest is not False and valid(rest, value))
+
+
+def asked(path):
+    return DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+
+
+# The document -----------------------------------------------------------------------------------
+
+
+def test_every_route_is_in_the_document_and_nothing_else():
+    routes = {path: route for path, route in ROUTES.items() if path != "*"}  # which is the server, and no path
+    routes |= {alias: ROUTES[path] for alias, path in ALIASES.items()} | {"/v1/models/{model}": ONE_MODEL}
+    assert {path: {method.upper() for method in each} for path, each in OPERATIONS.items()} == {
+        path: set(route.methods) for path, route in routes.items()
+    }
+    for path, route in routes.items():
+        for method, operation in OPERATIONS[path].items():
+            reads = route.reads and method == "post"
+            assert (operation.asked is not None, 415 in operation.errors) == (reads, reads)
+            assert operation.needs == ("nothing" if route.open else "admin" if route.admin else "key")
+
+
+def test_every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_own():
+    def look(schema):
+        if isinstance(schema, list):
+            for each in schema:
+                look(each)
+        elif isinstance(schema, dict):
+            if isinstance(name := schema.get("$ref"), str):
+                assert name.rpartition("/")[2] in SCHEMAS
+            for each in schema.values():
+                look(each)
+
+    look(DOCUMENT)
+    assert len({each["operationId"] for path in DOCUMENT["paths"].values() for each in path.values()}) == sum(
+        map(len, OPERATIONS.values())
+    )
+
+
+def test_keys_are_wanted_where_they_are_and_models_are_named_if_they_are_known():
+    open_one = document("0.1.0", keys_wanted=False)
+    assert open_one["paths"]["/v1/models"]["get"]["security"] == [{}, {"bearer": []}]
+    assert DOCUMENT["paths"]["/v1/models"]["get"]["security"] == [{"bearer": []}]
+    assert DOCUMENT["paths"]["/health"]["get"]["security"] == []
+    assert SCHEMAS["ChatRequest"]["properties"]["model"] == {"type": "string", "enum": ["tiny"]}
+    assert "enum" not in open_one["components"]["schemas"]["ChatRequest"]["properties"]["model"]
+    assert DOCUMENT["info"]["version"] == "0.1.0"
+
+
+def test_every_status_that_a_client_can_meet_is_documented_with_the_error_object():
+    statuses = {cls.http_status for cls in BY_CODE.values()} - {405}  # which is of no operation
+    said = {status for path in DOCUMENT["paths"].values() for each in path.values() for status in each["responses"]}
+    assert statuses <= {int(status) for status in said}
+    for error in (ModelNotFound("no such model", param="model"), *(cls("x") for cls in BY_CODE.values())):
+        assert valid(SCHEMAS["Error"], json.loads(error_body(error)))
+
+
+# What is served ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+async def test_the_document_is_served_and_the_answers_keep_to_it(rather_slow):
+    asks = {
+        "/v1/chat/completions": chat_body("n=4", logprobs=True, n=2, max_tokens=4),
+        "/v1/completions": {"model": "tiny", "prompt": "n=4", "logprobs": 1},
+        "/v1/responses": {"model": "tiny", "input": "n=4", "max_output_tokens": 2},
+        "/tokenize": {"prompt": "oak"},
+        "/detokenize": {"tokens": [5, 6]},
+    }
+    async with rig() as made:
+        client = await made.client()
+        served = (await client.ask(head("GET", "/openapi.json"))).json
+        assert served == json.loads(msgspec.json.encode(document(version(), models=["tiny"], keys_wanted=False)))
+        replies = [("post", path, await client.ask(post(body, path))) for path, body in asks.items()]
+        plain = ("/v1/models", "/v1/models/tiny", "/model_info")
+        replies += [("get", path, await client.ask(head("GET", path))) for path in plain]
+        for method, path, reply in replies:
+            said = DOCUMENT["paths"][path.replace("/tiny", "/{model}")][method]["responses"][str(reply.status)]
+            assert reply.status == 200
+            assert valid(said["content"][reply.headers["content-type"]]["schema"], reply.json), reply.json
+
+
+# What it says of requests --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PARSERS)
+def test_the_examples_are_read(path):
+    example = asked(path)["example"]
+    PARSERS[path](json.dumps(example).encode())
+    assert valid(asked(path)["schema"], example)
+
+
+@pytest.mark.parametrize("path", PARSERS)
+def test_what_is_read_keeps_to_the_schema_and_what_keeps_to_it_is_read(path):
+    """Some thousand requests, right and wrong: the parser and the schema agree about each."""
+    rng, schema, counts = Random(path), asked(path)["schema"], [0, 0]
+    for _ in range(2000):
+        body = bodies.DOORS[path](rng)
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            if rng.random() < 0.3:
+                body[rng.choice([*SCHEMAS[schema["$ref"].rpartition("/")[2]]["properties"]])] = nasty(rng)
+            else:
+                bodies._spoil(rng, body)
+        try:
+            data = json.dumps(deepcopy(body), allow_nan=False, ensure_ascii=False).encode()
+        except ValueError:  # of it no schema says anything
+            continue
+        if "model" in body and body["model"] not in ("tiny", None):
+            body["model"] = "tiny"
+            data = json.dumps(body).encode()
+        try:
+            PARSERS[path](data)
+        except RequestError as error:
+            refused = error.detail
+        else:
+            refused = ""
+        counts[not refused] += 1
+        right = valid(schema, body) and not BEYOND.search(refused)
+        assert right != bool(refused), (json.dumps(body), refused)
+    assert min(counts) > 100

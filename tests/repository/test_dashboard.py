@@ -1,0 +1,165 @@
+"""The example dashboard loads, and names only metrics and labels that a cluster tells."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from pathlib import Path
+
+import pytest
+import trio
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from actors.routing.outliers import Ejection, Suspect
+from protocol.messages import EngineLoad, Usage
+from protocol.peer import Peer
+from supervisor.config import load
+from supervisor.links.link import Link
+from supervisor.telemetry.event_loop import Turns
+from supervisor.telemetry.metrics import Metrics
+from supervisor.threads.queued_writer import QueuedWriter
+from tests.rig.assembly import built
+
+ROOT = Path(__file__).parents[2]
+BOARD = json.loads((ROOT / "examples" / "grafana" / "espalier.json").read_text())
+PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+OF_PROMETHEUS = {"instance", "job"}
+
+FILE = f"""
+[node.front]
+[node.back]
+listen = "127.0.0.1:1"
+[gateway]
+node = "front"
+[model.tiny]
+path = "{ROOT / "examples" / "tiny"}"
+[engine.tiny-0]
+node = "back"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 4096
+"""
+
+
+def happened(metrics: Metrics) -> None:
+    """Let everything happen once that is told only from then on."""
+    metrics.first_token("tiny", 1.0)
+    metrics.token_gap("tiny", 1.0, 1)
+    metrics.request_ended("tiny", "chat", "stop", 1.0, Usage(3, 2))
+    metrics.request_ended("tiny", "chat", "left", 1.0, Usage(3, 2))
+    metrics.restarted("back/tiny-0")
+    metrics.refused("overloaded")
+    metrics.client_dropped("stalled")
+    metrics.answer_cut("chat", "drain")
+    metrics.aborted("tiny-0", 0.01)
+    metrics.slots_stuck("tiny-0", 1)
+    metrics.grammar_checked("tiny", "refused", 0.2)
+    metrics.router("tiny").called("back/tiny-0", "ended")
+    metrics.router("tiny").went_on("engine_lost", 0)
+    metrics.logs["tiny-0"] = QueuedWriter(bytes)
+    turns = Turns()
+    turns._exceeds("links.Links.run", 1.0)
+    metrics.sources.append(turns.families)
+    metrics.router("tiny").set_aside("back/tiny-0", "internal")
+
+
+@pytest.fixture
+async def told(tmp_path) -> dict[str, set[str]]:
+    """The labels of every series that one of two nodes tells, by its name."""
+    file = tmp_path / "cluster.toml"
+    file.write_text(FILE)
+    cluster, families = load.read(file), list[Metric]()
+    for node in cluster.node:
+        house, metrics = built(cluster, node)
+        happened(metrics)
+        for routing in house.live.routings.values():
+            suspect = Suspect("back/tiny-0", "both", 2)
+            routing.outliers.failed(suspect, "internal", Ejection(failures_max=1), trio.current_time())
+        for other in cluster.node.keys() - {node}:
+            house.links.traffic[other].sent(1)
+            house.directory.linked(other, Link(None, Peer(node, serves_max=1)))
+        text = metrics.text({name: EngineLoad(0, 0, 0) for name in house.directory.here}).decode()
+        families += text_string_to_metric_families(text)
+    named: dict[str, set[str]] = {}
+    for family in families:
+        of_family = {label for sample in family.samples for label in sample.labels}
+        for suffix in SUFFIXES[family.type]:
+            named.setdefault(family.name + suffix, set()).update(of_family)
+    return named
+
+
+def names_in(expr: str) -> set[str]:
+    """Return the names of series in an expression: words that are no function, no label and no keyword."""
+    bare = re.sub(r'"[^"]*"', "", expr)
+    bare = re.sub(r"\b(by|without|on|ignoring)\s*\([^)]*\)", "", bare)
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", bare)
+    return set(re.findall(r"\b[a-zA-Z_:][a-zA-Z0-9_:]*\b(?!\s*\()", bare)) - {"and", "or", "unless", "sum", "min"}
+
+
+def labels_in(expr: str, legend: str) -> set[str]:
+    grouped = {name for group in re.findall(r"\bby\s*\(([^)]*)\)", expr) for name in re.split(r"[\s,]+", group) if name}
+    matched = {name for braces in re.findall(r"\{([^}]*)\}", expr) for name in re.findall(r"(\w+)\s*(?:=|!)", braces)}
+    return grouped | matched | set(re.findall(r"\{\{(\w+)\}\}", legend))
+
+
+def test_the_names_in_an_expression_are_found():
+    expr = 'histogram_quantile(0.9, sum by (le, of) (rate(a_bucket{b="c"}[$__rate_interval]))) / min(d) + e:f'
+    assert names_in(expr) == {"a_bucket", "d", "e:f"}
+    assert labels_in(expr, "{{of}} {{g}}") == {"le", "of", "b", "g"}
+
+
+def test_the_dashboard_is_one_that_grafana_loads():
+    assert BOARD["title"]
+    assert BOARD["uid"]
+    assert BOARD["schemaVersion"] >= 36
+    (variable,) = BOARD["templating"]["list"]
+    assert (variable["type"], variable["query"], variable["name"]) == ("datasource", "prometheus", "datasource")
+    ids = [panel["id"] for panel in BOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in PANELS:
+        assert panel["title"]
+        assert panel["type"] == "timeseries"
+        assert panel["targets"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(set(refs)) == len(refs)
+        assert set(refs) <= set(string.ascii_uppercase)
+        assert all(target["expr"] and target["datasource"] == panel["datasource"] for target in panel["targets"])
+
+
+def test_no_two_panels_lie_on_each_other():
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in BOARD["panels"])
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+async def test_every_series_on_the_dashboard_is_one_that_a_cluster_tells_with_these_labels(told):
+    for panel in PANELS:
+        for target in panel["targets"]:
+            names = names_in(target["expr"])
+            assert names, panel["title"]
+            assert names <= told.keys(), (panel["title"], names - told.keys())
+            known = {"le", *OF_PROMETHEUS}.union(*(told[name] for name in names))
+            asked = labels_in(target["expr"], target["legendFormat"])
+            assert asked <= known, (panel["title"], asked - known)
+
+
+async def test_every_family_that_a_cluster_tells_is_on_the_dashboard(told):
+    shown = {name for panel in PANELS for target in panel["targets"] for name in names_in(target["expr"])}
+    families = {re.sub("_(bucket|sum|count)$", "", name) for name in told}
+    assert families == {re.sub("_(bucket|sum|count)$", "", name) for name in shown}
+
+
+def test_an_engine_that_two_nodes_tell_of_is_shown_once():
+    engines = re.compile("espalier_engine_(up|running|waiting|kv_tokens_used)")
+    shown = [target["expr"] for panel in PANELS for target in panel["targets"] if engines.search(target["expr"])]
+    assert len(shown) == 4
+    assert all(re.match(r"(max|min) by \((engine|of)\) ", expr) for expr in shown), shown

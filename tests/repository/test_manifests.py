@@ -1,0 +1,337 @@
+"""The examples for Slurm and Kubernetes agree with the cluster files that they run and with what a node does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+import yaml
+
+from supervisor.config import load
+from supervisor.config.load import Cluster
+from supervisor.launcher import preflight
+from supervisor.launcher.launcher import _patience
+from supervisor.links.websocket import At
+from supervisor.node.monitoring import PATHS
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+TINY = EXAMPLES / "tiny"
+MANIFESTS = list(yaml.safe_load_all((EXAMPLES / "kubernetes" / "espalier.yaml").read_text()))
+PODS = {each["metadata"]["name"]: each["spec"]["template"] for each in MANIFESTS if each["kind"] == "StatefulSet"}
+NODES = ("front", "prefill", "decode")
+SBATCH = EXAMPLES / "slurm" / "espalier.sbatch"
+SECRETS = {
+    "ESPALIER_CLUSTER_SECRET": "s" * 32,
+    "ESPALIER_ADMIN_KEY": "a" * 32,
+    "ESPALIER_API_KEYS": "alice=" + "b" * 32,
+}
+
+
+def manifest(kind: str, name: str) -> dict:
+    (found,) = (each for each in MANIFESTS if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def container(name: str) -> dict:
+    (found,) = PODS[name]["spec"]["containers"]
+    return found
+
+
+def stop_s(cluster: Cluster, name: str) -> float:
+    """For how long a node may take to end after a signal, its engines included."""
+    return _patience(cluster, name)[1].term_s
+
+
+def with_model(text: str) -> str:
+    return re.sub(r'path = "/models/[^"]*"', f'path = "{TINY}"', text)
+
+
+@pytest.fixture
+def cluster(tmp_path) -> Cluster:
+    """The cluster file of the manifests, with a model that is there."""
+    file = tmp_path / "cluster.toml"
+    file.write_text(with_model(manifest("ConfigMap", "espalier-cluster")["data"]["cluster.toml"]))
+    return load.read(file)
+
+
+# Kubernetes -------------------------------------------------------------------------------
+
+
+def test_each_node_of_the_file_has_a_pod_that_runs_it(cluster):
+    assert set(cluster.node) == set(PODS)
+    for name in PODS:
+        command = container(name)["command"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container(name)["volumeMounts"]}
+        assert command == ["python", "-m", "supervisor", f"{mounts['cluster']}/cluster.toml", "--node", name]
+        assert manifest("StatefulSet", name)["spec"]["replicas"] == 1, "a node of the file is one process"
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_the_secrets_that_a_node_needs_are_in_its_pod_alone(cluster, name):
+    given = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container(name)["env"]}
+    assert {each["name"] for each in given.values()} == {"espalier-secrets"}
+    assert ("ESPALIER_API_KEYS" in given) == (cluster.gateway.node == name)
+    environment = {key: SECRETS[key] for key in given}
+    assert preflight.text(cluster, name, environment)
+    assert preflight.secret(cluster, environment)
+    assert preflight.watchers(cluster, name, environment).names(admin=True)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_the_grace_period_is_longer_than_a_node_takes_to_end(cluster, name):
+    hook = container(name).get("lifecycle", {}).get("preStop", {}).get("exec", {"command": ["sleep", "0"]})
+    (word, seconds) = hook["command"]
+    assert word == "sleep"
+    grace_s = PODS[name]["spec"]["terminationGracePeriodSeconds"]
+    assert grace_s > int(seconds) + cluster.node[name].drain_s
+    assert grace_s >= int(seconds) + stop_s(cluster, name)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_ports_and_names_are_those_of_the_file(cluster, name):
+    ports = {port["name"]: port["containerPort"] for port in container(name)["ports"]}
+    node = cluster.node[name]
+    wanted = {"link": At.read(node.listen).port, "metrics": At.read(node.metrics).port}
+    if cluster.gateway.node == name:
+        wanted["http"] = cluster.gateway.port
+    for engine in cluster.engines_on(name).values():
+        if engine.bootstrap_port is not None:
+            wanted["bootstrap"] = engine.bootstrap_port
+    assert ports == wanted
+    service = manifest("StatefulSet", name)["spec"]["serviceName"]
+    assert At.read(node.listen).host == f"{name}-0.{service}.espalier.svc.cluster.local"
+    assert manifest("Service", service)["spec"]["publishNotReadyAddresses"] is True
+
+
+@pytest.mark.parametrize("service", ["espalier", "nodes"])
+def test_a_service_leads_to_pods_and_ports_that_exist(cluster, service):
+    spec = manifest("Service", service)["spec"]
+    chosen = [name for name, pod in PODS.items() if spec["selector"].items() <= pod["metadata"]["labels"].items()]
+    assert chosen == (["front"] if service == "espalier" else list(NODES))
+    for name in chosen:
+        ports = {port["name"]: port["containerPort"] for port in container(name)["ports"]}
+        assert all(ports[port["targetPort"]] == port["port"] for port in spec["ports"])
+    if service == "espalier":
+        assert {"espalier", "espalier.espalier", "espalier.espalier.svc.cluster.local"} <= set(cluster.gateway.names)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_probes_ask_for_paths_that_every_node_serves_without_a_key(name):
+    probes = {kind: container(name)[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
+    assert {kind: probe["path"] for kind, probe in probes.items()} == {
+        "startup": "/health",
+        "liveness": "/health",
+        "readiness": "/ready",
+    }
+    assert all(probe["path"] in PATHS and probe["port"] == "metrics" for probe in probes.values())
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_an_engine_has_its_gpus_and_every_node_its_memory(cluster, name):
+    limits = container(name)["resources"]["limits"]
+    gpus = sum(engine.tensor_parallel for engine in cluster.engines_on(name).values() if engine.device == "cuda")
+    assert limits.get("nvidia.com/gpu", 0) == gpus
+    assert "memory" in limits
+    volumes = {volume["name"] for volume in PODS[name]["spec"]["volumes"]}
+    assert volumes == {mount["name"] for mount in container(name)["volumeMounts"]}
+
+
+# Commands ---------------------------------------------------------------------------------
+
+TOLD = [ROOT / "docs" / "operating.md", *sorted(EXAMPLES.glob("*/README.md")), SBATCH]
+OUR_COMMAND = re.compile(r"(?:-m|\"-m\",) \"?supervisor\"?([^\n`#|>;)]*)")
+
+
+def test_every_command_that_operators_are_told_exists():
+    known = {"hash-key", "status", "drain", "reload"}
+    for arguments in (["--help"], ["cluster.toml", "status", "--help"]):
+        command = [sys.executable, "-m", "supervisor", *arguments]
+        text = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+        known |= set(re.findall(r"--[a-z-]+", text))
+    said = [words.split() for file in TOLD for words in OUR_COMMAND.findall(file.read_text())]
+    flags = {re.sub(r"[^a-z-]", "", word) for words in said for word in words if re.match(r"\W*--", word)}
+    verbs = {word for words in said for word in words[1:2] if re.fullmatch("[a-z-]+", word)} - {"alice"}
+    assert {"--check", "--node", "--json", "status", "drain", "reload"} <= flags | verbs <= known
+
+
+def test_the_pod_of_a_command_for_kubernetes_exists_and_has_its_file():
+    text = (EXAMPLES / "kubernetes" / "README.md").read_text()
+    for pod, file in re.findall(r"exec (\S+)-0 -- python -m supervisor (\S+)", text):
+        assert file == container(pod)["command"][3]
+    for name in re.findall(r"scale statefulset (\S+)", text):
+        assert name in PODS
+    keys = {each["valueFrom"]["secretKeyRef"]["key"] for name in PODS for each in container(name)["env"]}
+    assert set(re.findall(r"--from-literal=(\w+)=", text)) == keys
+
+
+# Slurm ------------------------------------------------------------------------------------
+
+
+def test_the_batch_script_is_one_that_bash_reads():
+    subprocess.run(["bash", "-n", str(SBATCH)], check=True)
+
+
+def placed(folder: Path, **hosts: str) -> Cluster:
+    text = with_model((EXAMPLES / "slurm" / "cluster.toml").read_text())
+    for name, host in hosts.items():
+        text = text.replace(f"@{name.upper()}@", host)
+    folder.joinpath("secret").write_text("s" * 32)
+    folder.joinpath("keys.toml").write_text("")
+    file = folder / "placed.toml"
+    file.write_text(text)
+    return load.read(file)
+
+
+def test_the_script_starts_the_nodes_of_its_file_one_a_host(tmp_path):
+    cluster, text = placed(tmp_path, front="a", prefill="b", decode="c"), SBATCH.read_text()
+    (names,) = re.findall(r"^names=\(([^)]*)\)", text, re.MULTILINE)
+    assert names.split() == list(cluster.node)
+    assert names.split()[0] == cluster.gateway.node
+    assert f"#SBATCH --nodes={len(cluster.node)}" in text
+    (gpus,) = map(int, re.findall(r"--gpus-per-node=(\d+)", text))
+    assert {engine.tensor_parallel for engine in cluster.engine.values()} == {gpus}
+
+
+def test_the_signal_comes_early_enough_for_the_gateway_and_then_for_the_others(tmp_path):
+    cluster, text = placed(tmp_path, front="a", prefill="b", decode="c"), SBATCH.read_text()
+    (early_s,) = map(int, re.findall(r"^#SBATCH --signal=B:TERM@(\d+)", text, re.MULTILINE))
+    (drain_s,) = map(int, re.findall(r"timeout (\d+) .* drain", text))
+    assert drain_s >= stop_s(cluster, "front")
+    # Once the gateway has gone the others have nothing to drain, but their engines to stop.
+    assert early_s >= drain_s + max(stop_s(cluster, name) - cluster.node[name].drain_s for name in cluster.node)
+
+
+SCONTROL = """#!/bin/bash
+printf '%s\n' ${SLURM_JOB_NODELIST//,/ }
+"""
+SRUN = """#!/bin/bash
+# One task after the other until --ntasks of them run; a signal kills them all, as Slurm's own srun does.
+while [[ $1 == --* ]]; do case $1 in --ntasks=*) n=${1#*=};; esac; shift; done
+tasks=()
+trap 'kill -KILL "${tasks[@]}" 2> /dev/null; exit 137' TERM
+for (( i = 0; i < n; i++ )); do SLURM_PROCID=$i "$@" & tasks+=($!); done
+echo "${tasks[@]}" > "$SLURM_SUBMIT_DIR/tasks-of-step-0"
+worst=0
+for task in "${tasks[@]}"; do
+    wait "$task" && code=0 || code=$?
+    (( code > worst )) && worst=$code
+done
+exit $worst
+"""
+SCANCEL = """#!/bin/bash
+# Signals every task of the one step of the job, and no process else.
+[[ $* == "--quiet --signal=TERM $SLURM_JOB_ID.0" ]] || exit 64
+read -ra tasks < "$SLURM_SUBMIT_DIR/tasks-of-step-0"
+kill -TERM "${tasks[@]}" 2> /dev/null
+"""
+HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")  # every address of 127/8 is this machine
+
+
+def free_port() -> int:
+    """Return a port that is free on each of the hosts."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind((HOSTS[0], 0))
+            port = probe.getsockname()[1]
+        try:
+            for host in HOSTS[1:]:
+                with socket.socket() as other:
+                    other.bind((host, port))
+        except OSError:
+            continue
+        return port
+
+
+def simulated(text: str) -> tuple[str, dict[str, int]]:
+    """Return the cluster file with engines that need no GPU, each both legs, and with ports that are free."""
+    ports = {old: free_port() for old in ("7400", "7500", "8000")}
+    for old, new in ports.items():
+        text = re.sub(rf"\b{old}\b", str(new), text)
+    text = re.sub(r"^(leg|bootstrap_port|tensor_parallel|start_within_s) = .*\n", "", text, flags=re.MULTILINE)
+    return with_model(text).replace('device = "cuda"', 'kind = "simulated"').replace(
+        "drain_s = 60", "drain_s = 5"
+    ), ports
+
+
+def get(port: int, host: str, path: str, **headers: str) -> tuple[int, str]:
+    request = urllib.request.Request(f"http://{host}:{port}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def until(true, within_s: float) -> None:
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.realtime
+def test_a_job_serves_and_ends_with_nothing_left_when_it_is_signalled(tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, script in (("scontrol", SCONTROL), ("srun", SRUN), ("scancel", SCANCEL)):
+        (tools / name).write_text(script)
+        (tools / name).chmod(0o755)
+    text, ports = simulated((EXAMPLES / "slurm" / "cluster.toml").read_text())
+    (tmp_path / "cluster.toml").write_text(text)
+    digest = subprocess.run(
+        [sys.executable, "-m", "supervisor", "hash-key", "alice"],
+        input="quetzalcoatl-quetzalcoatl\n",
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    ).stdout
+    (tmp_path / "keys.toml").write_text(f"{digest.strip()}\nadmin = true\n")
+    environment = os.environ | {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": ",".join(HOSTS),
+        "ESPALIER_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+    }
+    with (tmp_path / "log").open("w") as log:
+        job = subprocess.Popen(["bash", str(SBATCH)], cwd=tmp_path, env=environment, stdout=log, stderr=log)
+    try:
+
+        def ready() -> bool:
+            assert job.poll() is None, (tmp_path / "log").read_text()
+            try:
+                return all(get(ports["7500"], host, "/ready")[0] == 200 for host in HOSTS)
+            except URLError:
+                return False
+
+        until(ready, 30.0)
+        key = {"Authorization": "Bearer quetzalcoatl-quetzalcoatl"}
+        assert get(ports["7500"], HOSTS[1], "/metrics")[0] == 401
+        assert 'espalier_link_up{node="front"} 1.0' in get(ports["7500"], HOSTS[1], "/metrics", **key)[1]
+        status = [sys.executable, "-m", "supervisor", str(tmp_path / "job-7" / "cluster.toml"), "status"]
+        seen = subprocess.run(status, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True).stdout
+        assert "3 of 3 nodes answer" in seen
+        status, models = get(ports["8000"], HOSTS[0], "/v1/models", **key)
+        assert (status, json.loads(models)["data"][0]["id"]) == (200, "qwen3-32b")
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(30) == 0, (tmp_path / "log").read_text()
+    finally:
+        if job.poll() is None:
+            job.terminate()
+            job.wait(30)
+    assert not (tmp_path / "job-7").exists()
+    with pytest.raises(URLError):
+        get(ports["7500"], HOSTS[2], "/health")

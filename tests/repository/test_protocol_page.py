@@ -1,0 +1,105 @@
+"""The protocol's page is made from the code it describes: `python tests/repository/test_protocol_page.py` writes it."""
+
+import sys
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "protocol.md"
+sys.path.insert(0, str(ROOT))
+
+from protocol import attachments, codec, errors, frames, streams  # noqa: E402
+
+
+def first_sentence(thing: object) -> str:
+    return " ".join((thing.__doc__ or "").split("\n\n")[0].split())
+
+
+def paragraph(module: object, number: int) -> str:
+    return (module.__doc__ or "").strip().split("\n\n")[number].strip()
+
+
+def fields(cls: type) -> str:
+    return ", ".join(f"`{field.name}`" for field in attrs.fields(cls)) or "nothing"
+
+
+def table(head: str, rows: list[str]) -> str:
+    columns = head.count("|") + 1
+    return "\n".join([f"| {head} |", "|" + "---|" * columns, *rows])
+
+
+def page() -> str:
+    frame_rows = [
+        f"| {kind} | `{cls.__name__}` | {fields(cls)} | {first_sentence(cls)} |" for kind, cls in frames.KINDS.items()
+    ]
+    message_rows = [
+        f"| {kind} | `{cls.__name__}` | {fields(cls)} | {first_sentence(cls)} |" for kind, cls in codec.KINDS.items()
+    ]
+    of_the_asker = [frames.Open, frames.Body, frames.Credit, frames.Cancel]
+    of_streams = [*of_the_asker, frames.Item, frames.Part, frames.End, frames.Fail]
+    state_rows = [
+        f"| {state} | " + " | ".join(streams.NEXT[state].get(frame, "-") for frame in of_streams) + " |"
+        for state in streams.NEXT
+    ]
+    error_rows = [
+        f"| `{code}` | {cls.fault} | {cls.http_status} | {cls.close_code or '-'} |"
+        f" {'-' if cls.retry_after_s is None else f'after {cls.retry_after_s} s'} | {first_sentence(cls)} |"
+        for code, cls in sorted(errors.BY_CODE.items())
+    ]
+    return f"""# Protocol
+
+*Made from `protocol/` by `python tests/repository/test_protocol_page.py`; a test holds the two together.*
+
+## Frames
+
+{first_sentence(frames)} {frames.__doc__.split(chr(10) * 2)[1].strip().replace(chr(10), " ")}
+Version {frames.VERSION}; a frame's body is at most {frames.FRAME_BYTES_MAX:,} bytes. Either end's first frame is `Hello`.
+
+{table("kind | frame | fields | meaning", frame_rows)}
+
+## A stream's states
+
+{first_sentence(streams)} A frame that its row does not name ends the link: `PeerViolation`. A `Step` is an `Item` for each
+of its streams and an `End` for each that ended. `Open`, `Body`, `Credit` and `Cancel` come from the asker, the others from
+whoever answers.
+
+{table("state | " + " | ".join(f"`{frame.__name__}`" for frame in of_streams), state_rows)}
+
+Each end may receive, after it has moved on, what the other sent before it knew: replies after a `Cancel` spend credit and
+are dropped; `Credit`, `Cancel` and `Body` after an end mean nothing.
+
+{paragraph(streams, -1)}
+
+## What is attached
+
+{paragraph(attachments, 0)}
+
+{paragraph(attachments, 1)}
+
+{paragraph(attachments, 2)}
+
+A piece is at most {attachments.PIECE_BYTES:,} bytes, and {attachments.WINDOW_BYTES:,} are on their way at once in each direction;
+each `Room` gives back what has come, wanted or not. Up to {attachments.ATTACHED_BYTES_MAX:,} may be attached at a time in each
+direction: a sender refuses more as `too_large` or `overloaded` before it says anything.
+
+## Messages
+
+What `Open`, `Item` and `End` carry: a kind byte and a body in msgpack.
+
+{table("kind | message | fields | meaning", message_rows)}
+
+## Errors
+
+{first_sentence(errors)}
+
+{table("code | whose fault | HTTP | close code | again | meaning", error_rows)}
+"""
+
+
+def test_the_page_says_what_the_code_does() -> None:
+    assert PAGE.read_text() == page(), "run: python tests/repository/test_protocol_page.py"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,257 @@
+"""Rules that a linter does not know, kept on every run: the doors between the rooms, and sizes."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from supervisor.version import CHECKOUT
+from tests.mutants.__main__ import MUTANTS
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("protocol", "actors", "supervisor", "bench")
+FILES = [path.relative_to(ROOT) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+LINES_MAX = 410
+ACTORS = {f"actors.{path.stem}" for path in FILES if path.parent == Path("actors")} - {"actors.__init__"}
+FUNCTION_LINES_MAX = 60
+
+SGLANG = Path("actors/engines/sglang")
+HOST = SGLANG / "host"
+# Beside the folder of the host: what a node imports too, to remove what hosts left and to compare models.
+SHARED = {SGLANG / "shared_memory.py", SGLANG / "model_files.py"}
+
+# Time, chance, threads, other loops and the machine: they come in through a parameter, or through the supervisor.
+UNTAMED = {"asyncio", "anyio", "threading", "concurrent", "multiprocessing", "uuid", "ctypes", "sglang", "torch"}
+CLOCKS_AND_CHANCE = {"time", "datetime", "random", "secrets"}
+MACHINE = {"os", "socket", "subprocess", "signal", "select", "fcntl", "shutil", "tempfile", "pathlib", "tomllib", "sys"}
+TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs: the libraries of its own trade
+    Path("actors/text/model.py"): {"jinja2", "tokenizers"},
+    Path("actors/text/chat_template.py"): {"jinja2"},
+    Path("actors/text/reading.py"): {"tokenizers"},
+    Path("actors/text/logprobs.py"): {"tokenizers"},
+    SGLANG / "host_settings.py": {"msgspec"},
+}
+HANDS = {  # where clock, chance and libc are taken in hand: each has its reason in the file
+    Path("supervisor/__main__.py"): {"random", "time"},
+    Path("supervisor/node/node.py"): {"time", "random", "secrets"},
+    Path("supervisor/engines/sglang/libraries.py"): {"ctypes"},
+    Path("supervisor/processes/reaper.py"): {"time", "ctypes"},
+    Path("supervisor/telemetry/event_loop.py"): {"time", "threading"},
+    Path("supervisor/threads/queued_writer.py"): {"threading"},
+}
+ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing that it waits for has its own
+    ("supervisor/engines/sglang/engine.py", "_host"),
+    ("supervisor/launcher/node_process.py", "_live"),
+    ("supervisor/supervision/supervise.py", "supervise"),
+    ("supervisor/supervision/supervise.py", "_Life"),
+}
+
+
+def is_host_side(path: Path) -> bool:
+    return path in SHARED or bool({HOST, SGLANG / "cpu", SGLANG / "plugin"} & {*path.parents})
+
+
+HOST_SIDE = [path for path in FILES if path in SHARED or HOST in path.parents]
+NODE_SIDE = [path for path in FILES if path.parts[0] != "bench" and not is_host_side(path)]
+each_file = pytest.mark.parametrize("path", FILES, ids=str)
+each_node_file = pytest.mark.parametrize("path", NODE_SIDE, ids=str)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
+
+
+def imports(path: Path, *, top: bool = False) -> Iterator[str]:
+    """Name every module that a file imports, and what it imports from packages of ours, wherever in it or at its top."""
+    package = path.parent.parts
+    for node in tree(path).body if top else ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            yield module
+            if (ROOT / module.replace(".", "/")).is_dir():
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def roots(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in imports(path)}
+
+
+def module(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def foreign(path: Path) -> set[str]:
+    return roots(path) - set(sys.stdlib_module_names) - {"__future__"}
+
+
+def in_room(room: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", [path for path in NODE_SIDE if path.parts[0] == room], ids=str)
+
+
+# The doors --------------------------------------------------------------------------------
+
+
+@in_room("protocol")
+def test_the_protocol_is_pure_data(path):
+    assert foreign(path) <= {"protocol", "attr", "attrs", "cattrs", "msgspec"}
+    assert not roots(path) & (UNTAMED | CLOCKS_AND_CHANCE | MACHINE | {"logging"})
+
+
+@in_room("actors")
+def test_an_actor_knows_its_ports_and_its_trade_alone(path):
+    assert foreign(path) <= {"protocol", "actors", "trio", "attrs"} | TRADES.get(path, set())
+    assert not roots(path) & (UNTAMED | CLOCKS_AND_CHANCE | MACHINE)
+
+
+@in_room("actors")
+def test_an_actor_imports_no_other_actor(path):
+    assert not theirs(path, ACTORS)
+
+
+@in_room("actors")
+def test_an_engine_is_imported_by_its_own_folder_alone(path):
+    assert not theirs(path, {f"actors.engines.{folder.name}" for folder in (ROOT / "actors/engines").iterdir()})
+
+
+def theirs(path: Path, modules: set[str]) -> set[str]:
+    """Return what a file imports of these modules and packages, but for those that it is or belongs to."""
+    foreign = {each for each in modules if not f"{module(path)}.".startswith(f"{each}.")}
+    return {name for name in imports(path) if any(f"{name}.".startswith(f"{each}.") for each in foreign)}
+
+
+def test_what_is_called_an_actor_is_one():
+    assert {"actors.decode", "actors.processor", "actors.router"} <= ACTORS
+    assert theirs(Path("actors/router.py"), {"actors.routing"})
+    assert not theirs(Path("actors/routing/route.py"), {"actors.routing"})
+
+
+@in_room("supervisor")
+def test_the_supervisor_takes_time_and_chance_in_hand_in_few_places(path):
+    assert not roots(path) & (UNTAMED | CLOCKS_AND_CHANCE) - HANDS.get(path, set())
+    assert not roots(path) & {"bench", "tests"}
+
+
+@each_node_file
+def test_a_node_imports_nothing_of_the_engine_host(path):
+    assert not theirs(path, {module(SGLANG / folder) for folder in ("host", "cpu", "plugin")})
+
+
+@pytest.mark.parametrize("path", HOST_SIDE, ids=str)
+def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone(path):
+    ours = {name for name in imports(path) if name.partition(".")[0] in ROOMS}
+    assert all(name.startswith(("protocol", "actors.engines.sglang")) for name in ours)
+    assert "trio" not in roots(path)
+
+
+@each_node_file
+def test_the_environment_is_read_where_the_process_begins(path):
+    names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+    assert path == Path("supervisor/__main__.py") or not names & {"environ", "getenv"}
+
+
+@in_room("actors")
+def test_no_actor_starts_a_thread(path):
+    names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+    assert not names & {"to_thread", "from_thread"}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "bench"], ids=str)
+def test_the_bench_sees_what_a_client_sees(path):
+    assert not roots(path) & {"actors", "supervisor", "tests", "sglang", "torch"}
+
+
+def test_no_module_needs_itself():
+    """Else it depends on who is imported first whether a program starts."""
+    modules = {module(path): path for path in FILES}
+    graph = {name: set(imports(path, top=True)) & modules.keys() - {name} for name, path in modules.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" needs ".join(reversed(error.args[1])))
+
+
+def test_importing_a_whole_node_imports_neither_torch_nor_sglang():
+    names = [module(path) for path in NODE_SIDE if path.name != "__main__.py"]
+    code = f"""
+import importlib, sys
+for name in {names!r}:
+    importlib.import_module(name)
+print(*sorted({{name.partition(".")[0] for name in sys.modules}} & {{"torch", "sglang", "transformers", "numpy"}}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+# Sizes and manners ------------------------------------------------------------------------
+
+
+@each_file
+def test_a_file_is_read_in_one_sitting_and_a_function_on_one_screen(path):
+    assert len((ROOT / path).read_text().splitlines()) < LINES_MAX
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno + 1 < FUNCTION_LINES_MAX, node.name
+
+
+def shields(node: ast.AST) -> list[ast.Call]:
+    return [
+        each
+        for each in ast.walk(node)
+        if isinstance(each, ast.Call)
+        and any(word.arg == "shield" and getattr(word.value, "value", None) is True for word in each.keywords)
+    ]
+
+
+@each_node_file
+def test_a_shield_has_a_deadline_and_stands_alone(path):
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            fields = [each for each in getattr(node, "body", []) if isinstance(each, ast.AnnAssign)]
+            of_class = isinstance(node, ast.ClassDef)
+            found = [call for field in fields for call in shields(field)] if of_class else shields(node)
+            assert len(found) <= 1, f"{node.name} shields twice"
+            endless = [call for call in found if getattr(call.func, "attr", "") == "CancelScope"]
+            assert not endless or (str(path), node.name) in ENDLESS_SHIELDS, f"{node.name} shields without a deadline"
+
+
+@each_node_file
+def test_nobody_swallows_a_cancellation(path):
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ExceptHandler):
+            caught = ast.unparse(node.type) if node.type else "BaseException"
+            assert "Cancelled" not in caught
+            if "BaseException" in caught and "Group" not in caught:
+                assert any(isinstance(inner, ast.Raise) for inner in ast.walk(node)), "it must be raised again"
+
+
+@each_file
+def test_nothing_is_left_to_do(path):
+    words = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
+    assert not any(word in (ROOT / path).read_text() for word in words)
+
+
+def test_a_checkout_calls_itself_as_its_package_does():
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == CHECKOUT
+
+
+def test_every_room_is_looked_at():
+    assert {path.parts[0] for path in FILES} == set(ROOMS)
+    assert all((ROOT / path).exists() for path in {HOST, *SHARED, *TRADES, *HANDS})
+
+
+def test_every_planted_bug_replaces_what_stands_once_in_its_file():
+    texts = {path: (ROOT / path).read_text() for path, _, _ in MUTANTS}
+    stale = [f"{path}: {bug.name}" for path, bug, _ in MUTANTS if texts[path].count(bug.old) != 1]
+    assert not stale

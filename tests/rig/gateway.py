@@ -1,0 +1,372 @@
+"""A gateway on loopback: the real doors and the real processor, over a worker that does what the prompt says."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import attrs
+import trio
+from attrs import Factory, define, field, frozen
+
+from actors.kit.calls import Answer, mailbox
+from actors.processor import processor
+from actors.text.model import TextModel, load
+from actors.text.prompts import Limits
+from protocol.dialects.http import Model
+from protocol.errors import EngineLost
+from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GrammarKind, Started, Tokens, Usage
+from protocol.model_folder import FILES
+from supervisor.gateway.admission import Gate
+from supervisor.gateway.gateway import Door, DoorLimits
+from supervisor.gateway.requests import Asking, Served
+from supervisor.gateway.server import gateway
+from supervisor.telemetry.metrics import Metrics
+from tests.rig.fake_engine import logprob_at
+
+FOLDER = Path(__file__).parents[2] / "examples" / "tiny"
+load_at_noon = partial(load, strftime=lambda form: time.strftime(form, time.gmtime(43_200)))
+TINY: TextModel = load_at_noon({name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()})
+INFO = EngineInfo("fake", "1", 512, 2048, 65_536, 2048, 16, 16, honours_seed=False, grammars=tuple(GrammarKind))
+LINE = "The oak is old, wörld. 日本 🙂 "
+SECRET = "quetzalcoatl"  # put into prompts and answers, and looked for in logs
+
+
+def ids(text: str) -> list[int]:
+    return TINY.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@define(eq=False)
+class Worker:
+    """Answers with a line over and over; `n=9 s=0.5 fail=3` in a prompt set the tokens, their pace, and an early end."""
+
+    prompts: list[str] = Factory(list)
+    running: int = 0
+    left: int = 0  # whose asker went before the end
+    cached: int = 0
+    line: str = LINE
+    mute: bool = False  # nothing comes at all
+    began: trio.Event = Factory(trio.Event)
+
+    @asynccontextmanager
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer[Started | Tokens, Finished]]:
+        assert credit >= request.sampling.tokens_max
+        self.running += 1
+        answer: Answer[Started | Tokens, Finished] = Answer(credit)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._answer, request, answer)
+                yield answer
+                nursery.cancel_scope.cancel()
+        finally:
+            self.running -= 1
+            self.left += not answer.over.is_set()
+
+    async def _answer(self, request: Generate, answer: Answer[Started | Tokens, Finished]) -> None:
+        prompt = TINY.tokenizer.decode(request.tokens)
+        self.prompts.append(prompt)
+        said = dict(re.findall(r"\b(n|s|fail)=([0-9.]+)", prompt.rpartition("<|im_start|>user")[2] or prompt))
+        wanted = min(int(said.get("n", 5)), request.sampling.tokens_max)
+        pace, fail = float(said.get("s", 0)), int(said.get("fail", -1))
+        line = ids(self.line)
+        if self.mute:
+            await trio.sleep_forever()
+        for place in range(wanted):
+            await trio.sleep(pace)
+            if place == fail:
+                answer.fail(EngineLost("the engine that was answering died"))
+                return
+            if place == 0:
+                answer.put(Started(self.cached), 0)
+                self.began.set()
+            token = line[place % len(line)]
+            scored = () if request.logprobs is None else (logprob_at(token, place, request.logprobs, 512),)
+            answer.put(Tokens([token], scored), 1)
+        reason = FinishReason.LENGTH if wanted == request.sampling.tokens_max else FinishReason.STOP
+        answer.end(Finished(reason, Usage(len(request.tokens), wanted, self.cached)))
+
+
+@define(eq=False)
+class Rig:
+    """A running gateway, and what is behind it."""
+
+    door: Door
+    worker: Worker
+    metrics: Metrics
+    port: int = 0
+    ready: list[str] = Factory(list)  # why it is not, while there is a reason
+    limits: list[Limits | None] = field(factory=lambda: [Limits(INFO, 2048, 2048)])
+
+    _streams: list[trio.SocketStream] = Factory(list)
+
+    async def connect(self, receive_buffer: int | None = None) -> trio.SocketStream:
+        """Connect; the rig closes what the test leaves open."""
+        stream = trio.SocketStream(trio.socket.socket())
+        if receive_buffer is not None:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self._streams.append(stream)
+        await stream.socket.connect(("127.0.0.1", self.port))
+        return stream
+
+    def hang_up(self) -> None:
+        for stream in self._streams:
+            stream.socket.close()
+
+    async def client(self) -> Client:
+        return Client(await self.connect())
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@asynccontextmanager
+async def rig(
+    *,
+    worker: Worker | None = None,
+    requests_max: int = 8,
+    waiting_max: int = 8,
+    admit_s: float = 5.0,
+    first_token_s: float = 60.0,
+    total_s: float = 600.0,
+    new_id: Callable[[], str] | None = None,
+    **limits: float,
+) -> AsyncIterator[Rig]:
+    """Serve the model `tiny` on a free port of loopback."""
+    worker = worker or Worker()
+    metrics = Metrics()
+    asked, inbox = mailbox(requests_max)
+    numbers = count(1)
+    unready: list[str] = []
+    known: list[Limits | None] = [Limits(INFO, 2048, 2048)]
+    served = Served(lambda: Model("tiny", 7, "tiny", 2048, honours_seed=False), asked, lambda: 2048)
+
+    def why() -> str | None:
+        return unready[0] if unready else None
+
+    async def metrics_text() -> bytes:
+        await trio.lowlevel.checkpoint()
+        return metrics.text({})
+
+    async def aside(function, **_):
+        await trio.lowlevel.checkpoint()
+        return function()
+
+    door = Door(
+        asking=Asking({"tiny": served}, metrics, first_token_s, total_s),
+        gate=Gate(requests_max, admit_s, waiting_max, why),
+        limits=attrs.evolve(DoorLimits(), **limits),
+        names=frozenset({"127.0.0.1", "::1", "localhost"}),
+        unready=why,
+        metrics_text=metrics_text,
+        new_id=new_id or (lambda: f"{next(numbers):032x}"),
+        now=lambda: 1_700_000_000.5,
+    )
+    made = Rig(door, worker, metrics, ready=unready, limits=known)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(
+            partial(processor, inbox, TINY, worker, lambda: known[0], aside, requests_max), name="processor"
+        )
+        made.port = await nursery.start(partial(gateway, door, "127.0.0.1", 0), name="gateway")
+        try:
+            yield made
+        finally:
+            made.hang_up()
+        nursery.cancel_scope.cancel()
+
+
+# A client that can say anything ------------------------------------------------------------
+
+
+@frozen
+class Reply:
+    """One HTTP answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    whole: bool  # it ended as HTTP says that it must
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def error(self):
+        return self.json["error"]
+
+    @property
+    def events(self) -> list[str]:
+        """The data of the server-sent events in it."""
+        assert b"\r" not in self.body
+        parts = self.body.decode().split("\n\n")
+        assert parts.pop() == ""
+        assert all(part.startswith("data: ") and "\n" not in part for part in parts)
+        return [part.removeprefix("data: ") for part in parts]
+
+    @property
+    def chunks(self):
+        return [json.loads(event) for event in self.events if event != "[DONE]"]
+
+    @property
+    def text(self) -> str:
+        return "".join(
+            choice["delta"].get("content", "") for chunk in self.chunks for choice in chunk.get("choices", ())
+        )
+
+
+def head(method: str = "GET", path: str = "/health", *, host: str = "127.0.0.1", **headers) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", f"host: {host}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def post(body: object, path: str = "/v1/chat/completions", **headers) -> bytes:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return head("POST", path, content_length=len(data), **headers) + data
+
+
+def chat(said: str = "n=5", **fields) -> dict[str, object]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": said}], **fields}
+
+
+@define(eq=False)
+class Client:
+    """Raw bytes out, HTTP answers in."""
+
+    stream: trio.SocketStream
+    buffer: bytes = b""
+
+    async def send(self, data: bytes) -> None:
+        await self.stream.send_all(data)
+
+    async def ask(self, data: bytes) -> Reply:
+        await self.send(data)
+        return await self.reply(head_only=data.startswith(b"HEAD"))
+
+    async def more(self) -> bool:
+        try:
+            data = await self.stream.receive_some(65536)
+        except trio.BrokenResourceError:
+            data = b""
+        self.buffer += data
+        return bool(data)
+
+    async def until(self, mark: bytes) -> bytes:
+        while mark not in self.buffer:
+            if not await self.more():
+                raise EOFError(f"{mark!r} never came, but {self.buffer[:500]!r}")
+        before, _, self.buffer = self.buffer.partition(mark)
+        return before + mark
+
+    async def exactly(self, size: int) -> bytes:
+        while len(self.buffer) < size:
+            if not await self.more():
+                break
+        data, self.buffer = self.buffer[:size], self.buffer[size:]
+        return data
+
+    async def reply(self, *, head_only: bool = False) -> Reply:
+        start, *lines = (await self.until(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        assert len(headers) == len(lines), "a header stands twice"
+        status = int(start.split()[1])
+        if head_only or status in {100, 101}:
+            return Reply(status, headers, b"", whole=True)
+        if "content-length" in headers:
+            size = int(headers["content-length"])
+            body = await self.exactly(size)
+            return Reply(status, headers, body, whole=len(body) == size)
+        assert headers["transfer-encoding"] == "chunked"
+        body = b""
+        with suppress(EOFError):
+            while size := int(await self.until(b"\r\n"), 16):
+                body += (await self.exactly(size + 2))[:-2]
+            await self.until(b"\r\n")
+            return Reply(status, headers, body, whole=True)
+        return Reply(status, headers, body, whole=False)
+
+    async def closed(self) -> bool:
+        """Read to the end, and return whether nothing more came."""
+        nothing = not self.buffer
+        while await self.more():
+            nothing = False
+        return nothing
+
+    async def upgrade(self, path: str = "/v1/responses", **headers) -> Reply:
+        given = {"upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": 13}
+        given |= {"sec_websocket_key": "dGhlIHNhbXBsZSBub25jZQ=="} | headers
+        return await self.ask(head("GET", path, **{key: value for key, value in given.items() if value is not None}))
+
+    async def frame(self) -> tuple[int, bytes]:
+        """Read one whole frame: its first byte and its payload."""
+        start = await self.exactly(2)
+        if len(start) < 2:
+            raise EOFError("no frame")
+        size = start[1] & 127
+        if size >= 126:
+            size = int.from_bytes(await self.exactly(2 if size == 126 else 8), "big")
+        payload = await self.exactly(size)
+        if len(payload) < size:
+            raise EOFError("half a frame")
+        return start[0], payload
+
+    async def event(self):
+        kind, payload = await self.frame()
+        assert kind == 0x81, (kind, payload)
+        return json.loads(payload)
+
+    async def events(self, *last: str):
+        """Read events up to one of these types, or to the end of a response."""
+        events = []
+        while True:
+            events.append(await self.event())
+            if events[-1]["type"] in (last or ENDS):
+                return events
+
+    async def say(self, event: object, first: int = 0x81) -> None:
+        await self.send(frame(event if isinstance(event, bytes) else json.dumps(event).encode(), first))
+
+    async def close_code(self) -> int:
+        """Read to the close frame, and return its code."""
+        while True:
+            kind, payload = await self.frame()
+            if kind == 0x88:
+                return int.from_bytes(payload[:2], "big")
+
+
+ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
+
+
+def frame(payload: bytes, first: int = 0x81) -> bytes:
+    """A client's frame, masked with zeros."""
+    size = len(payload)
+    if size < 126:
+        length = bytes([0x80 | size])
+    elif size < 65_536:
+        length = bytes([0x80 | 126]) + size.to_bytes(2, "big")
+    else:
+        length = bytes([0x80 | 127]) + size.to_bytes(8, "big")
+    return bytes([first]) + length + bytes(4) + payload
+
+
+def create(said: str = "n=5", **fields) -> dict[str, object]:
+    return {"type": "response.create", "model": "tiny", "input": said, **fields}
+
+
+async def at_rest(made: Rig) -> None:
+    """Wait until nothing is left of any client."""
+    with trio.fail_after(10):
+        await made.door.wait_left()
+        await made.door.gate.wait_empty()
+        while made.worker.running:  # noqa: ASYNC110  # a fake has no event for it
+            await trio.sleep(0.01)
+    assert (made.door.gate.inside, made.door.gate.waiting, made.worker.running) == (0, 0, 0)
+    assert not made.door.connections

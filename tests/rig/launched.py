@@ -1,0 +1,119 @@
+"""A launcher that runs several nodes, for tests: started from a file of its own, watched as a whole, always ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.rig.cluster import free_ports
+from bench.rig.node import MARK, ROOT, Node, Seen, started
+
+SIMULATED = """\
+[node.front]
+[node.one]
+listen = "127.0.0.1:{ports[1]}"
+[node.two]
+listen = "127.0.0.1:{ports[2]}"
+[cluster]
+retry_max_s = 0.5
+[gateway]
+node = "front"
+port = {ports[0]}
+[model.tiny]
+path = "{tiny}"
+[engine.tiny-1]
+node = "one"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 65536
+simulated.costs.fixed_s = 0.02
+[engine.tiny-2]
+node = "two"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 65536
+simulated.costs.fixed_s = 0.02
+"""
+
+
+THIRD = """
+[node.three]
+listen = "127.0.0.1:{port}"
+[engine.tiny-3]
+node = "three"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 65536
+"""
+
+
+@contextmanager
+def launched(folder: Path, cluster: str, port: int, *arguments: str) -> Iterator[Node]:
+    """Start `cluster` as one launcher and its nodes; its gateway will listen at `port`."""
+    tmp, file = folder / "t", folder / "cluster.toml"
+    tmp.mkdir(exist_ok=True)
+    file.write_text(cluster)
+    mark = f"{os.getpid()}-{port}"
+    with (folder / "output").open("wb") as output:
+        process = started([str(file), *arguments], output, {"TMPDIR": str(tmp), MARK: mark})
+    running = Node(process, port, folder, tmp, mark, time.perf_counter())
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+def at_free_ports(text: str, *ports: int) -> tuple[str, list[int]]:
+    """Return a cluster's file with ports that nobody listens on now in place of these, and the new ones."""
+    free = dict(zip(map(str, ports), free_ports(len(ports)), strict=True))
+    assert all(port in text for port in free)
+    return re.sub("|".join(free), lambda old: str(free[old.group()]), text), list(free.values())
+
+
+def operate(of: Node, *arguments: str, temporary: Path | None = None) -> tuple[int, str]:
+    """Run an operator's command on a cluster, and return its exit code and what it printed.
+
+    A node that does not listen is asked by its socket only where `temporary` is the folder that it runs below.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "supervisor", str(of.folder / "cluster.toml"), *arguments],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "200"} | ({} if temporary is None else {"TMPDIR": str(temporary)}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def seen(of: Node) -> dict[str, dict[str, Any]]:
+    """Return what an operator sees of each node of a launcher's cluster."""
+    every: dict[str, dict[str, Any]] = json.loads(operate(of, "status", "--json")[1])["nodes"]
+    return every
+
+
+def lines(of: Node) -> list[dict[str, Any]]:
+    """Return every line of the log that is written whole."""
+    whole = of.output().rpartition("\n")[0].splitlines()
+    return [json.loads(text) for text in whole if text.startswith("{")]  # the others are for a person who looks on
+
+
+def told(of: Node, event: str, **given: object) -> list[dict[str, Any]]:
+    """Return the lines of the log that tell of an event, with these fields."""
+    return [each for each in lines(of) if each["event"] == event and given.items() <= each.items()]
+
+
+def nodes(of: Node) -> dict[str, Seen]:
+    """Return the processes of a launcher's nodes that live, by name."""
+    living = {seen.command.split("--node ")[1].split()[0]: seen for seen in of.alive() if "--launched" in seen.command}
+    return dict(sorted(living.items()))

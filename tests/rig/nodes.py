@@ -1,0 +1,219 @@
+"""Nodes that are nothing but their links, over real sockets of loopback, and strangers that knock at them."""
+
+from __future__ import annotations
+
+import random
+from contextlib import asynccontextmanager, suppress
+from itertools import count
+
+import trio
+from attrs import Factory, define, field
+
+from actors.kit.calls import Bugs, mailbox
+from protocol.cluster import Leg, Offer
+from protocol.frames import VERSION, Hello, encode
+from protocol.greeting import Greeter
+from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.mesh import Links
+from supervisor.cluster.workers import Here
+from supervisor.config.load import ClusterSection
+from supervisor.links import websocket
+from supervisor.supervision.registration import Plug
+from tests.rig.fake_engine import generate
+
+QUICK = ClusterSection(
+    name="grove", beat_s=0.1, silent_s=0.5, greet_s=1.0, tell_s=0.01, retry_min_s=0.02, retry_max_s=0.2
+)
+SECRET = b"a secret that is long enough to be one"
+LOOPBACK = "127.0.0.1"
+WITHIN_S = 5.0
+UPGRADE = (
+    b"GET /link HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+)
+
+
+@define(eq=False)
+class Node:
+    """One node that serves a worker, which counts up slowly."""
+
+    name: str
+    section: ClusterSection = QUICK
+    secret: bytes = SECRET
+    port: int | None = 0
+    host: str = LOOPBACK
+    tls: object = None
+    join: tuple[str, ...] = ()
+    step_s: float = 0.0
+    directory: Directory = field(init=False)
+    links: Links = field(init=False)
+    asked: list[str] = Factory(list)
+    freed: list[str] = Factory(list)
+    scope: trio.CancelScope = Factory(trio.CancelScope)
+    _inbox: object = None
+
+    def __attrs_post_init__(self):
+        self.directory = Directory(self.name)
+        address, self._inbox = mailbox(8)
+        offer = Offer(f"{self.name}-0", "oak", Leg.BOTH, 8, up=False)
+        plug = Plug(self.directory.changed)
+        self.directory.here[offer.name] = Here(
+            self.name, offer, address, plug, self.directory.changed, self._inbox, self.directory
+        )
+        numbers = count(1)
+        self.links = Links(
+            name=self.name,
+            section=self.section,
+            directory=self.directory,
+            serves={(offer.name, Generate): self.directory.here[offer.name]},
+            listen=None if self.port is None else websocket.At(self.host, self.port),
+            secret=self.secret,
+            new_nonce=lambda: f"{id(self)} {next(numbers)}".encode().ljust(32),
+            chance=random.Random(self.name),
+            tls=self.tls,
+            join=tuple(map(websocket.At.read, self.join)),
+        )
+
+    @property
+    def at(self):
+        return f"{LOOPBACK}:{self.links.port}"
+
+    def knows(self, *others):
+        for other in others:
+            listens = other.links.port is not None
+            self.directory.expect(other.name, other.at if listens else None)
+        self.directory.changed.unpark_all()
+
+    @property
+    def linked(self):
+        return {name for name, (_, link, _) in self.directory.nodes.items() if link is not None}
+
+    def link(self, other):
+        return self.directory.nodes[other.name][1]
+
+    def offers_of(self, other):
+        return [each for each in self.directory.offers() if each.name == f"{other.name}-0"]
+
+    async def run(self, *, task_status=trio.TASK_STATUS_IGNORED):
+        self.scope = trio.CancelScope()
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._serve)
+                plug = self.directory.here[f"{self.name}-0"].plug
+                with plug.offering(Engine()):
+                    await self.links.run(task_status=task_status)
+
+    async def _serve(self):
+        bugs = Bugs()
+
+        async def one(call):
+            with call.answering(bugs) as answer:
+                self.asked.append(call.request.id)
+                try:
+                    answer.put(Started(), 0)
+                    for number in range(call.request.sampling.tokens_max):
+                        await trio.sleep(self.step_s)
+                        answer.put(Tokens([number]))
+                    answer.end(Finished(FinishReason.LENGTH, Usage(1, call.request.sampling.tokens_max)))
+                finally:
+                    self.freed.append(call.request.id)
+
+        async with trio.open_nursery() as nursery:
+            async for call in self._inbox:
+                nursery.start_soon(one, call)
+
+    async def ask(self, other, tokens_max=3, request_id="r"):
+        """Ask another node's worker, and return the token ids of its answer."""
+        worker = self.directory._nodes[other.name].workers[f"{other.name}-0"]
+        ids = []
+        async with worker.ask(generate(request_id, tokens_max=tokens_max), tokens_max) as replies:
+            async for reply in replies:
+                if isinstance(reply, Tokens):
+                    ids += reply.ids
+        return ids
+
+
+class Engine:
+    """What a plug offers here: only its limits count."""
+
+    info = None
+
+
+@asynccontextmanager
+async def grove(*nodes, know=True):
+    """Run nodes that all know each other."""
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.run)
+        if know:
+            for node in nodes:
+                node.knows(*(other for other in nodes if other is not node))
+        yield nursery
+        nursery.cancel_scope.cancel()
+
+
+async def until(true, within_s=WITHIN_S):
+    """Wait until something is true."""
+    with trio.fail_after(within_s):
+        while not true():  # noqa: ASYNC110  # tests alone wait so
+            await trio.sleep(0.005)
+
+
+async def all_linked(*nodes):
+    names = {node.name for node in nodes}
+    await until(lambda: all(names - {node.name} <= node.linked for node in nodes))
+    await until(lambda: all(len(node.directory.workers("oak")) >= len(nodes) for node in nodes))
+
+
+@asynccontextmanager
+async def stranger(node, data=b""):
+    """A connection to a node that has said `data`; what is to come after an upgrade waits for that."""
+    stream = await trio.open_tcp_stream(LOOPBACK, node.links.port)
+    async with stream:
+        if data.startswith(UPGRADE):
+            await stream.send_all(UPGRADE)
+            answer = b""
+            with trio.fail_after(WITHIN_S):
+                while b"\r\n\r\n" not in answer:
+                    answer += await stream.receive_some()
+            assert b" 101 " in answer
+            data = data.removeprefix(UPGRADE)
+        if data:
+            await stream.send_all(data)
+        yield stream
+
+
+async def ended(stream, within_s=WITHIN_S):
+    """Read until the other end closes, and return what it said."""
+    said = b""
+    with trio.fail_after(within_s):
+        while True:
+            try:
+                data = await stream.receive_some()
+            except trio.BrokenResourceError:
+                return said
+            if not data:
+                return said
+            said += data
+
+
+async def as_peer(node, name, say, *, hello=True):
+    """Be a node that greets another as it should, and then says what it likes; return what the other said at last."""
+    numbers = count()
+    greeter = Greeter("dials", "grove", name, SECRET, f"{name} {next(numbers)} nonce".encode().ljust(32))
+    heard = []
+
+    async def talk(wire):
+        await websocket.greet(wire, greeter, 1.0)
+        if hello:
+            await wire.send_all(encode(Hello(VERSION, name, 8)))
+        with suppress(trio.BrokenResourceError):
+            await say(wire)
+        with trio.move_on_after(WITHIN_S) as patience:
+            while data := await wire.receive_some():
+                heard.append(data)
+        assert not patience.cancelled_caught, "the link was kept"
+
+    await websocket.dial(websocket.At(LOOPBACK, node.links.port), None, 1.0, talk)
+    return b"".join(heard)

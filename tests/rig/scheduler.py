@@ -1,0 +1,83 @@
+"""A scheduler and a clock that obey a seed, and instruments that count the scheduler's steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+import trio.testing
+
+from tests.rig.turn_cost import COUNTED_EVERY, Costs, warm
+
+DEADLOCKED_S = 1e6  # of virtual time, so at once when nothing else is left to happen
+
+
+def simulate(scenario: Callable[[random.Random], Awaitable[object]], seed: int) -> object:
+    """Run `scenario(rng)` so that the seed decides everything: time, order, faults.
+
+    A deadlock is a failure, and so is, in the seeds in which that is counted, a turn of the event loop that does too much.
+    """
+    from trio._core import _run  # the one private import; see python-trio/trio#3089
+
+    async def bounded(rng: random.Random) -> object:
+        with trio.fail_after(DEADLOCKED_S):
+            return await scenario(rng)
+
+    rng, before, allowed = random.Random(seed), _run._r.getstate(), _run._ALLOW_DETERMINISTIC_SCHEDULING
+    _run._r.seed(seed)
+    _run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    warm()
+    costs = Costs()
+    counted = [costs] if seed % COUNTED_EVERY == 0 else []
+    try:
+        result = trio.run(bounded, rng, clock=trio.testing.MockClock(autojump_threshold=0), instruments=counted)
+        costs.check()
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        raise
+    else:
+        return result
+    finally:
+        _run._r.setstate(before)
+        _run._ALLOW_DETERMINISTIC_SCHEDULING = allowed
+
+
+class Steps(trio.abc.Instrument):
+    """Counts the steps that tasks take, by the task's name, and acts just before the `at`-th of all."""
+
+    def __init__(self, at: int = -1, act: Callable[[], None] | None = None) -> None:
+        self.at, self.act = at, act
+        self.taken = 0
+        self.by_name: dict[str, int] = {}
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.taken += 1
+        name = task.name.rpartition(".")[2]
+        self.by_name[name] = self.by_name.get(name, 0) + 1
+        if self.taken == self.at and self.act is not None:
+            self.act()
+
+
+@contextmanager
+def counting(at: int = -1, act: Callable[[], None] | None = None) -> Iterator[Steps]:
+    """Count the steps taken while the body runs."""
+    steps = Steps(at, act)
+    trio.lowlevel.add_instrument(steps)
+    try:
+        yield steps
+    finally:
+        trio.lowlevel.remove_instrument(steps)
+
+
+def tasks(task: trio.lowlevel.Task | None = None) -> list[str]:
+    """Name every task that lives below `task`, or below the root."""
+    task = task or trio.lowlevel.current_root_task()
+    assert task is not None
+    return sorted(
+        name
+        for nursery in task.child_nurseries
+        for child in nursery.child_tasks
+        for name in (child.name, *tasks(child))
+    )

@@ -1,0 +1,250 @@
+"""A whole small system in virtual time: a real tree, decode, adapter and links; fake engines, clock and network."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import trio
+from attrs import Factory, define, field
+
+from actors.decode import Deadlines, decode
+from actors.engines.port import Engine
+from actors.engines.sglang.adapter import SglangEngine
+from actors.kit.calls import Address
+from actors.kit.priority_inbox import Queue, queue
+from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed
+from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GetInfo, Tokens, Usage
+from protocol.peer import Peer
+from supervisor.links.link import Link
+from supervisor.supervision.registration import Plug
+from supervisor.supervision.supervise import Happening, supervise
+from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
+from tests.rig.fake_engine import Costs, FakeHost, generate, whole
+from tests.system.simulator import SimTransport, sim_pair, tasks
+
+DEADLINES = Deadlines(first_token_s=4.0, gap_s=2.0, total_s=12.0, release_s=1.0, leak_s=2.0)
+HANGS = "hangs"
+LONG_S = 30.0  # longer than every deadline of the system together
+
+
+@define(eq=False)
+class World:
+    """Everything a test may look at, or break."""
+
+    rng: random.Random | None = None
+    workers: int = 1
+    costs: Costs = field(factory=lambda: Costs(slots=2, step_s=0.05, release_s=0.05))
+    inbox_size: int = 2
+    streams: int = 8
+    network: dict = field(factory=dict)
+    faults: tuple = (EngineDied, PeerLost)  # what may end an actor here
+    deadlines: Deadlines = DEADLINES
+    host_of: Callable[[SimTransport, Costs], FakeHost] = FakeHost
+    starts_fail: bool = False
+    never_up: dict[int, str] = Factory(dict)  # by number, how the starts of an engine end: they fail, or hang
+    address: Address = field(init=False)
+    inbox: Queue = field(init=False)
+    front: Plug[Link] = field(factory=Plug)
+    engines: list[Plug[Engine]] = Factory(list)
+    hosts: dict[int, FakeHost] = Factory(dict)
+    lines: dict[int, Link] = Factory(dict)
+    wires: dict[str, SimTransport] = Factory(dict)
+    server: Link | None = None  # the front's other end
+    happenings: list[Happening] = Factory(list)
+    tasks: list[str] = Factory(list)
+    scope: trio.CancelScope = field(factory=trio.CancelScope)  # around the tree
+    over: trio.Event = field(factory=trio.Event)
+
+    def __attrs_post_init__(self) -> None:
+        self.address, self.inbox = queue(max(1, self.inbox_size), lambda _: 0)
+        self.engines = [Plug() for _ in range(self.workers)]
+
+    @property
+    def tree(self) -> Tree:
+        workers = tuple(
+            Tree(  # as `supervisor.engines.children` makes it, but for a shorter wait
+                name=f"worker {number}",
+                strategy=Strategy.ONE_FOR_ALL,
+                children=(
+                    Child(name="engine", run=self._engine, args=(number,)),
+                    Child(name="decode", run=self._decode, args=(number,)),
+                ),
+                restarts_max=None,
+                backoff=Backoff(min_s=0.1, max_s=1.0, reset_after_s=5.0, crashes=True),
+                needs=(),
+            )
+            for number in range(self.workers)
+        )
+        backoff = Backoff(min_s=0.1, max_s=1.0)
+        return Tree(
+            name="node", children=self.children(*workers), restarts_max=100, restarts_window_s=60.0, backoff=backoff
+        )
+
+    def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
+        """Return what the node is made of."""
+        return (*workers, Child(name="front", run=self._front))
+
+    def pair(self, name: str) -> tuple[SimTransport, SimTransport]:
+        near, far = sim_pair(self.rng, **self.network)
+        self.wires[name] = near
+        return near, far
+
+    # The children ----------------------------------------------------------------------
+
+    async def _front(self, *, task_status: trio.TaskStatus[None]) -> None:
+        near, far = self.pair("front")
+        asker = Link(near, Peer("clients", serves_max=0))
+        self.server = Link(far, Peer("node", serves_max=self.streams), {("", Generate): self.address})
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.server.run, name="front.server")
+                nursery.start_soon(asker.run, name="front.asker")
+                await asker.wait_ready()
+                with self.front.offering(asker):
+                    task_status.started()
+                    await trio.sleep_forever()
+        except* PeerLost:
+            raise PeerLost("the front was cut") from None
+
+    async def _engine(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
+        if self.never_up.get(number) == HANGS:
+            await trio.sleep_forever()
+        if self.starts_fail or number in self.never_up:
+            raise StartFailed("it does not start")
+        near, far = self.pair(f"line {number}")
+        host = self.hosts[number] = self.host_of(far, self.costs)
+        link = self.lines[number] = Link(near, Peer("node", serves_max=0), lost_as=EngineLost)
+        async with trio.open_nursery() as nursery:
+
+            async def carry() -> None:
+                with suppress(PeerLost):
+                    await link.run()
+                nursery.cancel_scope.cancel(reason="the line is lost")
+
+            nursery.start_soon(host.run, name="host")
+            nursery.start_soon(carry, name="line")
+            with suppress(EngineLost):
+                await link.wait_ready()
+                async with link.ask(GetInfo(), 0) as answer:
+                    info = await answer.result()
+                assert isinstance(info, EngineInfo)
+                with self.engines[number].offering(SglangEngine(link, info)):
+                    task_status.started()
+                    await trio.sleep_forever()
+        raise EngineDied("it crashed")
+
+    async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
+        engine = await self.engines[number].wait()
+        await decode(self.inbox, engine, self.costs.slots, self.deadlines, task_status=task_status)
+
+    # Asking, and looking ----------------------------------------------------------------
+
+    async def ask(self, wanted: Generate, pause=None) -> list[int]:
+        """Ask for one answer over the front; what ends well must be whole, and what has come must be right."""
+        expected, finished = whole(wanted, self.costs.vocabulary_size)
+        link = await self.front.wait()
+        ids: list[int] = []
+        async with link.ask(wanted, wanted.sampling.tokens_max) as replies:
+            async for reply in replies:
+                if isinstance(reply, Tokens):
+                    ids += reply.ids
+                    assert ids == expected[: len(ids)], "a wrong token"
+                if pause is not None:
+                    await pause()
+            result = await replies.result()
+        assert (ids, result) == (expected, finished), "a truncated answer looks complete"
+        assert isinstance(result, Finished)
+        assert result.usage == Usage(len(wanted.tokens), len(ids))
+        assert (result.reason is FinishReason.STOP) == (ids[-1] in wanted.sampling.stop_token_ids)
+        return ids
+
+    @property
+    def at_once_max(self) -> int:
+        """How many requests the way to the engines lets through at a time."""
+        return self.streams
+
+    async def probe_all(self, count: int) -> None:
+        """Ask for so many answers at once, when everything is well again, and get them."""
+        async with trio.open_nursery() as nursery:
+            for number in range(count):
+                nursery.start_soon(self.ask, generate(f"probe {number}", tokens_max=20))
+
+    async def check_at_rest(self) -> None:
+        """Check that every slot, stream, scope and task is home."""
+        front = () if self.server is None else (self.front.now, self.server)
+        assert None not in front, "the front is down"
+        for link in (*front, *self.lines.values()):
+            assert not link._asked, "an asked stream is open"
+            assert not link._serving, "a served stream is open"
+            assert len(link.peer.asked) == len(link.peer.served) == 0
+            assert not link._lost
+        self.check_engines()
+        assert self.inbox.waiting == (0, 0)
+        left = Counter(tasks()), Counter(self.tasks)
+        assert left[0] == left[1], f"tasks were left behind {left[0] - left[1]}, or are missing {left[1] - left[0]}"
+
+    def check_engines(self) -> None:
+        """Check that every engine is up and holds nothing."""
+        for number, host in self.hosts.items():
+            assert not host.scheduler.running, "an engine slot is held"
+            assert not host.scheduler.waiting
+            assert not host.streams
+            assert not len(host.peer.served)
+            engine = self.engines[number].now
+            assert isinstance(engine, SglangEngine), "an engine is down"
+            assert not engine._streams, "the adapter remembers a request"
+
+    async def check_serves(self) -> None:
+        """Check that every slot can be had, all at once."""
+        slots = min(self.workers * self.costs.slots, self.at_once_max)
+        # Slow enough that the worst network brings all of them in before one ends.
+        self.costs.step_s = 0.6 if self.network.get("room") == 50 else 0.2
+        at_once: list[int] = []
+
+        async def look() -> None:
+            for _ in range(40):
+                await trio.sleep(self.costs.step_s)
+                at_once.append(sum(len(host.scheduler.running) for host in self.hosts.values()))
+
+        with trio.fail_after(3 * LONG_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(look)
+                nursery.start_soon(self.probe_all, slots + 2)  # who comes too late waits, and is not forgotten
+        assert max(at_once) == slots, "a slot is lost"
+        await trio.sleep(LONG_S)
+        await self.check_at_rest()
+
+    def check_how_it_went(self) -> None:
+        """Check that no actor ended by anything but the faults that were planned."""
+        for happening in self.happenings:
+            error = happening.error
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            if error is not None and not isinstance(error, self.faults):
+                raise AssertionError(f"{happening}") from error
+
+
+@asynccontextmanager
+async def living(world: World) -> AsyncIterator[World]:
+    """Run the world for the body, and end it in order."""
+    async with trio.open_nursery() as nursery:
+
+        async def run(*, task_status: trio.TaskStatus[None]) -> None:
+            with world.scope:
+                await supervise(
+                    world.tree,
+                    rng=world.rng or random.Random(0),
+                    watch=world.happenings.append,
+                    task_status=task_status,
+                )
+            world.over.set()
+
+        await nursery.start(run)
+        await trio.testing.wait_all_tasks_blocked()
+        world.tasks = tasks()
+        yield world
+        world.check_how_it_went()
+        world.scope.cancel()

@@ -1,0 +1,74 @@
+"""What no turn of the event loop may take, in any test: CPU time of the thread, since machines are busy.
+
+A step of a task whose function stands in the product is measured; one of a test's own function is the test's affair.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import trio
+
+from supervisor.telemetry.event_loop import function_of, waits_in
+
+ROOT = Path(__file__).parents[2]
+ROOMS = tuple(str(ROOT / room) for room in ("protocol", "actors", "supervisor"))
+TURN_CPU_MAX_S = 0.05  # what is 20 ms of an idle machine, on a busy one
+
+
+class CpuTurns(trio.abc.Instrument):
+    """Notes the steps of the product's tasks that took more CPU time than a turn may."""
+
+    def __init__(self, max_s: float) -> None:
+        self.max_s = max_s
+        self.exceeded: list[str] = []
+        self._began = self._collecting = 0.0
+
+    def before_task_step(self, _: trio.lowlevel.Task) -> None:
+        self._began = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        took_s = time.thread_time() - self._began
+        if took_s > self.max_s and is_product(task):
+            self.exceeded.append(
+                f"{function_of(task)} took {took_s:.3f} s of CPU in one turn; it is in {waits_in(task)}"
+            )
+
+    def collected(self, phase: str, _: dict[str, int]) -> None:
+        """Take the collection of a whole test run's garbage out of the turn in which it happens to be done."""
+        if phase == "start":
+            self._collecting = time.thread_time()
+        else:
+            self._began += time.thread_time() - self._collecting
+
+
+def is_product(task: trio.lowlevel.Task) -> bool:
+    """Whether a task's function stands in the product."""
+    code = getattr(task.coro, "cr_code", None)
+    return code is not None and code.co_filename.startswith(ROOMS)
+
+
+@contextmanager
+def cpu_watched(max_s: float = TURN_CPU_MAX_S) -> Iterator[list[str]]:
+    """Watch every `trio.run` of the body; what exceeded its budget is in the list that is yielded, at the end."""
+    exceeded: list[str] = []
+    plain = trio.run
+
+    def run(*args: object, instruments: object = (), **options: object) -> object:
+        turns = CpuTurns(max_s)
+        gc.callbacks.append(turns.collected)
+        try:
+            return plain(*args, instruments=[*instruments, turns], **options)
+        finally:
+            gc.callbacks.remove(turns.collected)
+            exceeded.extend(turns.exceeded)
+
+    trio.run = trio._core.run = run
+    try:
+        yield exceeded
+    finally:
+        trio.run = trio._core.run = plain

@@ -1,0 +1,282 @@
+"""What nodes tell each other: to each what concerns it, loads as differences, nothing that the hearer knows."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from actors.kit.calls import Bugs
+from actors.kit.offload import inline
+from actors.kit.priority_inbox import queue
+from protocol.cluster import Leg, Loads, NodeState, Offer, OfferLoad, check, check_loads
+from protocol.errors import LinkLost, PeerViolation
+from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarChecked, GrammarKind, Started, Usage
+from protocol.peer import Peer
+from supervisor.cluster.announcements import Teller
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.workers import ForOthers, Here
+from supervisor.config.load import ClusterSection
+from supervisor.engines import grammar_checkers
+from supervisor.links.link import Link
+from supervisor.supervision.registration import Plug
+from tests.rig.fake_engine import generate
+from tests.rig.nodes import Engine
+from tests.system.cluster_cost import measured
+from tests.system.simulator import sim_pair
+
+TELL_S = 0.1
+SLOTS = 8
+
+
+def a_node(name, *, routes=False, workers=1):
+    directory = Directory(name, routes=routes)
+    for number in range(workers):
+        address, inbox = queue(64, lambda _: 0)
+        offer, plug = Offer(f"w{number}", "oak", Leg.BOTH, SLOTS, up=False), Plug(directory.changed)
+        directory.here[offer.name] = Here(name, offer, address, plug, directory.changed, inbox, directory)
+    return directory
+
+
+async def work(here, step_s):
+    async def one(call):
+        with call.answering(Bugs()) as answer:
+            answer.put(Started(), 0)
+            await trio.sleep(step_s)
+            answer.end(Finished(FinishReason.STOP, Usage(1, 1)))
+
+    async with trio.open_nursery() as nursery:
+        with here.plug.offering(Engine()):
+            while True:
+                nursery.start_soon(one, await here.inbox.receive())
+
+
+@asynccontextmanager
+async def joined(front, back, step_s=0.1):
+    """Two nodes with one link, which tell each other as nodes do; `heard` has what the first was told."""
+    near, far = sim_pair()
+    heard = []
+
+    def told(directory, node, message):
+        if directory is front:
+            heard.append(message)
+        if isinstance(message, Loads):
+            directory.told_loads(node, check_loads(message))
+        else:
+            directory.told(node, check(message))
+
+    ends = (
+        (front, back.name, Link(near, Peer(front.name, serves_max=0))),
+        (back, front.name, Link(far, Peer(back.name, serves_max=64))),
+    )
+    ends[1][2].serves = {(name, Generate): ForOthers(here).of(front.name) for name, here in back.here.items()}
+    async with trio.open_nursery() as nursery:
+        for here in back.here.values():
+            nursery.start_soon(work, here, step_s)
+        for directory, other, link in ends:
+            link.told = partial(told, directory, other)
+            nursery.start_soon(link.run)
+        for directory, other, link in ends:
+            await link.wait_ready()
+            directory.linked(other, link)
+            teller = Teller(directory)
+            teller.begin(other, link)
+            nursery.start_soon(teller.run, lambda: TELL_S)
+        await trio.sleep(1)
+        yield heard
+        nursery.cancel_scope.cancel()
+
+
+def request(number):
+    return generate(f"{number:032x}", tokens_max=1)
+
+
+async def asking(front, clients, until):
+    """Let clients ask one request after the other while a worker has room; return how many were answered."""
+    done = 0
+    numbers = iter(range(10**6))
+    pool = front.pool("oak")
+
+    async def client():
+        nonlocal done
+        while trio.current_time() < until:
+            while not (free := [each for each in pool.workers() if not each.load.full]):
+                await pool.wait_changed()
+            async with free[0].ask(request(next(numbers)), 1) as answer:
+                await answer.result()
+            done += 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(clients):
+            nursery.start_soon(client)
+    return done
+
+
+@pytest.mark.parametrize(("step_s", "a_second"), [(0.1, 80), (0.02, 400)])
+async def test_b14_a_freed_slot_of_a_remote_worker_is_free_at_once(step_s, a_second, autojump_clock):
+    front, back = a_node("front", routes=True, workers=0), a_node("back")
+    async with joined(front, back, step_s) as heard:
+        heard.clear()
+        done = await asking(front, 32, trio.current_time() + 10)
+        assert done >= 10 * a_second
+        assert heard == []  # of its own requests a router knows best
+
+
+async def test_b14_what_others_ask_of_a_worker_is_told(autojump_clock):
+    front, back = a_node("front", routes=True, workers=0), a_node("back")
+    async with joined(front, back, 1.0) as heard:
+        heard.clear()
+        (worker,) = front.workers("oak")
+        async with back.here["w0"].ask(request(1), 1), worker.ask(request(2), 1):
+            await trio.sleep(0.3)
+            assert (worker.load.busy, back.here["w0"].load.busy) == (2, 2)
+            assert [each.loads for each in heard] == [(OfferLoad("w0", 1, worker.offer.tokens),)]
+        await trio.sleep(0.3)
+        assert (worker.load.busy, worker.load.tokens) == (0, 0)
+
+
+async def test_d6_a_load_tells_of_the_kv_memory_that_is_promised(autojump_clock):
+    front, back = a_node("front", routes=True, workers=0), a_node("back")
+    async with joined(front, back, 1.0):
+        (worker,) = front.workers("oak")
+        asked = generate("a" * 32, prompt=7, tokens_max=5)
+        async with worker.ask(asked, 5):
+            await wait_all_tasks_blocked()
+            assert worker.load.kv_tokens == len(asked.tokens) + 5 == back.here["w0"].load.kv_tokens
+
+
+async def test_d2_a_worker_is_told_of_no_load_and_of_nobody_but_who_routes(autojump_clock):
+    front, back = a_node("front", routes=True, workers=2), a_node("back")
+    front.address = "h:1"
+    for number in range(50):
+        front.linked(f"other-{number}", None)
+    async with joined(front, back):
+        state = front.state_for("back")
+        assert (state.offers, [each.name for each in state.neighbours]) == ((), ["front"])
+        assert back._nodes["front"].workers == {}
+
+
+async def test_a_node_that_joins_at_a_worker_is_found_by_who_routes(autojump_clock):
+    far, one, front = a_node("far"), a_node("one"), a_node("front", routes=True)
+    far.address, one.address = "10.0.0.3:7401", "10.0.0.2:7401"
+    for own, other in ((far, one), (one, far), (one, front)):
+        own.linked(other.name, Link(sim_pair()[0], Peer(own.name, serves_max=0)))
+    one.told("far", far.state_for("one"))
+    one.told("front", front.state_for("one"))
+    front.told("one", one.state_for("front"))
+    assert dict(front.addresses())["far"] == "10.0.0.3:7401"
+
+
+async def test_d13_a_request_wakes_nobody_who_waits_for_nodes_and_no_link(autojump_clock):
+    front, back = a_node("front", routes=True, workers=0), a_node("back")
+    async with joined(front, back):
+        versions = front.changed.version, back.changed.version
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(front.changed.park)
+            await asking(front, 1, trio.current_time() + 1)
+            assert (front.changed.version, back.changed.version) == versions
+            nursery.cancel_scope.cancel()
+
+
+async def test_d3_what_depends_on_no_load_is_derived_once(autojump_clock):
+    front, back = a_node("front", routes=True, workers=0), a_node("back")
+    async with joined(front, back):
+        derived = []
+        for _ in range(3):
+            front.derived("x", lambda: derived.append(1))
+        await asking(front, 1, trio.current_time() + 1)
+        front.derived("x", lambda: derived.append(1))
+        assert len(derived) == 1
+        front.drain()
+        front.derived("x", lambda: derived.append(1))
+        assert len(derived) == 2
+
+
+async def test_d3_workers_are_ranked_as_their_loads_change(autojump_clock):
+    front, back = a_node("front", routes=True, workers=0), a_node("back", workers=3)
+    async with joined(front, back):
+
+        def order():
+            return [each.offer.name for each in front.ranked("oak", Leg.BOTH)]
+
+        assert order() == ["w0", "w1", "w2"]
+        first, second, _ = front.ranked("oak", Leg.BOTH)
+        async with first.ask(request(1), 1), second.ask(request(2), 1), second.ask(request(3), 1):
+            assert order() == ["w2", "w0", "w1"]
+        assert order() == ["w0", "w1", "w2"]
+        front.told_loads("back", Loads((OfferLoad("w0", 3, 9),)))
+        assert order() == ["w1", "w2", "w0"]
+
+
+async def test_d5_where_a_grammar_is_checked_is_found_without_a_look_at_every_worker(autojump_clock, monkeypatch):
+    front, back = a_node("front", routes=True, workers=0), a_node("back", workers=100)
+    async with joined(front, back):
+        grammar, asked = Grammar(GrammarKind.REGEX, "a*"), []
+
+        async def answers(worker, own, request):
+            asked.append(worker.offer.name)
+            if worker.offer.name == asked[0] and len(asked) > 3:
+                raise LinkLost("it is gone")
+            await trio.lowlevel.checkpoint()
+            return GrammarChecked()
+
+        monkeypatch.setattr(grammar_checkers, "_ask", answers)
+        check_one = partial(grammar_checkers.check, front, {}, inline, "oak")
+        await check_one(grammar, "")
+        monkeypatch.setattr(Directory, "every", lambda _: pytest.fail("every worker is looked at"))
+        await check_one(grammar, "")
+        assert asked == asked[:1] * 2, "the same grammar is checked in the same place"
+        for number in range(200):
+            await check_one(Grammar(GrammarKind.REGEX, f"a{number}"), "")
+        assert len(set(asked)) > 60
+        asked[3:] = []
+        await check_one(grammar, "")
+        assert len(asked) == 5
+        assert asked[4] != asked[3] == asked[0]
+
+
+async def test_a_worker_that_is_down_hears_whether_another_can_do_its_work(autojump_clock):
+    front, back = a_node("front", routes=True, workers=0), a_node("back", workers=2)
+    async with joined(front, back):
+        here = back.here["w0"]
+        assert front.state_for("back").elsewhere == ()
+        here.plug.withdraw()
+        back.here["w1"].plug.withdraw()
+        await trio.sleep(0.5)
+        assert not back.others(here)
+        front.linked("third", here)
+        front.told("third", NodeState((Offer("w9", "oak", Leg.BOTH, 1, up=True),)))
+        front._nodes["third"].link = type("Up", (), {"lost": False, "stalled": False})()
+        front.changed.unpark_all()
+        await trio.sleep(0.5)
+        assert back.others(here)
+
+
+@pytest.mark.parametrize(
+    "lie", [Loads((OfferLoad("a", -1, 0),)), Loads((OfferLoad("a", 0, 2**54),)), Loads((OfferLoad("a", 0, 0),) * 1025)]
+)
+def test_loads_that_cannot_be_are_not_believed(lie):
+    with pytest.raises(PeerViolation):
+        check_loads(lie)
+
+
+@pytest.mark.parametrize("tell_s", [-1.0, 1e9, float("nan")])
+def test_a_pace_that_cannot_be_is_not_believed(tell_s):
+    with pytest.raises(PeerViolation):
+        check(NodeState(tell_s=tell_s))
+
+
+async def test_d1_what_a_gateway_hears_of_many_workers_is_bounded_in_steps_and_bytes(autojump_clock):
+    """Counted, so that no other load of the machine matters; `make cluster-cost` has the CPU."""
+    many = 60
+    found = await measured(many)
+    idle, busy = (found[f"{what}: steps of the gateway a second"] for what in ("idle", "asked by others"))
+    assert found["links of a worker"] == 1
+    assert idle <= 4.3 * many, "two to write a heartbeat a second and two to hear one; one task beats for all links"
+    assert busy - idle <= ClusterSection().tells_max
+    assert found["asked by the gateway: steps of the gateway a second"] <= idle + 1, "it knows what it asks itself"
+    assert found["asked by others: bytes a second of the gateway"] <= 100 * ClusterSection().tells_max
+    assert found["idle: bytes a second of a worker"] <= 20

@@ -1,0 +1,234 @@
+"""What a front knows of the engines of all nodes, and what it asks of them: each has one name, and answers for itself."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
+
+import pytest
+import trio
+from attrs import define, evolve
+from trio.testing import wait_all_tasks_blocked
+
+from actors.kit.priority_inbox import queue
+from protocol.cluster import COUNT_MAX, Leg, NodeState, Offer
+from protocol.errors import EngineLost, NotReady, Overloaded, PeerLost
+from protocol.messages import EngineLoad, FlushCache, GetLoad
+from protocol.peer import Peer
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import FORGET_S, Directory
+from supervisor.cluster.mesh import FORGETS_S
+from supervisor.cluster.workers import Here
+from supervisor.links.link import Link
+from supervisor.supervision.registration import Plug
+from supervisor.telemetry.metrics import Metrics
+from tests.rig.assembly import built
+from tests.rig.gateway import INFO
+from tests.supervisor.telemetry.test_metrics import cluster, lines
+from tests.system.simulator import sim_pair
+
+OFFER = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=True, engine=INFO)
+LOAD = EngineLoad(1, 2, 3)
+
+
+@define(eq=False)
+class Engine:
+    """An engine that can only be looked after."""
+
+    said: EngineLoad | Exception = LOAD
+    busy: bool = False
+    takes_s: float = 0.0
+    flushed: int = 0
+    info = INFO
+
+    async def load(self):
+        await trio.sleep(self.takes_s)
+        if isinstance(self.said, Exception):
+            raise self.said
+        return self.said
+
+    async def flush_cache(self):
+        await trio.sleep(self.takes_s)
+        if self.busy:
+            raise Overloaded("requests run")
+        self.flushed += 1
+
+
+def plugged(engine):
+    """A plug with an engine in it, or with none."""
+    plug = Plug()
+    plug._now = plug.last = engine
+    return plug
+
+
+async def carry(link):
+    with suppress(PeerLost):
+        await link.run()
+
+
+@asynccontextmanager
+async def front(here, **there):
+    """The directory of node `main`, with an engine, and linked to nodes that have one each, or none that is up.
+
+    All have one name. The lines to the others come along.
+    """
+    directory, wires = Directory("main"), {}
+    address, inbox = queue(1, lambda request: request.priority)
+    directory.here["tiny-0"] = Here("main", OFFER, address, plugged(here), directory.changed, inbox, directory)
+    async with trio.open_nursery() as nursery:
+        for node, engine in there.items():
+            wires[node], far = sim_pair()
+            asker = Link(wires[node], Peer("main", serves_max=0))
+            nursery.start_soon(carry, asker)
+            nursery.start_soon(
+                carry, Link(far, Peer(node, serves_max=8), engine_control.serves({"tiny-0": plugged(engine)}))
+            )
+            await asker.wait_ready()
+            directory.linked(node, asker)
+            directory.told(node, NodeState((evolve(OFFER, up=engine is not None),)))
+        yield directory, wires
+        nursery.cancel_scope.cancel()
+
+
+# Names ----------------------------------------------------------------------------------------
+
+
+async def test_two_nodes_with_workers_of_one_name_are_two(autojump_clock):
+    async with front(None, a=Engine(), b=Engine()) as (directory, _):
+        assert engine_control.up(directory) == {"main/tiny-0": 0, "a/tiny-0": 1, "b/tiny-0": 1}
+        directory.told("a", NodeState((OFFER,), draining=True))
+        assert engine_control.unready(directory, ["tiny"]) is None, "the other node serves"
+        directory.told("b", NodeState((OFFER,), draining=True))
+        assert engine_control.unready(directory, ["tiny"]) == "engine main/tiny-0 is starting"
+        directory.here.clear()
+        assert engine_control.unready(directory, ["tiny"]) == "engine a/tiny-0 is on a node that drains"
+
+
+async def test_o_an_engine_of_a_node_that_has_gone_is_not_said_to_start(autojump_clock):
+    async with front(None, a=Engine()) as (directory, _):
+        directory.here.clear()
+        directory.expect("a", None, (OFFER,))
+        assert engine_control.unready(directory, ["tiny"]) is None
+        directory.unlinked("a", directory.nodes["a"][1])
+        assert engine_control.unready(directory, ["tiny"]) == "engine tiny-0 is on node a, to which there is no link"
+
+
+async def test_what_the_server_tells_of_itself_counts_both(autojump_clock):
+    async with front(Engine(), a=Engine()) as (directory, _):
+        told = engine_control.server_info(SimpleNamespace(model=["tiny"]), directory, "1")
+        assert told["engines"].keys() == {"main/tiny-0", "a/tiny-0"}
+        assert told["max_total_num_tokens"] == 2 * INFO.kv_tokens_max
+
+
+async def test_an_engine_has_one_name_wherever_it_is_told_of(tmp_path):
+    house, metrics = built(cluster(tmp_path), "back")
+    assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{of="back/tiny-0"}': 0.0}
+    with house.directory.here["tiny-0"].plug.offering(Engine()):
+        told = (await house.scraped.metrics_text()).decode()
+        assert 'espalier_engine_running{engine="back/tiny-0"} 1.0' in told
+    assert {("tiny-0", GetLoad), ("tiny-0", FlushCache)} <= house.links.serves.keys()
+    _, metrics = built(cluster(tmp_path), "front")
+    assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{of="back/tiny-0"}': 0.0}
+
+
+# Loads ----------------------------------------------------------------------------------------
+
+
+async def test_every_engine_of_the_cluster_says_how_busy_it_is(autojump_clock):
+    async with front(Engine(), a=Engine(EngineLoad(4, 5, 6)), b=None) as (directory, _):
+        text = (await engine_control.all_metrics_text(directory, Metrics())).decode()
+        told = [line for line in text.splitlines() if line.startswith("espalier_engine_kv_tokens_used{")]
+        assert told == [
+            'espalier_engine_kv_tokens_used{engine="a/tiny-0"} 6.0',
+            'espalier_engine_kv_tokens_used{engine="main/tiny-0"} 3.0',
+        ]
+        assert trio.current_time() == 0
+
+
+async def test_one_that_does_not_answer_in_time_is_left_out_and_keeps_nobody_waiting(autojump_clock):
+    far = {"slow": Engine(takes_s=60), "stopped": Engine(), "cut": Engine(takes_s=0.5), "died": Engine(EngineLost(""))}
+    async with front(Engine(), a=Engine(), **far) as (directory, wires), trio.open_nursery() as nursery:
+        wires["stopped"].swallow()
+
+        async def cut():
+            await trio.sleep(0.25)
+            wires["cut"].cut()
+
+        nursery.start_soon(cut)
+        assert await engine_control.all_loads(directory) == {"main/tiny-0": LOAD, "a/tiny-0": LOAD}
+        assert trio.current_time() == engine_control.LOADS_WITHIN_S
+
+
+@pytest.mark.parametrize("lie", [EngineLoad(-1, 0, 0), EngineLoad(0, COUNT_MAX + 1, 0)])
+async def test_counts_that_cannot_be_are_left_out(lie, autojump_clock):
+    async with front(Engine(), a=Engine(lie)) as (directory, _):
+        assert (await engine_control.all_loads(directory)).keys() == {"main/tiny-0"}
+
+
+# Calls ----------------------------------------------------------------------------------------
+
+
+async def counted(directory, metrics):
+    """Return how many calls each worker is told to have ended."""
+    told = (await engine_control.all_metrics_text(directory, metrics)).decode().splitlines()
+    calls = (line.split('worker="')[1].split('"} ') for line in told if line.startswith("espalier_calls_total{"))
+    return {worker: float(count) for worker, count in calls}
+
+
+async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autojump_clock):
+    metrics, passed_s = Metrics(), 0.0
+    watch = metrics.router("tiny")
+    async with front(None, a=Engine(), b=None, filed=None) as (directory, wires):
+        directory.expect("filed", None, [OFFER])
+        every = {"main/tiny-0": 1.0, "a/tiny-0": 1.0, "b/tiny-0": 1.0, "filed/tiny-0": 1.0}
+        for worker in every:
+            watch.called(worker, "ended")
+        for node in ("a", "filed"):
+            wires[node].cut()
+            directory.unlinked(node, directory.nodes[node][1])
+        while not (gone := directory.forget()):
+            assert await counted(directory, metrics) == every
+            await trio.sleep(FORGETS_S)
+            passed_s += FORGETS_S
+        assert (gone, passed_s) == (["a"], FORGET_S)
+        del every["a/tiny-0"]
+        assert await counted(directory, metrics) == every, "an engine that is down, and a node of the file, are kept"
+        directory.told("a", NodeState((OFFER,)))
+        watch.called("a/tiny-0", "ended")
+        watch.called("b/tiny-0", "ended")
+        assert await counted(directory, metrics) == {**every, "a/tiny-0": 1.0, "b/tiny-0": 2.0}
+
+
+# Flushing -------------------------------------------------------------------------------------
+
+
+async def test_every_engine_of_the_cluster_is_flushed(autojump_clock):
+    engines = [Engine(takes_s=1) for _ in range(3)]
+    async with front(engines[0], a=engines[1], b=engines[2]) as (directory, _):
+        await engine_control.flush_caches(directory)
+        assert ([each.flushed for each in engines], trio.current_time()) == ([1, 1, 1], 1)
+
+
+async def test_a_flush_says_of_each_engine_what_became_of_it(autojump_clock):
+    far = {"a": Engine(), "busy": Engine(busy=True), "gone": Engine(), "slow": Engine(takes_s=60), "starts": None}
+    async with front(Engine(), **far) as (directory, wires):
+        directory.expect("gone", None, [OFFER])
+        wires["gone"].cut()
+        await wait_all_tasks_blocked()
+        directory.unlinked("gone", directory.nodes["gone"][1])
+        with pytest.raises(Overloaded) as caught:
+            await engine_control.flush_caches(directory)
+        assert trio.current_time() == engine_control.FLUSHED_WITHIN_S
+    assert caught.value.detail.split("; ") == [
+        "engine busy/tiny-0 was not flushed: requests run",
+        "engine gone/tiny-0 was not flushed: there is no link to node gone",
+        "engine slow/tiny-0 was not flushed: it did not answer within 5 s",
+        "engine starts/tiny-0 was not flushed: it is starting",
+        "flushed: a/tiny-0, main/tiny-0",
+    ]
+
+
+async def test_where_nobody_is_busy_a_flush_that_failed_says_that_not_all_are_ready(autojump_clock):
+    async with front(None) as (directory, _):
+        with pytest.raises(NotReady, match=r"^engine main/tiny-0 was not flushed: it is starting$"):
+            await engine_control.flush_caches(directory)

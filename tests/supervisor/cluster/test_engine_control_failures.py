@@ -1,0 +1,133 @@
+"""What a node says of an engine that fails, and when a node whose engines never came up ends."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from attrs import evolve
+
+from protocol.cluster import NodeState, check
+from protocol.errors import EngineDied, PeerViolation, StartFailed
+from supervisor.cluster import engine_control
+from supervisor.config import load
+from supervisor.node import monitoring
+from supervisor.supervision.events import Happening, Kind
+from supervisor.supervision.registration import Plug
+from tests.rig.assembly import built
+from tests.supervisor.engines.sglang.test_ranks_configuration import ROOT
+
+ONE = f"""
+[node.main]
+{{listen}}
+[gateway]
+node = "main"
+port = 0
+[model.tiny]
+path = "{ROOT / "examples" / "tiny"}"
+"""
+ENGINE = """
+[engine.{name}]
+model = "tiny"
+node = "{node}"
+kind = "simulated"
+kv_tokens_max = 4096
+"""
+GONE = EngineDied("the GPU is gone")
+
+
+@pytest.fixture
+def houses(tmp_path):
+    def make(*engines, node="main", listen=""):
+        text = ONE.format(listen=listen)
+        text += "".join(ENGINE.format(name=name, node=at) for name, at in engines)
+        (tmp_path / "cluster.toml").write_text(text)
+        cluster = load.read(tmp_path / "cluster.toml")
+        return cluster, built(cluster, node)[0]
+
+    return make
+
+
+def fails(house, name, wait_s=8.0, error=GONE):
+    path, at = f"main/{name}/engine", trio.current_time()
+    house.watch(Happening(path, Kind.FAILED, at, error))
+    house.watch(Happening(path, Kind.RESTARTING, at, wait_s=wait_s))
+
+
+async def test_b7_ready_says_what_failed_and_when_it_is_tried_again(houses, autojump_clock):
+    cluster, house = houses(("a", "main"))
+    assert engine_control.unready(house.directory, ["tiny"]) == "engine a is starting"
+    fails(house, "a")
+    assert engine_control.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try in 8 s"
+    assert monitoring.unready(cluster, house.directory) == "engine a failed: the GPU is gone; next try in 8 s"
+    await trio.sleep(5)
+    assert engine_control.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try in 3 s"
+    await trio.sleep(3)
+    assert engine_control.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try now"
+
+
+async def test_b7_other_nodes_hear_why_an_engine_is_down(houses):
+    _, house = houses(("a", "main"))
+    fails(house, "a")
+    [offer] = house.directory.state().offers
+    assert (offer.up, offer.why) == (False, "failed: the GPU is gone")
+    _, other = houses(("b", "main"))
+    other.directory.told("far", NodeState((evolve(offer, model="big"),)))
+    assert engine_control.unready(other.directory, ["big"]) == "engine a failed: the GPU is gone"
+
+
+async def test_what_a_node_says_of_a_failure_has_a_limit(houses):
+    _, house = houses(("a", "main"))
+    fails(house, "a", error=EngineDied("x" * 10_000))
+    state = house.directory.state()
+    assert len(check(state).offers[0].why) < 600
+    with pytest.raises(PeerViolation, match="says too much of itself"):
+        check(NodeState((evolve(state.offers[0], why="x" * 601),)))
+
+
+async def test_b7_a_node_all_of_whose_engines_fail_their_first_start_says_so_and_no_sooner(houses):
+    _, house = houses(("a", "main"), ("b", "main"))
+    fails(house, "a")
+    assert house.nothing_came_up is None
+    fails(house, "b", error=EngineDied("there is no model"))
+    assert house.nothing_came_up == "the GPU is gone; there is no model"
+    fails(house, "b")
+    assert house.nothing_came_up == "the GPU is gone"
+
+
+async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(houses):
+    _, house = houses(("a", "main"), ("b", "main"))
+    with house.engines["a"].offering(object()):
+        pass
+    fails(house, "a")
+    fails(house, "b")
+    assert house.nothing_came_up is None
+
+
+async def test_b7_a_gateway_of_other_nodes_engines_does_not_end_with_its_own(houses):
+    _, house = houses(("a", "main"), listen='listen = "127.0.0.1:7401"')
+    fails(house, "a")
+    assert house.nothing_came_up is None
+
+
+async def test_who_waits_for_a_zygote_hears_why_it_cannot_start_but_waits_for_one_that_was_killed(autojump_clock):
+    killed, broken, heard = Plug(), Plug(), []
+    with killed.offering("a zygote"):
+        pass
+    killed.failed("the zygote died", 0.5)
+    broken.failed("the zygote could not import SGLang: no torch", 0.5)
+
+    async def wait(plug):
+        try:
+            heard.append(await plug.started())
+        except StartFailed as error:
+            heard.append(str(error))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, killed)
+        nursery.start_soon(wait, broken)
+        await trio.sleep(1)
+        assert heard == ["the zygote could not import SGLang: no torch"]
+        with killed.offering("another"):
+            assert killed.failure is None
+            await trio.sleep(1)
+    assert heard[1:] == ["another"]

@@ -1,0 +1,86 @@
+"""Who is not there is dialed again: ever more seldom, after a good link at once, and one only heard of for a while."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import trio
+from attrs import evolve
+
+from protocol.cluster import Neighbour, NodeState
+from protocol.errors import PeerLost
+from protocol.greeting import Incarnation
+from supervisor.cluster.directory import FORGET_S
+from supervisor.cluster.mesh import FORGETS_S, Links
+from tests.rig.nodes import QUICK, Node
+
+
+async def test_waits_between_tries_grow_and_are_not_all_the_same(autojump_clock):
+    tries = []
+
+    async def refuse(at, tls, within_s, talk):
+        tries.append(trio.current_time())
+        raise PeerLost("nobody there")
+
+    a = Node("a", port=None, section=evolve(QUICK, retry_min_s=0.1, retry_max_s=5.0))
+    a.links.dial = refuse
+    a.directory.expect("b", "127.0.0.1:1")
+    with trio.move_on_after(200):
+        await a.run()
+    waits = [later - sooner for sooner, later in itertools.pairwise(tries)]
+    assert all(0.1 * 2**n <= wait <= 0.2 * 2**n for n, wait in enumerate(waits[:5]))
+    assert all(5 <= wait <= 10 for wait in waits[6:])
+    assert len({round(wait, 6) for wait in waits[6:]}) > 5
+    assert len(tries) > 20
+
+
+@pytest.mark.parametrize(("lasts_s", "grow"), [(3.1, False), (2.9, True)], ids=["good", "hardly one"])
+async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(lasts_s, grow, monkeypatch, autojump_clock):
+    begun, ended = [], []
+
+    async def greeted(*_):
+        return "b", Incarnation()
+
+    async def carry(*_):
+        begun.append(trio.current_time())
+        await trio.sleep(lasts_s)
+        ended.append(trio.current_time())
+        raise PeerLost("draining: it restarts")
+
+    async def dial(at, tls, within_s, talk):
+        await talk(None)
+
+    monkeypatch.setattr(Links, "_greeted", greeted)
+    monkeypatch.setattr(Links, "_carry", carry)
+    section = evolve(QUICK, silent_s=3.0, retry_min_s=0.1, retry_max_s=5.0)
+    a = Node("a", port=None, section=section)
+    a.links.dial = dial
+    a.directory.expect("b", "127.0.0.1:1")
+    with trio.move_on_after(100):
+        await a.run()
+    waits = [began - over for over, began in zip(ended, begun[1:], strict=False)]
+    assert len(waits) > 8
+    assert all(0.1 <= wait <= 0.2 for wait in waits) is not grow
+
+
+async def test_a_node_that_is_only_heard_of_is_dialed_for_a_while_and_anew_when_it_is_heard_of_anew(autojump_clock):
+    tries = []
+
+    async def refuse(at, tls, within_s, talk):
+        tries.append(trio.current_time())
+        raise PeerLost("nobody there")
+
+    a, rumour = Node("a", port=None), NodeState(neighbours=(Neighbour("b", "127.0.0.1:1"),))
+    a.links.dial = refuse
+    async with trio.open_nursery() as nursery:
+        await nursery.start(a.run)
+        a.directory.told("gone", rumour)
+        a.links.traffic["gone"].sent(1)
+        await trio.sleep(3 * FORGET_S)
+        assert FORGET_S - 1 < tries[-1] < FORGET_S + 3 * FORGETS_S
+        assert (a.links._dialing, dict(a.links.traffic), a.directory.nodes) == (set(), {}, {})
+        a.directory.told("gone", rumour)
+        await trio.sleep(1)
+        assert tries[-1] > 3 * FORGET_S
+        nursery.cancel_scope.cancel()

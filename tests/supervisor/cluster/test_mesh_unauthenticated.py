@@ -1,0 +1,78 @@
+"""Connections that have proved nothing yet: whoever makes many of them is in the way of itself alone."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+import trio
+from attrs import evolve
+
+from supervisor.cluster import mesh
+from tests.rig.nodes import LOOPBACK, QUICK, UPGRADE, Node, all_linked, grove, until
+
+pytestmark = pytest.mark.realtime  # many sockets of loopback
+
+
+class Crowd:
+    """Connections to a node, of which some come from afar: all of loopback is one address else."""
+
+    def __init__(self, monkeypatch):
+        self.far, self.streams = set(), []
+        monkeypatch.setattr(mesh, "address_of", self.address_of, raising=False)
+
+    def address_of(self, stream):
+        with suppress(OSError):
+            return "far" if stream.socket.getpeername()[1] in self.far else ""
+        return ""
+
+    async def connect(self, node, *, far):
+        stream = trio.SocketStream(trio.socket.socket())
+        self.streams.append(stream)
+        await stream.socket.bind((LOOPBACK, 0))
+        (self.far.add if far else self.far.discard)(stream.socket.getsockname()[1])
+        await stream.socket.connect((LOOPBACK, node.links.port))
+        return stream
+
+    async def connect_without_end(self, node):
+        while True:
+            await self.connect(node, far=True)
+            if len(self.streams) > 100:
+                self.streams.pop(0).socket.close()
+
+
+@pytest.fixture
+async def crowd(monkeypatch):
+    await trio.lowlevel.checkpoint()
+    made = Crowd(monkeypatch)
+    yield made
+    for stream in made.streams:
+        stream.socket.close()
+
+
+@pytest.fixture
+def patient():
+    return Node("b", section=evolve(QUICK, greet_s=60.0))
+
+
+async def test_d9_a_slow_node_keeps_its_place_however_many_come_from_elsewhere(crowd, patient):
+    async with grove(patient):
+        slow = await crowd.connect(patient, far=False)
+        for _ in range(4 * QUICK.greets_max):
+            await crowd.connect(patient, far=True)
+        await until(lambda: len(patient.links._strangers) == QUICK.greets_max)
+        with trio.fail_after(5):
+            await slow.send_all(UPGRADE)
+            assert b" 101 " in await slow.receive_some()
+            assert not await crowd.streams[1].receive_some(), "the oldest of the others is gone"
+
+
+async def test_d9_nodes_link_while_one_address_connects_without_end(crowd, patient):
+    a = Node("a")
+    async with grove(patient) as nursery:
+        for _ in range(4):
+            nursery.start_soon(crowd.connect_without_end, patient)
+        await until(lambda: len(patient.links._strangers) == QUICK.greets_max)
+        a.directory.expect("b", patient.at)
+        await nursery.start(a.run)
+        await all_linked(a, patient)

@@ -1,0 +1,325 @@
+"""A node answers operators, and passes on what they ask of a node that they cannot reach themselves."""
+
+from __future__ import annotations
+
+import random
+from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
+
+import pytest
+import trio
+from attrs import define, evolve, field
+
+from actors.kit.calls import mailbox
+from protocol.cluster import (
+    ChildState,
+    Drain,
+    GetStatus,
+    Leg,
+    LinkState,
+    Neighbour,
+    NodeState,
+    Offer,
+    Reload,
+    Reloaded,
+    check,
+)
+from protocol.errors import DeadlineExceeded, Internal, LinkLost, NotReady, PeerLost, PeerRefused, PeerViolation
+from protocol.messages import Done, EngineLoad, FlushCache
+from protocol.peer import Peer
+from supervisor import deadlines
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.mesh import OPERATORS_MAX, Links
+from supervisor.cluster.workers import Here
+from supervisor.config.load import ClusterSection
+from supervisor.control.control import Controls
+from supervisor.links.heartbeat import Heart
+from supervisor.links.link import Link
+from supervisor.supervision.events import Happening, Kind
+from supervisor.supervision.registration import Plug
+from supervisor.supervision.status import Standing
+from supervisor.supervision.tree import Child, Tree
+from tests.rig.gateway import INFO
+from tests.system.simulator import sim_pair
+
+
+async def nothing(*, task_status):
+    task_status.started()
+
+
+@define(eq=False)
+class Node:
+    """What a node answers with, and what has been asked of it."""
+
+    name: str
+    loads: dict = field(factory=dict)
+    done: list = field(factory=list)
+    directory: Directory = field(init=False)
+    controls: Controls = field(init=False)
+
+    def __attrs_post_init__(self):
+        self.directory = Directory(self.name)
+        tree = Tree(name=self.name, children=(Child(name="links", run=nothing, about="other nodes"),))
+        self.controls = Controls(self.directory, f"run of {self.name}", "1.2", self._loads, Standing(tree))
+        self.controls.drain = lambda: self.done.append("drain")
+        self.controls.reload = self._reload
+
+    async def _loads(self):
+        await trio.lowlevel.checkpoint()
+        return self.loads
+
+    async def _reload(self):
+        await trio.lowlevel.checkpoint()
+        self.done.append("reload")
+        return Reloaded((f"{self.name} did",), ("not all",))
+
+
+@asynccontextmanager
+async def joined(one, other):
+    """Two nodes with a link between them."""
+    near, far = sim_pair()
+    links = [
+        Link(wire, Peer(node.name, serves_max=4), node.controls.serves) for node, wire in ((one, near), (other, far))
+    ]
+
+    async def carry(link):
+        with suppress(PeerLost):
+            await link.run()
+
+    async with trio.open_nursery() as nursery:
+        for link in links:
+            nursery.start_soon(carry, link)
+        for link in links:
+            await link.wait_ready()
+        one.directory.linked(other.name, links[0])
+        other.directory.linked(one.name, links[1])
+        yield near
+        nursery.cancel_scope.cancel()
+
+
+async def ask(node, request):
+    """Ask a node as such, as the other end of a link does."""
+    server = node.controls.serves["", type(request)]
+    async with server.ask(request, 0) as answer:
+        return await answer.result()
+
+
+# One node -----------------------------------------------------------------------------------
+
+
+async def test_a_node_tells_how_each_part_of_it_is(autojump_clock):
+    one = Node("one", loads={"tiny-0": EngineLoad(1, 0, 1024)})
+    info = evolve(INFO, kv_tokens_max=4096)
+    plug = Plug(one.directory.changed)
+    offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
+    one.directory.here["tiny-0"] = Here("one", offered, None, plug, one.directory.changed, None, one.directory, 6, 90)
+    one.directory.expect("two", "127.0.0.1:1")
+    one.controls.standing.watch(Happening("one/links", Kind.STARTED, trio.current_time()))
+    with plug.offering(SimpleNamespace(info=info)):
+        await trio.sleep(3)
+        status = await ask(one, GetStatus())
+    assert (status.node, status.run, status.version, status.up_s) == ("one", "run of one", "1.2", 3)
+    assert status.tree == (ChildState("one", "up", 0, 3), ChildState("one/links", "up", 0, 3, "other nodes"))
+    assert status.links == (LinkState("two", up=False),)
+    busy = evolve(offered, up=True, engine=info, running=4, waiting=2, tokens=90, kv_used=0.25)
+    assert status.state.offers == (busy,)
+    assert status.state.neighbours == (), "it has no link to the other"
+
+
+@pytest.mark.parametrize("used", [-5, 10**9])
+async def test_what_an_engine_counts_wrongly_is_told_as_a_fraction_all_the_same(used, autojump_clock):
+    one = Node("one", loads={"tiny-0": EngineLoad(1, 0, used)})
+    plug = Plug(one.directory.changed)
+    offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
+    one.directory.here["tiny-0"] = Here("one", offered, None, plug, one.directory.changed, None, one.directory)
+    with plug.offering(SimpleNamespace(info=INFO)):
+        status = await ask(one, GetStatus("one"))
+    assert status.state.offers[0].kv_used == (used > 0)
+    assert check(status.state) is status.state
+
+
+async def test_drain_and_reload_reach_the_node_itself(autojump_clock):
+    one = Node("one")
+    assert await ask(one, Drain()) == Done()
+    assert await ask(one, Reload("one")) == Reloaded(("one did",), ("not all",))
+    assert one.done == ["drain", "reload"]
+
+
+async def test_a_node_that_does_not_run_yet_can_be_neither_drained_nor_reloaded(autojump_clock):
+    fresh = Controls(Directory("one"), "", "1.2", Node("one")._loads)
+    for request in (Drain(), Reload()):
+        async with fresh.serves["", type(request)].ask(request, 0) as answer:
+            with pytest.raises(NotReady):
+                await answer.result()
+    async with fresh.serves["", GetStatus].ask(GetStatus(), 0) as answer:
+        assert (await answer.result()).tree == ()
+
+
+async def test_a_bug_fails_the_question_and_nothing_else(autojump_clock, caplog):
+    one = Node("one")
+    one.controls.reload = lambda: 1 / 0
+    with pytest.raises(Internal):
+        await ask(one, Reload())
+    assert "a bug failed a Reload" in caplog.text
+    assert await ask(one, Drain()) == Done()
+
+
+# Through another ------------------------------------------------------------------------------
+
+
+async def test_what_is_asked_of_another_node_is_passed_on_to_it(autojump_clock):
+    one, front = Node("one"), Node("front")
+    async with joined(one, front):
+        status = await ask(one, GetStatus("front"))
+        assert (status.node, status.run) == ("front", "run of front")
+        assert [(link.node, link.up) for link in status.links] == [("one", True)]
+        assert status.links[0].messages_sent > 0 < status.links[0].bytes_received
+        assert await ask(one, Drain("front")) == Done()
+        assert (await ask(one, Reload("front"))).changed == ("front did",)
+    assert (one.done, front.done) == ([], ["drain", "reload"])
+
+
+async def test_a_node_that_nobody_knows_or_that_has_gone_is_named(autojump_clock):
+    one, front = Node("one"), Node("front")
+    with pytest.raises(NotReady, match="node one has no link to node front"):
+        await ask(one, Drain("front"))
+    async with joined(one, front) as wire:
+        release = trio.Event()
+
+        async def hangs():
+            wire.cut()
+            await release.wait()
+            return {}
+
+        front.controls.loads = hangs
+        with pytest.raises(LinkLost):
+            await ask(one, GetStatus("front"))
+        release.set()
+
+
+@asynccontextmanager
+async def asked_by_way_of_two():
+    """A node that has no link to the last of three, which is reached by way of the one that routes."""
+    one, front, two = Node("one"), Node("front"), Node("two")
+    one.directory.routes = two.directory.routes = False
+    async with joined(one, front), joined(front, two):
+        one.directory.told("front", NodeState((), routes=True))
+        yield one, two
+
+
+async def test_o_the_longest_reload_of_all_is_answered_to_whoever_asked_by_way_of_two_nodes(autojump_clock):
+    async def longest():
+        await trio.sleep(deadlines.RELOADED_S)
+        return Reloaded(("two did",))
+
+    async with asked_by_way_of_two() as (one, two):
+        two.controls.reload = longest
+        with trio.fail_after(deadlines.RELOADS_S):
+            assert (await ask(one, Reload("two"))).changed == ("two did",)
+
+
+@pytest.mark.parametrize(("request_", "within_s"), [(Reload("two"), deadlines.RELOADS_S), (GetStatus("two"), 5.0)])
+async def test_o_a_node_that_never_answers_is_named_before_whoever_asked_gives_up(request_, within_s, autojump_clock):
+    """Each gave up at the same time as whoever had asked it, who heard nothing of what was wrong."""
+    async with asked_by_way_of_two() as (one, two):
+        two.controls.reload = two.controls.loads = trio.sleep_forever
+        began = trio.current_time()
+        with trio.fail_after(within_s), pytest.raises(DeadlineExceeded, match="node two has not answered node front"):
+            await ask(one, request_)
+        assert within_s - deadlines.WAY_S <= trio.current_time() - began < within_s - deadlines.HOP_S
+
+
+async def test_whoever_asks_without_a_deadline_hears_as_soon_as_the_link_is_lost(autojump_clock):
+    one, front = Node("one"), Node("front")
+    front.controls.reload = trio.sleep_forever
+    async with joined(one, front) as wire, trio.open_nursery() as nursery:
+        nursery.start_soon(after, 3, wire.cut)
+        began = trio.current_time()
+        with pytest.raises(LinkLost):
+            await ask(one, Reload("front"))
+        assert trio.current_time() - began == pytest.approx(3, abs=0.5)
+
+
+async def after(seconds, then):
+    await trio.sleep(seconds)
+    then()
+
+
+# Operators ------------------------------------------------------------------------------------
+
+
+def links_of(node):
+    served = {**node.controls.serves, ("tiny-0", FlushCache): mailbox(1)[0]}
+    return Links(
+        name=node.name,
+        section=ClusterSection(),
+        directory=node.directory,
+        serves=served,
+        listen=None,
+        secret=b"",
+        new_nonce=bytes,
+        chance=random.Random(0),
+    )
+
+
+@asynccontextmanager
+async def operator(links):
+    """An operator that has greeted a node, as the node's links attend to it."""
+    near, far = sim_pair()
+    link = Link(near, Peer("operator-0", serves_max=0), heart=Heart())
+    ended = []
+
+    async def carry():
+        with suppress(PeerLost):
+            await link.run()
+
+    async def attend():
+        try:
+            await links._attend(far)
+        except PeerRefused as error:
+            ended.append(error)
+        finally:
+            far.close()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(attend)
+        nursery.start_soon(carry)
+        yield link, ended
+        near.close()
+
+
+async def test_an_operator_is_answered_and_is_no_node(autojump_clock):
+    one = Node("one")
+    links = links_of(one)
+    changes = []
+    one.directory.changed = SimpleNamespace(unpark_all=lambda: changes.append("changed"))
+    async with operator(links) as (link, _):
+        async with link.ask(GetStatus(), 0) as answer:
+            status = await answer.result()
+        assert status.node == "one"
+        assert status.links == ()
+        assert {each.name for each in status.state.neighbours} <= {"one"}
+        async with link.ask(FlushCache(), 0, "tiny-0") as answer:
+            with trio.fail_after(1), pytest.raises(NotReady, match="there is no tiny-0 here"):
+                await answer.result()
+        await trio.sleep(60)  # nothing is told to it, which it would take for a lie
+        async with link.ask(GetStatus(), 0) as answer:
+            assert (await answer.result()).node == "one"
+        assert links._operators == 1
+    assert (one.directory.nodes, changes, links._operators) == ({}, [], 0)
+
+
+async def test_no_more_operators_are_answered_than_may_be(autojump_clock):
+    links = links_of(Node("one"))
+    links._operators = OPERATORS_MAX
+    async with operator(links) as (link, ended):
+        await link.wait_lost()
+        assert [str(error) for error in ended] == [f"{OPERATORS_MAX} operators are here already"]
+    assert links._operators == OPERATORS_MAX
+
+
+def test_nobody_is_told_of_a_neighbour_with_an_operators_name():
+    with pytest.raises(PeerViolation, match="operator"):
+        check(NodeState(neighbours=(Neighbour("operator-0a", "127.0.0.1:1"),)))
+    fine = NodeState(neighbours=(Neighbour("operations", None),))
+    assert check(fine) is fine

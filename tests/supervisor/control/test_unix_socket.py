@@ -1,0 +1,214 @@
+"""A node is found and asked by its run folder for as long as it runs, whatever cleans the temporary folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from protocol.cluster import Drain, GetStatus, NodeState, Status
+from protocol.messages import Done
+from supervisor.cli.client import Operator
+from supervisor.config.load import Cluster, NodeSection
+from supervisor.control import unix_socket
+from supervisor.control.control import Function
+from supervisor.links.heartbeat import Heart
+from supervisor.processes import run_folder
+from tests.rig.nodes import until
+
+LOOKS_S = 0.005
+OTHER = 65534  # a user who is not this one
+STATUS = Status("one", "r", "1", 1.0, NodeState(()), (), ())
+MADE_ANEW = "made the socket for operators anew: it was gone"
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A temporary folder in which nodes keep theirs; its path is longer than a socket's address may be."""
+    made = tmp_path / ("deep" * 30)
+    made.mkdir()
+    return made
+
+
+class Served:
+    """A node that has nothing but its run folder, and answers whatever it is asked."""
+
+    def __init__(self, base, folder):
+        self.base, self.folder, self.file = base, folder, base / "cluster.toml"
+        self.held, self.holds = trio.Event(), False
+
+    async def answer(self, request):
+        if isinstance(request, Drain):
+            self.holds = True
+            await self.held.wait()
+            return Done()
+        return STATUS
+
+    async def run(self):
+        function = Function(self.answer)
+        serves = {("", GetStatus): function, ("", Drain): function}
+        await unix_socket.serve(self.folder, self.file, "one", serves, Heart(1.0, 3.0), looks_s=LOOKS_S)
+
+    @property
+    def found(self):
+        return [each.folder for each in unix_socket.find(self.base, self.file)] == [str(self.folder.path)]
+
+    async def ask(self, request):
+        cluster = Cluster(model={}, engine={}, node={"one": NodeSection()})
+        operator = Operator(cluster, b"", None, lambda: os.urandom(32), {"one": self.folder.path})
+        operator.routes["one"] = self.folder.path
+        return await operator.ask("one", request)
+
+    async def is_found_and_answers(self):
+        await until(lambda: self.found)
+        assert await self.ask(GetStatus("one")) == STATUS
+
+
+@asynccontextmanager
+async def served(base):
+    with run_folder.folder(base) as folder:
+        async with trio.open_nursery() as nursery:
+            node = Served(base, folder)
+            nursery.start_soon(node.run)
+            await until(lambda: node.found)
+            yield node
+            nursery.cancel_scope.cancel()
+    assert not folder.path.exists()
+
+
+def remove(folder, what):
+    if what == "all":
+        shutil.rmtree(folder)
+    elif what == "all that is in it":
+        for each in folder.iterdir():
+            each.unlink()
+    else:
+        (folder / what).unlink()
+
+
+@pytest.mark.parametrize("what", ["all", "all that is in it", "control", "node.json", "lock"])
+async def test_o_a_node_whose_run_folder_was_cleaned_is_found_and_answers_again(base, caplog, what):
+    caplog.set_level(logging.INFO)
+    async with served(base) as node:
+        await node.is_found_and_answers()
+        remove(node.folder.path, what)
+        await until(lambda: MADE_ANEW in caplog.messages)
+        await node.is_found_and_answers()
+        assert caplog.messages.count(MADE_ANEW) == 1
+        assert stat.S_IMODE(node.folder.path.stat().st_mode) == 0o700
+        assert stat.S_IMODE((node.folder.path / "node.json").stat().st_mode) == 0o600
+        assert run_folder.sweep(base) == [], "a node that lives holds it"
+
+
+@pytest.mark.parametrize("what", ["control", "node.json"])
+async def test_o_what_stands_at_the_names_of_socket_and_description_is_replaced_and_no_link_is_followed(
+    base, tmp_path, caplog, what
+):
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    async with served(base) as node:
+        (tmp_path / "link").symlink_to(precious)
+        (tmp_path / "link").rename(node.folder.path / what)
+        await until(lambda: MADE_ANEW in caplog.messages)
+        await node.is_found_and_answers()
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.parametrize("placed", ["a link", "open to others", "another's"])
+async def test_b12_a_folder_that_somebody_else_has_put_in_its_place_is_not_taken(base, tmp_path, caplog, placed):
+    if placed == "another's" and os.geteuid() != 0:
+        pytest.skip("only root may give a folder away")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    async with served(base) as node:
+        path = node.folder.path
+        trap = tmp_path / "trap"
+        if placed == "a link":
+            trap.symlink_to(elsewhere)
+        else:
+            trap.mkdir(mode=0o700 if placed == "another's" else 0o777)
+            trap.chmod(0o700 if placed == "another's" else 0o777)
+            (trap / "hers").touch()
+        if placed == "another's":
+            os.chown(trap, OTHER, OTHER)
+        path.rename(tmp_path / "cleaned")
+        trap.rename(path)
+        await until(lambda: "operators cannot ask this node by its socket" in caplog.messages)
+        assert sorted(each.name for each in path.iterdir()) == ([] if placed == "a link" else ["hers"])
+        path.unlink() if placed == "a link" else shutil.rmtree(path)
+        await node.is_found_and_answers()
+        assert caplog.messages.count("operators cannot ask this node by its socket") == 1
+    assert list(elsewhere.iterdir()) == []
+
+
+async def test_o_an_operator_who_is_being_answered_is_not_cut_when_the_socket_is_made_anew(base, caplog):
+    answers = []
+    async with served(base) as node, trio.open_nursery() as nursery:
+
+        async def drain():
+            answers.append(await node.ask(Drain("one")))
+
+        await node.is_found_and_answers()
+        nursery.start_soon(drain)
+        await until(lambda: node.holds)
+        shutil.rmtree(node.folder.path)
+        await until(lambda: MADE_ANEW in caplog.messages)
+        node.held.set()
+        await until(lambda: answers)
+    assert answers == [Done()]
+
+
+async def test_a_folder_that_stands_is_left_as_it_is(base, caplog):
+    async with served(base) as node:
+        made = {each.name: each.stat().st_ino for each in node.folder.path.iterdir()}
+        looks, is_whole = [], unix_socket._Place.is_whole
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(unix_socket._Place, "is_whole", lambda place: looks.append(place) or is_whole(place))
+            await until(lambda: len(looks) > 3)
+        assert {each.name: each.stat().st_ino for each in node.folder.path.iterdir()} == made
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("failure", [OSError(24, "Too many open files"), RuntimeError("can't start new thread")])
+async def test_a_look_that_is_not_possible_now_proves_nothing(base, caplog, monkeypatch, failure):
+    failed = []
+
+    async def run_sync(function, **_):
+        await trio.lowlevel.checkpoint()
+        if function.__name__ == "is_whole":
+            failed.append(function)
+            raise failure
+        return function()
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+    async with served(base) as node:
+        await until(lambda: len(failed) > 3)
+        await node.is_found_and_answers()
+    assert caplog.messages == []
+
+
+async def test_no_thread_for_the_socket_is_a_line_in_the_log_and_no_end_of_the_node(base, caplog, monkeypatch):
+    run_sync, failed = trio.to_thread.run_sync, []
+
+    async def once(function, **given):
+        if not failed:
+            failed.append(function)
+            raise RuntimeError("can't start new thread")
+        return await run_sync(function, **given)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", once)
+    async with served(base) as node:
+        await node.is_found_and_answers()
+    assert caplog.messages == ["operators cannot ask this node by its socket"]
+
+
+def test_the_address_of_a_socket_is_short_however_deep_its_folder_is(base):
+    with unix_socket.address(base) as where:
+        assert Path(where).parent.resolve() == base.resolve()
+        assert len(where) < 50

@@ -1,0 +1,68 @@
+"""What a pair's transfers need of a machine is looked for before anything starts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from protocol.errors import StartFailed
+from supervisor.config import load
+from supervisor.engines.sglang import libraries
+from supervisor.launcher import preflight
+from tests.supervisor.config.test_load import ROOT
+
+DISAGG = ROOT / "examples" / "disagg.toml"
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """The libraries that this machine has, by their names without `lib`."""
+    installed: dict[str, str] = {}
+    monkeypatch.setattr(libraries, "find_library", installed.get)
+    return installed
+
+
+def test_a_pair_without_mooncakes_libraries_is_refused_with_the_line_that_installs_them(installed):
+    cluster = load.read(DISAGG)
+    for node, engine in (("prefill", "tiny-prefill"), ("decode", "tiny-decode")):
+        with pytest.raises(StartFailed, match=re.escape("apt-get install libibverbs1 librdmacm1")) as caught:
+            libraries.check_libraries(cluster, node)
+        assert engine in cluster.engine
+        assert f"engine {engine} " in str(caught.value)
+    installed["ibverbs"] = "libibverbs.so.1"
+    with pytest.raises(StartFailed, match=r"without librdmacm.so.1: apt-get install librdmacm1$"):
+        libraries.check_libraries(cluster, "decode")
+
+
+def test_who_has_them_or_needs_no_mooncake_is_not_asked_for_it(tmp_path, installed):
+    cluster = load.read(DISAGG)
+    libraries.check_libraries(cluster, "front")
+    libraries.check_libraries(load.read(ROOT / "examples" / "quickstart.toml"), "main")
+    text = DISAGG.read_text().replace('leg = "', 'transfer = "nixl"\nleg = "')
+    (tmp_path / "cluster.toml").write_text(text.replace('path = "', f'path = "{ROOT}/examples/'))
+    libraries.check_libraries(load.read(tmp_path / "cluster.toml"), "prefill", "decode")
+    installed |= {name: f"lib{name}.so.1" for name in libraries.MOONCAKE}
+    libraries.check_libraries(cluster, "prefill", "decode")
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_check_and_the_start_look_for_them(monkeypatch):
+    monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
+    cluster = load.read(DISAGG)
+    for look in (lambda: preflight.text(cluster, "decode", {}), lambda: preflight.ahead(cluster, "decode")):
+        with pytest.raises(StartFailed, match="apt-get install"):
+            look()
+
+
+def test_looking_loads_nothing():
+    code = (
+        "from supervisor.engines.sglang.libraries import MOONCAKE, find_library\n"
+        "assert find_library('c')\n"
+        "for name in MOONCAKE: find_library(name)\n"
+        "maps = open('/proc/self/maps').read()\n"
+        "assert not any(f'lib{name}.so' in maps for name in MOONCAKE)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

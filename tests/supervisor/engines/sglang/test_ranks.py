@@ -1,0 +1,567 @@
+"""An engine that spans nodes: all of its ranks or none, whatever ends first, and never two of one rank at once."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import trio
+from attrs import Factory, define, field
+
+from actors.kit.calls import mailbox
+from actors.kit.priority_inbox import queue
+from protocol import codec
+from protocol.cluster import Leg, NodeState, Offer
+from protocol.errors import BadRequest, Draining, EngineDied, PeerLost, PeerViolation, StartFailed
+from protocol.messages import RunRank
+from protocol.peer import Peer
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.workers import Here
+from supervisor.engines.sglang.ranks import Others, Own, other_rank
+from supervisor.links.link import Link
+from supervisor.supervision.events import Kind
+from supervisor.supervision.registration import Plug
+from supervisor.supervision.supervise import supervise
+from supervisor.supervision.tree import Backoff, Child, Tree
+from tests.system.simulator import SimTransport, counting, sim_pair, simulate, tasks
+
+LOAD_S, LADDER_S = 2.0, 1.0  # of a host: until it is ready once all have met, and from its end's beginning to its end
+LINKED_WITHIN_S = 60.0
+PORTS = (None, *range(9000, 9032))  # where nodes b and c let the engine be met
+AGREED = {"slots": "16", "nodes": '["a","b","c"]'}
+STEPS_MAX = 2_000
+
+
+@define(eq=False)
+class Hosts:
+    """The hosts of all ranks: they find each other through rank 0, but do not notice when one of them ends."""
+
+    alive: dict[int, object] = Factory(dict)
+    met: dict[int, object] = Factory(dict)  # who has found the rank 0 that lives now
+    ends: dict[int, trio.Event] = Factory(dict)
+    log: list[tuple[float, str]] = Factory(list)
+    ports: dict[int, int | None] = Factory(dict)  # that the hosts alive were told, by rank
+    ladder_s: dict[int, float] = Factory(lambda: dict.fromkeys(range(3), LADDER_S))
+    plug: Plug = Factory(Plug)
+    changed: trio.lowlevel.ParkingLot = Factory(trio.lowlevel.ParkingLot)
+
+    async def keep(self, rank, port, *, task_status=trio.TASK_STATUS_IGNORED):
+        """Do what keeps one rank's host in a node."""
+        await trio.lowlevel.checkpoint()
+        assert rank not in self.alive, "two hosts of one rank"
+        life = self.alive[rank] = object()
+        self.ends[rank] = trio.Event()
+        self.ports[rank] = port
+        self.tell(f"{rank} starts")
+        if rank == 0:
+            self.met = dict(self.alive)  # even one that is being ended still finds whoever is there
+        elif 0 in self.alive:
+            assert rank not in self.met, "a rank of an earlier life has met this rank 0"
+            self.met[rank] = life
+        self.changed.unpark_all()
+        try:
+            while rank == 0 and set(self.met) != {0, 1, 2}:
+                await self.changed.park()
+            with trio.move_on_after(LOAD_S):
+                await self.ends[rank].wait()
+            task_status.started()
+            with self.plug.offering(SimpleNamespace(info=None)) if rank == 0 else nullcontext():
+                await self.ends[rank].wait()
+        except trio.Cancelled:
+            with trio.move_on_after(self.ladder_s[rank], shield=True):
+                await trio.sleep_forever()
+            raise
+        finally:
+            del self.alive[rank], self.ports[rank]
+            self.tell(f"{rank} is gone")
+        raise EngineDied(f"host {rank} was killed")
+
+    def tell(self, what):
+        self.log.append((trio.current_time(), what))
+
+    def kill(self, rank):
+        if rank in self.ends:
+            self.ends[rank].set()
+
+
+@define(eq=False)
+class Group:
+    """Node a with rank 0 and its supervisor, nodes b and c, and the links from a to them."""
+
+    nursery: trio.Nursery
+    hosts: Hosts = Factory(Hosts)
+    agreed: dict = Factory(lambda: dict(AGREED))
+    gateway: str = "a"
+    another: Callable[[], int | None] = lambda: None  # where the next life is met
+    directory: Directory = Factory(lambda: Directory("a"))
+    plug: Plug = field(init=False)
+    here: Here = field(init=False)
+    others: Others = field(init=False)
+    asked: dict = Factory(dict)  # by node
+    nodes: dict[str, Directory] = Factory(lambda: {name: Directory(name) for name in "bc"})
+    wires: dict[str, SimTransport] = Factory(dict)
+    happenings: list = Factory(list)
+    scope: trio.CancelScope = Factory(trio.CancelScope)  # around node a's tree
+    over: trio.Event = Factory(trio.Event)
+    failed: BaseException | None = None
+
+    def __attrs_post_init__(self):
+        self.plug = self.hosts.plug
+        self.plug.changed = self.directory.changed
+        address, inbox = queue(4, lambda request: request.priority)
+        offer = Offer("big", "tiny", Leg.BOTH, 4, up=False)
+        self.here = Here("a", offer, address, self.plug, self.directory.changed, inbox, self.directory)
+        self.directory.here["big"] = self.here
+        self.others = Others("big", ("b", "c"), self.agreed, self.directory, LINKED_WITHIN_S, self.plug, self.gateway)
+        for node, rank in (("b", 1), ("c", 2)):
+            self.directory.expect(node, f"{node}:7400")
+            address, inbox = mailbox(1)
+            self.asked[node] = address
+            own = Own(self.nodes[node], AGREED, PORTS)
+            run = partial(other_rank, inbox, own, partial(self.hosts.keep, rank))
+            self.nursery.start_soon(run, name=f"rank {rank}")
+
+    def link(self, node, serves=None):
+        """Join a and another node."""
+        near, far = sim_pair()
+        self.wires[node] = near
+        serves = {("big", RunRank): self.asked[node]} if serves is None else serves
+        asker, server = Link(near, Peer("a", serves_max=4)), Link(far, Peer(node, serves_max=4), serves)
+        self.nursery.start_soon(self._carry, node, asker, True, name="link")
+        self.nursery.start_soon(self._carry, node, server, False, name="link")
+
+    async def _carry(self, node, link, ours):
+        async with trio.open_nursery() as nursery:
+            if ours:
+                nursery.start_soon(self._note, node, link)
+            try:
+                await link.run()
+            except PeerLost:
+                nursery.cancel_scope.cancel()
+        if ours:
+            self.directory.unlinked(node, link)
+
+    async def _note(self, node, link):
+        await link.wait_ready()
+        self.directory.linked(node, link)
+
+    def cut(self, node):
+        self.wires[node].cut()
+
+    async def supervise(self):
+        """Run node a's tree, until its scope is cancelled."""
+        engine = Child(name="engine", run=self._engine, start_within_s=100.0, stop_within_s=5.0)
+        tree = Tree(
+            name="a",
+            children=(engine,),
+            restarts_max=1000,
+            backoff=Backoff(min_s=0.1, max_s=0.1, jitter=0.0),
+        )
+        try:
+            with self.scope:
+                await supervise(tree, rng=random.Random(0), watch=self.happenings.append)
+        except StartFailed as error:
+            self.failed = error
+        self.over.set()
+
+    async def _engine(self, *, task_status):
+        await self.others.together(partial(self.hosts.keep, 0), self.another, task_status=task_status)
+
+    @property
+    def ready(self):
+        return [each.at for each in self.happenings if each.path == "a/engine" and each.kind is Kind.STARTED]
+
+    @property
+    def why(self):
+        return [str(each.error) for each in self.happenings if each.path == "a/engine" and each.kind is Kind.FAILED]
+
+    async def until_ready(self, times=1):
+        with trio.fail_after(500):
+            while len(self.ready) < times:  # noqa: ASYNC110  # tests alone wait so
+                await trio.sleep(0.1)
+
+
+@asynccontextmanager
+async def group(*linked, **fields):
+    """A group whose node a runs, with links to some of the others."""
+    async with trio.open_nursery() as nursery:
+        made = Group(nursery, **fields)
+        for node in linked:
+            made.link(node)
+        nursery.start_soon(made.supervise, name="node a")
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+async def test_every_other_rank_is_asked_for_before_rank_0_starts_and_all_together_are_one_engine(autojump_clock):
+    async with group("b", "c") as made:
+        await made.until_ready()
+        assert [what for _, what in made.hosts.log] == ["1 starts", "2 starts", "0 starts"]
+        assert made.ready == [LOAD_S]
+        assert made.plug.lacks is None
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+async def test_whichever_rank_ends_all_end_and_all_start_again(rank, autojump_clock):
+    async with group("b", "c") as made:
+        await made.until_ready()
+        await trio.sleep_until(10)
+        made.hosts.kill(rank)
+        await made.until_ready(2)
+        first, again = made.hosts.log[:3], [what for _, what in made.hosts.log[6:]]
+        assert sorted(what for _, what in made.hosts.log[3:6]) == ["0 is gone", "1 is gone", "2 is gone"]
+        assert again == [what for _, what in first]
+        assert set(made.hosts.alive) == set(made.hosts.met) == {0, 1, 2}
+        assert made.ready[1] == 10 + LADDER_S + LOAD_S
+        where = (
+            "host 0 was killed" if rank == 0 else f"rank {rank} of engine big on node {'abc'[rank]}: host {rank} was"
+        )
+        assert len(made.why) == 1
+        assert where in made.why[0]
+
+
+async def test_each_life_of_a_prefill_is_met_at_one_port_that_all_ranks_are_told(autojump_clock):
+    async with group("b", "c", another=partial(next, count(9000))) as made:
+        for life in range(3):
+            await made.until_ready(life + 1)
+            assert made.hosts.ports == dict.fromkeys(range(3), 9000 + life)
+            made.hosts.kill(life)
+
+
+async def test_a_life_that_waits_for_its_nodes_takes_no_port_yet(autojump_clock):
+    taken = []
+    async with group("b", another=lambda: taken.append(trio.current_time())) as made:
+        await trio.sleep(40)
+        made.link("c")
+        await made.until_ready()
+        assert taken == [40]
+
+
+async def test_a_prefill_for_which_no_port_is_free_starts_no_rank(autojump_clock):
+    def another():
+        raise StartFailed("none of the ports is free")
+
+    async with group("b", "c", another=another) as made:
+        await made.over.wait()
+        assert str(made.failed) == "none of the ports is free"
+        assert made.hosts.log == []
+
+
+async def test_a_port_that_another_nodes_file_does_not_give_the_engine_is_refused_there(autojump_clock):
+    async with group("b", "c", another=lambda: 9032) as made:
+        with trio.fail_after(1):
+            await made.over.wait()
+        said = "rank 1 of engine big on node b: the file of node b has no life of it at port 9032"
+        assert str(made.failed) == said
+        assert made.hosts.log == []
+
+
+async def test_a_rank_that_ends_before_the_engine_is_ready_ends_the_start(autojump_clock):
+    async with group("b", "c") as made:
+        await trio.sleep(LOAD_S / 2)
+        made.hosts.kill(2)
+        await made.over.wait()
+        assert str(made.failed) == "a/engine could not start: rank 2 of engine big on node c: host 2 was killed"
+        assert made.hosts.alive == {}
+        assert made.ready == []
+
+
+async def test_a_lost_link_ends_every_rank_and_the_engine_waits_for_another_link(autojump_clock):
+    async with group("b", "c") as made:
+        await made.until_ready()
+        await trio.sleep_until(10)
+        made.cut("c")
+        await trio.sleep_until(13)
+        assert made.hosts.alive == {}
+        assert made.plug.lacks == "there is no link to node c"
+        await trio.sleep_until(30)
+        assert made.hosts.alive == {}
+        made.link("c")
+        await made.until_ready(2)
+        assert made.ready[1] == 30 + LOAD_S
+        assert made.plug.lacks is None
+        assert "rank 2 of engine big on node c: the link went down" in made.why[0]
+
+
+async def test_a_rank_that_is_asked_for_again_waits_until_the_last_one_is_gone(autojump_clock):
+    async with group("b", "c") as made:
+        await made.until_ready()
+        made.hosts.ladder_s[1] = 7.0
+        await trio.sleep_until(10)
+        made.cut("b")
+        await trio.sleep(0.5)
+        made.link("b")
+        await made.until_ready(2)
+        starts = [at for at, what in made.hosts.log if what in {"1 starts", "2 starts", "0 starts"} and at > 5]
+        assert min(starts) >= 17
+        assert set(made.hosts.met) == {0, 1, 2}
+
+
+async def test_the_end_of_rank_0s_node_ends_every_rank(autojump_clock):
+    async with group("b", "c") as made:
+        await made.until_ready()
+        made.scope.cancel()
+        await made.over.wait()
+        await trio.sleep(LADDER_S)
+        assert made.hosts.alive == {}
+        assert [name for name in tasks() if name.startswith("rank")] == ["rank 1", "rank 2"]
+
+
+async def test_an_engine_that_is_left_while_a_rank_of_it_waits_starts_nothing_there(autojump_clock):
+    async with group("b", "c") as made:
+        await made.until_ready()
+        made.hosts.ladder_s[1] = 20.0
+        made.hosts.kill(2)
+        await trio.sleep(LADDER_S + 1)
+        assert len(made.why) == 1
+        assert set(made.hosts.alive) == {1}  # rank 0's node has asked for it again, and waits
+        made.scope.cancel()
+        await made.over.wait()
+        await trio.sleep(50)
+        assert [what for _, what in made.hosts.log[3:]] == ["2 is gone", "0 is gone", "1 is gone"]
+
+
+async def test_an_engine_whose_nodes_cannot_all_be_asked_in_time_says_which_one_is_missing(autojump_clock):
+    async with group("b") as made:
+        await made.over.wait()
+        assert trio.current_time() == LINKED_WITHIN_S
+        assert str(made.failed) == "engine big spans 3 nodes: there is no link to node c"
+        assert made.hosts.log == []
+
+
+async def test_a_node_that_drains_is_not_asked_for_a_rank(autojump_clock):
+    async with group("b", "c") as made:
+        made.directory.told("c", NodeState(draining=True))
+        await trio.sleep(5)
+        assert made.plug.lacks == "node c drains"
+        assert made.hosts.log == []
+        made.directory.told("c", NodeState())
+        await made.until_ready()
+        assert made.ready == [5 + LOAD_S]
+
+
+async def test_when_a_node_drains_the_engine_is_chosen_no_more_finishes_what_it_has_and_ends(autojump_clock):
+    async with group("b", "c") as made:
+        await made.until_ready()
+        made.here.busy = 1
+        await trio.sleep_until(10)
+        made.nodes["c"].drain()
+        made.directory.told("c", NodeState(draining=True))
+        await trio.sleep_until(15)
+        assert made.plug.now is None
+        assert made.plug.lacks == "node c drains"
+        assert set(made.hosts.alive) == {0, 1, 2}
+        made.here.busy = 0
+        made.directory.changed.unpark_all()
+        await made.nodes["c"].wait_idle()
+        assert (trio.current_time(), made.nodes["c"].ranks) == (15 + LADDER_S, 0)
+        await trio.sleep(10)
+        assert made.why == ["engine big gave way: node c drains"]
+        assert made.hosts.alive == {}
+        made.nodes["c"].draining = False
+        made.directory.told("c", NodeState())
+        await made.until_ready(2)
+
+
+async def test_when_the_gateways_node_drains_whoever_it_has_admitted_is_served_first(autojump_clock):
+    async with group("b", "c", gateway="c") as made:
+        await made.until_ready()
+        made.here.busy = 1
+        made.directory.told("c", NodeState(draining=True))
+        await trio.sleep(5)
+        assert made.plug.now is not None
+        made.here.busy = 0
+        made.directory.changed.unpark_all()
+        await trio.sleep(LADDER_S + 1)
+        assert made.why == ["engine big gave way: node c drains"]
+
+
+async def test_an_engine_that_is_not_ready_yet_gives_way_at_once_whoever_waits_for_it(autojump_clock):
+    async with group("b", "c") as made:
+        await trio.sleep(LOAD_S / 2)
+        made.here.busy = 1
+        made.directory.told("c", NodeState(draining=True))
+        await made.over.wait()
+        assert str(made.failed) == "a/engine could not start: engine big gave way: node c drains"
+        assert trio.current_time() == LOAD_S / 2 + LADDER_S
+
+
+async def test_an_engine_whose_own_node_drains_is_left_to_that_nodes_plan(autojump_clock):
+    async with group("b", "c") as made:
+        await made.until_ready()
+        made.directory.drain()
+        made.directory.told("c", NodeState(draining=True))
+        await trio.sleep(30)
+        assert made.plug.now is not None
+        assert made.why == []
+        assert made.nodes["b"].ranks == made.nodes["c"].ranks == 1
+
+
+async def test_a_link_that_is_lost_is_not_asked_while_it_is_still_known(autojump_clock):
+    async with group("b") as made:
+        link = Link(sim_pair()[0], Peer("a", serves_max=4))
+        link._end()
+        made.directory.linked("c", link)
+        await trio.sleep(1)
+        assert made.plug.lacks == "there is no link to node c"
+        assert made.failed is None
+
+
+async def test_a_file_that_disagrees_is_refused_by_the_names_of_its_keys(autojump_clock):
+    async with group("b", "c", agreed={**AGREED, "slots": "17"}) as made:
+        with trio.fail_after(1):
+            await made.over.wait()
+        said = "rank 1 of engine big on node b: the file of node b disagrees about slots"
+        assert str(made.failed) == said
+        assert made.hosts.log == []
+
+
+@pytest.mark.parametrize(
+    ("agreed", "said"),
+    [
+        ({}, "the file of node b disagrees about slots, nodes"),
+        ({**AGREED, "slots": ""}, "the file of node b disagrees about slots"),
+        ({**AGREED, "x" * 5000: "1"}, "the file of node b disagrees about keys that are unknown here"),
+    ],
+)
+def test_what_a_node_is_asked_never_goes_beyond_its_own_file(agreed, said):
+    own = Own(Directory("b"), AGREED)
+    own.check(RunRank(dict(AGREED)))
+    with pytest.raises(BadRequest) as caught:
+        own.check(RunRank(agreed))
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("ports", "port", "met"),
+    [
+        (range(9000, 9032), None, "no port"),
+        *((range(9000, 9032), port, f"port {port}") for port in (-1, 0, 22, 8999, 9032, 65_536, 2**64 - 1)),
+        ((None,), 9000, "port 9000"),
+    ],
+)
+def test_a_rank_is_met_nowhere_that_its_own_file_does_not_say(ports, port, met):
+    own = Own(Directory("b"), AGREED, ports)
+    for allowed in ports:
+        own.check(RunRank(dict(AGREED), allowed))
+    with pytest.raises(BadRequest) as caught:
+        own.check(RunRank(dict(AGREED), port))
+    assert str(caught.value) == f"the file of node b has no life of it at {met}"
+
+
+@pytest.mark.parametrize("port", [True, 9000.5, "9000", b"9000", [9000]])
+def test_a_port_that_is_no_whole_number_breaks_the_protocol(port):
+    said = codec.encode(RunRank({}, 9000))[:1] + msgspec.msgpack.encode({"agreed": {}, "bootstrap_port": port})
+    with pytest.raises(PeerViolation, match="a RunRank that cannot be read"):
+        codec.decode(said)
+
+
+def test_a_node_that_drains_begins_no_rank():
+    own = Own(Directory("b"), AGREED)
+    own.directory.drain()
+    with pytest.raises(Draining, match="node b drains"):
+        own.check(RunRank(dict(AGREED)))
+
+
+async def test_a_node_whose_file_has_no_such_engine_is_named(autojump_clock):
+    async with group("b") as made:
+        made.link("c", serves={})
+        with trio.fail_after(1):
+            await made.over.wait()
+        assert str(made.failed) == "rank 2 of engine big on node c: there is no big here"
+        await trio.sleep(2 * LADDER_S)
+        assert made.hosts.alive == {}
+
+
+async def test_who_asks_for_a_rank_twice_gets_it_once_at_a_time(autojump_clock):
+    async with group() as made:
+        order = []
+
+        async def ask(name, for_s):
+            with trio.move_on_after(for_s):
+                async with made.asked["b"].ask(RunRank(dict(AGREED)), 1) as answer:
+                    await anext(answer)
+                    order.append((trio.current_time(), name))
+                    await answer.result()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "first", 5)
+            await trio.sleep(1)
+            nursery.start_soon(ask, "second", 10)
+        assert order == [(0, "first"), (5 + LADDER_S, "second")]
+
+
+# At every step ---------------------------------------------------------------------------
+
+
+def cut(made):
+    made.cut("b")
+
+
+def kill_the_first(made):
+    made.hosts.kill(0)
+
+
+def kill_another(made):
+    made.hosts.kill(2)
+
+
+async def one_fault(rng, step, act):
+    """Do `act` just before a step of a life from its start on; return whether the life had been over by then."""
+    async with group("b", "c") as made:
+        with counting(step, lambda: act(made)) as steps:
+            await trio.sleep(20)
+        await trio.sleep(1)
+        if made.directory.nodes["b"][1] is None:
+            made.link("b")
+        if made.failed is not None:  # whoever runs the node runs it again
+            made.failed, made.scope = None, trio.CancelScope()
+            made.nursery.start_soon(made.supervise, name="node a")
+        await trio.sleep(20)
+        assert made.failed is None
+        assert set(made.hosts.alive) == set(made.hosts.met) == {0, 1, 2}
+        made.scope.cancel()
+        await trio.sleep(2 * LADDER_S)
+        assert made.hosts.alive == {}
+        links = [made.directory.nodes[name][1] for name in "bc"]
+        assert all(not link._asked and len(link.peer.asked) == 0 for link in links)
+    return steps.taken < step
+
+
+@pytest.mark.parametrize("act", [cut, kill_the_first, kill_another], ids=lambda act: act.__name__)
+def test_at_every_step_all_ranks_come_back_or_none_is_left(act):
+    logging.disable(logging.CRITICAL)  # restarts, all of them wanted
+    try:
+        for step in range(1, STEPS_MAX):
+            if simulate(partial(one_fault, step=step, act=act), seed=1):
+                break
+        else:
+            pytest.fail("the sweep did not end")
+    finally:
+        logging.disable(logging.NOTSET)
+    assert step > 60
+
+
+def test_the_node_of_rank_0_can_be_stopped_at_every_step():
+    async def stop(rng, step):
+        async with group("b", "c") as made:
+            with counting(step, made.scope.cancel) as steps:
+                await trio.sleep(20)
+            made.scope.cancel()
+            await trio.sleep(2 * LADDER_S)
+            assert made.over.is_set()
+            assert made.hosts.alive == {}
+        return steps.taken < step
+
+    for step in range(1, STEPS_MAX):
+        if simulate(partial(stop, step=step), seed=1):
+            break
+    else:
+        pytest.fail("the sweep did not end")

@@ -1,0 +1,344 @@
+"""What the file says of an engine that spans nodes: its mistakes, its hosts' arguments, its place in the trees."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import trio
+from attrs import evolve
+
+from actors.engines.sglang import host_settings
+from actors.kit.calls import mailbox
+from bench.rig.cluster import free_ports
+from protocol.errors import BadRequest, EngineLost, StartFailed
+from protocol.messages import Generate, RunRank
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import Directory
+from supervisor.config import load
+from supervisor.engines.children import Worker, _spec, rank_of, worker
+from supervisor.engines.sglang import ranks
+from supervisor.engines.sglang import spawn as hosts_module
+from supervisor.engines.sglang.bootstrap_ports import PORTS
+from supervisor.launcher import preflight
+from supervisor.node import monitoring
+from supervisor.processes import run_folder
+from supervisor.processes.process import Hurry
+from supervisor.sockets.descriptor_reserve import Reserve
+from supervisor.supervision.registration import Plug
+from supervisor.telemetry.metrics import Metrics
+from tests.rig.assembly import built
+
+ROOT = Path(__file__).parents[4]
+SPAN = f"""
+[cluster]
+secret = "secret"
+[node.a]
+host = "10.0.0.1"
+listen = "10.0.0.1:7401"
+[node.b]
+host = "10.0.0.2"
+listen = "10.0.0.2:7401"
+[node.c]
+host = "10.0.0.3"
+listen = "10.0.0.3:7401"
+[gateway]
+node = "a"
+port = 8000
+[model.tiny]
+path = "{ROOT / "examples" / "tiny"}"
+[engine.big]
+model = "tiny"
+node = "a"
+ranks_on = ["b", "c"]
+dist_port = 7500
+device = "cpu"
+tensor_parallel = 3
+kv_tokens_max = 4096
+"""
+PREFILL = """
+[engine.p]
+model = "tiny"
+node = "a"
+device = "cpu"
+leg = "prefill"
+bootstrap_port = 7500
+kv_tokens_max = 4096
+[engine.d]
+model = "tiny"
+node = "b"
+device = "cpu"
+leg = "decode"
+kv_tokens_max = 4096
+"""
+OVER_TWO = f"""
+[node.a]
+listen = "127.0.0.1:7401"
+[node.b]
+listen = "127.0.0.1:7402"
+[gateway]
+node = "a"
+[model.tiny]
+path = "{ROOT / "examples" / "tiny"}"
+[engine.p]
+model = "tiny"
+node = "a"
+ranks_on = ["b"]
+dist_port = 7500
+device = "cpu"
+tensor_parallel = 2
+leg = "prefill"
+bootstrap_port = 20400
+kv_tokens_max = 4096
+[engine.d]
+model = "tiny"
+node = "b"
+device = "cpu"
+leg = "decode"
+kv_tokens_max = 4096
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(old="", new=""):
+        assert old in SPAN
+        (tmp_path / "secret").write_text("a secret that is long enough")
+        (tmp_path / "cluster.toml").write_text(SPAN.replace(old, new) if old else SPAN + new)
+        return load.read(tmp_path / "cluster.toml")
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('["b", "c"]', '["b", "d"]', "engine.big.ranks_on[1]: there is no node d; there is a, b, c"),
+        ('["b", "c"]', '["b", "b"]', "engine.big.ranks_on[1]: node b has a rank of it already"),
+        ('["b", "c"]', '["a", "b"]', "engine.big.ranks_on[0]: node a has a rank of it already"),
+        ('["b", "c"]', '["B"]', "engine.big.ranks_on[0]: must be lower-case letters"),
+        ("dist_port = 7500\n", "", "engine.big.dist_port: is missing: the ranks meet there, on the host of rank 0"),
+        ("7500", "70000", "engine.big.dist_port: must be"),
+        ('ranks_on = ["b", "c"]\n', "", "engine.big.dist_port: means nothing without ranks_on"),
+        ('ranks_on = ["b", "c"]\n', "", "an engine on a CPU has one rank a node, which are 1 here"),
+        ("tensor_parallel = 3", "tensor_parallel = 6", "an engine on a CPU has one rank a node, which are 3 here"),
+        (
+            '"cpu"\ntensor_parallel = 3',
+            '"cuda"\ntensor_parallel = 4',
+            "makes 4 ranks, which 3 nodes cannot share equal",
+        ),
+        ("7500", "7401", "engine.big.dist_port: is node.a.listen on the same host"),
+        ("7500", "8000", "engine.big.dist_port: is gateway.port on the same host"),
+        ("", PREFILL, "engine.big.dist_port: is engine.p.bootstrap_port on the same host"),
+        ("4096\n", "4096\nsettings.node_rank = 1\n", "engine.big.settings.node_rank: is given by node, ranks_on and"),
+        ("4096\n", "4096\nsettings.dist_init_addr = 'a:1'\n", "engine.big.settings.dist_init_addr: is given by"),
+        ('host = "10.0.0.1"\n', "", "node.a.host: is localhost, where ranks on other hosts do not find its own"),
+        ('host = "10.0.0.2"\n', "", "node.b.host: is localhost, where ranks on other hosts do not find its own"),
+        ('host = "10.0.0.1"\n', 'host = "0.0.0.0"\n', "node.a.host: is 0.0.0.0, where ranks on other hosts do not"),
+        ('device = "cpu"', 'kind = "simulated"', "engine.big.ranks_on: means nothing to a simulated engine"),
+        ('device = "cpu"', 'kind = "simulated"', "engine.big.dist_port: means nothing to a simulated engine"),
+    ],
+)
+def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(old, new, said, read):
+    with pytest.raises(StartFailed, match=re.escape(said)):
+        read(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ('"cpu"\ntensor_parallel = 3', '"cuda"\ntensor_parallel = 12'),
+        ('"cpu"\ntensor_parallel = 3', '"cuda"\ntensor_parallel = 8\nsettings.pp_size = 3'),
+        ("", PREFILL.replace('node = "a"', 'node = "c"')),  # the same port, of another host
+    ],
+)
+def test_ranks_that_can_be_one_engine(old, new, read):
+    assert read(old, new).engine["big"].nodes == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("host", "meet"),
+    [("10.0.0.1", "10.0.0.1:7500"), ("gpu-1.example", "gpu-1.example:7500"), ("fd00::7", "[fd00::7]:7500")],
+)
+def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read):
+    cluster = read('host = "10.0.0.1"', f'host = "{host}"')
+    section = cluster.engine["big"]
+    for rank, node in enumerate("abc"):
+        spec = _spec(cluster, "big", section, "cpu", rank)
+        boot = host_settings.boot(spec, "folder")
+        assert {key: boot.arguments[key] for key in ("tp_size", "nnodes", "node_rank", "dist_init_addr")} == {
+            "tp_size": 3,
+            "nnodes": 3,
+            "node_rank": rank,
+            "dist_init_addr": meet,
+        }
+        assert boot.environment["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] == "0"
+        assert boot.environment["SGLANG_HOST_IP"] == cluster.node[node].host
+    assert _spec(cluster, "big", section, "cpu", 2).name == "big.rank-2"
+
+
+def test_an_engine_on_one_node_hears_nothing_of_ranks():
+    cluster = load.read(ROOT / "examples" / "quickstart.toml")
+    boot = host_settings.boot(_spec(cluster, "tiny-0", cluster.engine["tiny-0"], "cpu"), "folder")
+    assert not {"nnodes", "node_rank", "dist_init_addr"} & boot.arguments.keys()
+    assert "SGLANG_BLOCK_NONZERO_RANK_CHILDREN" not in boot.environment
+    assert ranks.meeting(cluster, "tiny-0") is None
+
+
+def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read):
+    said = ranks.agreed(read(), "big")
+    assert said["node.a.host"] == '"10.0.0.1"'
+    same = [("4096\n", "4096\nenvironment.NCCL_DEBUG = 'INFO'\n"), ("4096\n", "4096\nladder.term_s = 9\n")]
+    same += [("4096\n", "4096\nstart_within_s = 9\n"), ('"10.0.0.2"\n', '"10.0.0.9"\n')]
+    for old, new in same:
+        assert ranks.agreed(read(old, new), "big") == said
+    for old, new, key in [
+        ("4096", "4097", "kv_tokens_max"),
+        ("7500", "7501", "dist_port"),
+        ('["b", "c"]', '["c", "b"]', "ranks_on"),
+        ('"10.0.0.1"\n', '"10.0.0.9"\n', "node.a.host"),
+        ("4096\n", "4096\nsettings.dtype = 'float32'\n", "settings"),
+    ]:
+        other = ranks.agreed(read(old, new), "big")
+        assert [name for name in said if said[name] != other[name]] == [key]
+
+
+# In the hosts ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Hosts of a prefill over two nodes: how they are started, which all fail, and what a node has for them."""
+    (tmp_path / "cluster.toml").write_text(OVER_TWO.replace("20400", str(free_ports(1)[0])))
+    boots = []
+
+    async def starts(boot, _):
+        await trio.lowlevel.checkpoint()
+        boots.append(boot)
+        raise StartFailed("nothing starts here")
+
+    cluster = load.read(tmp_path / "cluster.toml")
+    with run_folder.folder(tmp_path) as folder:
+        own = {"folder": folder, "logs": tmp_path, "hurry": Hurry(), "metrics": Metrics(), "reserve": Reserve()}
+        world = SimpleNamespace(now=lambda: 5.0, **own)
+        yield SimpleNamespace(cluster=cluster, starts=dict.fromkeys(cluster.engine, starts), world=world, boots=boots)
+
+
+async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(hosts):
+    section = hosts.cluster.engine["p"]
+    others = ranks.Others("p", (), {}, Directory("a"), 1.0, Plug(), "a")
+    each = Worker("p", section, None, Plug(), inbox=None, came=lambda: None, turn_away=lambda: None, others=others)
+    for alone in (each, evolve(each, others=None)):
+        child = worker(hosts.cluster, alone, hosts.starts, hosts.world).children[0]
+        for _ in range(3):
+            with pytest.raises(StartFailed, match="nothing starts here"):
+                await child.run(*child.args, task_status=trio.TASK_STATUS_IGNORED)
+        told = [boot.arguments["disaggregation_bootstrap_port"] for boot in hosts.boots[-3:]]
+        assert len(set(told)) == 3
+        assert set(told) <= set(range(section.bootstrap_port, section.bootstrap_port + PORTS))
+
+
+async def test_another_rank_of_a_prefill_is_started_with_the_port_that_its_node_is_told(hosts, nursery):
+    first = hosts.cluster.engine["p"].bootstrap_port
+    address, inbox = mailbox(1)
+    child = rank_of(hosts.cluster, "p", Directory("b"), inbox, hosts.starts, hosts.world)
+    await nursery.start(partial(child.run, *child.args))
+    agreed = ranks.agreed(hosts.cluster, "p")
+    for port, refused in ((first, EngineLost), (first + PORTS - 1, EngineLost), (first + PORTS, BadRequest)):
+        with pytest.raises(refused):
+            async with address.ask(RunRank(agreed, port), 1) as answer:
+                await answer.result()
+    assert [boot.arguments["disaggregation_bootstrap_port"] for boot in hosts.boots] == [first, first + PORTS - 1]
+    assert {boot.arguments["node_rank"] for boot in hosts.boots} == {1}
+    nursery.cancel_scope.cancel()
+
+
+# In the trees ----------------------------------------------------------------------------
+
+
+def children(cluster, node):
+    return [child.name for child in built(cluster, node)[0].tree.children]
+
+
+SERVED = ("router-tiny", "processor-tiny")
+
+
+def test_the_first_node_has_the_engine_and_every_other_one_its_rank(read):
+    cluster = read()
+    assert children(cluster, "a") == ["gateway", "links", "zygote", "big", "grammars-big", *SERVED]
+    assert children(cluster, "b") == children(cluster, "c") == ["links", "zygote", "big"]
+    for node in "abc":
+        serves = built(cluster, node)[0].links.serves
+        assert (("big", RunRank) in serves, ("big", Generate) in serves) == (node != "a", node == "a")
+        assert ("", RunRank) not in serves  # what has no name can be asked by operators
+
+
+def test_a_nodes_ranks_of_other_engines_are_there_before_its_own_engines_wait_for_theirs(read):
+    second = SPAN[SPAN.index("[engine.big]") :].replace("big", "bog").replace("7500", "7600")
+    second = second.replace('"a"', '"b"').replace('["b", "c"]', '["a", "c"]')
+    cluster = read("", second)
+    assert children(cluster, "a")[:5] == ["gateway", "links", "zygote", "bog", "big"]
+    assert children(cluster, "b") == ["links", "zygote", "big", "bog", "grammars-bog"]
+
+
+def test_a_check_prints_the_group(read):
+    cluster = read()
+    first, other = (" ".join(preflight.text(cluster, node, {}).split()) for node in "ab")
+    assert "tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in first
+    assert "SGLang's rank 0, in a process of its own" in first
+    assert "rank 1 of tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in other
+
+
+def test_an_engine_that_waits_for_a_node_says_so(read):
+    cluster = read()
+    house, _ = built(cluster, "a")
+    assert engine_control.unready(house.directory, ["tiny"]) == "engine big is starting"
+    house.directory.here["big"].plug.lack("there is no link to node b")
+    assert engine_control.unready(house.directory, ["tiny"]) == "engine big is starting: there is no link to node b"
+    assert monitoring.unready(cluster, house.directory) == "engine big is starting: there is no link to node b"
+
+
+def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read, monkeypatch):
+    monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
+    monkeypatch.setattr(preflight, "_available", lambda: preflight.ENGINE_BYTES * 5 // 2)
+    cluster = read()
+    preflight.ahead(cluster, "a", "b")
+    with pytest.raises(StartFailed, match="too little memory: 3 engines on the CPU need"):
+        preflight.ahead(cluster, "a", "b", "c")
+
+
+def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(read, monkeypatch):
+    asked = []
+    monkeypatch.setattr(preflight, "_port_is_free", lambda host, port, key: asked.append((port, key)))
+    monkeypatch.setattr(preflight, "_available", lambda: None)
+    cluster = read()
+    preflight.ahead(cluster, "a")
+    assert (7500, "engine.big.dist_port") in asked
+    asked.clear()
+    preflight.ahead(cluster, "b")
+    assert (7500, "engine.big.dist_port") not in asked
+
+
+def test_the_example_is_two_nodes_of_this_host():
+    cluster = load.read(ROOT / "examples" / "spanning.toml")
+    assert preflight.pick(cluster, None) == ("first", "second")
+    assert cluster.engine["tiny-0"].nodes == ("first", "second")
+
+
+def test_b18_an_engine_with_variables_of_its_own_is_forked_from_a_zygote_that_has_them(read):
+    """Torch reads OMP_NUM_THREADS when it is imported, and so do others."""
+    plain = '[engine.q]\nmodel = "tiny"\nnode = "b"\ndevice = "cpu"\nkv_tokens_max = 4096\n'
+    own = plain.replace("engine.q", "engine.r") + '[engine.r.environment]\nOMP_NUM_THREADS = "3"\n'
+    house, _ = built(read("", plain + own), "b")
+    members = {child.name: child for child in house.tree.children}
+    assert [name for name in members if name.startswith("zygote")] == ["zygote", "zygote-r"]
+    assert "zygote" in members["q"].needs
+    assert "zygote-r" in members["r"].needs
+    given = {name: members[name].children[0].args for name in ("zygote", "zygote-r")}
+    variables = {name: hosts_module.host_environment({}, "cpu", args[-1]) for name, args in given.items()}
+    assert variables["zygote"]["OMP_NUM_THREADS"] == "1"
+    assert variables["zygote-r"]["OMP_NUM_THREADS"] == "3"

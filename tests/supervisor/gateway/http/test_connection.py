@@ -1,0 +1,216 @@
+"""HTTP as it should be: every method, header and body, right and wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import trio
+import trio.testing
+
+from tests.rig.gateway import Worker, at_rest, chat, head, post, rig
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+async def test_small_things_are_told(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        health = await client.ask(head())
+        assert (health.status, health.body, health.headers["x-request-id"]) == (200, b"alive\n", f"{1:032x}")
+        assert (await client.ask(head(path="/ready"))).body == b"ready\n"
+        models = (await client.ask(head(path="/v1/models"))).json
+        assert [(model["id"], model["root"], model["max_model_len"]) for model in models["data"]] == [
+            ("tiny", "tiny", 2048)
+        ]
+        assert (await client.ask(head(path="/v1/models/tiny?x=1"))).json == models["data"][0]
+        assert (await client.ask(head(path="/v1/models/t%69ny"))).status == 200
+        made.ready.append("engine a is starting")
+        unready = await client.ask(head(path="/ready"))
+        assert (unready.status, unready.error["code"], unready.headers["retry-after"]) == (503, "not_ready", "2")
+        assert (await client.ask(head())).status == 200
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "code"),
+    [
+        (head(path="/nope"), 404, "not_found"),
+        (head(path="/v1/models/other"), 404, "model_not_found"),
+        (post(chat(model="other")), 404, "model_not_found"),
+        (head(path="/v1/chat/completions"), 405, "method_not_allowed"),
+        (post({}, "/health"), 405, "method_not_allowed"),
+        (head(path="/v1/responses"), 426, "upgrade_required"),
+        (post({}, "/v1/responses"), 400, "invalid_request"),
+        (head(host="evil.example"), 403, "forbidden"),
+        (head(origin="https://evil.example"), 403, "forbidden"),
+        (head(origin="null"), 403, "forbidden"),
+        (post(b"{"), 400, "invalid_request"),
+        (post(chat(temperature=9)), 400, "invalid_request"),
+        (post(chat(max_tokens=5000)), 400, "context_length_exceeded"),
+        (post(chat(store=True)), 400, "unsupported_parameter"),
+    ],
+)
+async def test_a_mistake_costs_its_answer_and_not_the_connection(data, status, code, rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        for _ in range(2):
+            reply = await client.ask(data)
+            assert (reply.status, reply.error["code"], reply.whole) == (status, code, True)
+            assert reply.headers["x-should-retry"] == "false"
+            assert reply.headers.get("allow") in ({"POST, OPTIONS", "GET, HEAD, OPTIONS"} if status == 405 else {None})
+            assert reply.headers.get("upgrade") == ("websocket" if status == 426 else None)
+        assert (await client.ask(head())).status == 200
+        assert made.worker.prompts == []
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:80", "LOCALHOST:1"])
+async def test_the_servers_own_names_are_welcome(host, rather_slow):
+    async with rig() as made:
+        assert (await (await made.client()).ask(head(host=host, origin=f"http://{host}"))).status == 200
+
+
+async def test_an_id_of_the_clients_own_comes_back_if_it_is_decent(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        for given, back in [("my-id", "my-id"), ("a b", None), ("x" * 129, None), ("", None)]:
+            reply = await client.ask(head(x_request_id=given))
+            assert (reply.headers["x-request-id"] == given) == (back is not None)
+
+
+async def test_a_head_gets_the_head_of_what_a_get_gets(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        for path, status in [
+            ("/health", 200),
+            ("/metrics", 200),
+            ("/v1/models", 200),
+            ("/nope", 404),
+            ("/health", 200),
+        ]:
+            reply = await client.ask(head("HEAD", path))
+            assert (reply.status, reply.headers["content-length"] > "0") == (status, True)
+        assert (await client.ask(head())).body == b"alive\n"
+
+
+async def test_an_answer_without_a_stream(rather_slow):
+    async with rig(worker=Worker(cached=2)) as made:
+        reply = await (await made.client()).ask(post(chat("n=4"), x_request_id="mine"))
+        assert reply.json["choices"][0]["message"]["content"] == "The oak is o"
+        assert reply.json["usage"]["completion_tokens"] == 4
+        assert reply.json["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+        assert reply.headers["x-request-id"] == "mine"
+        await at_rest_with(made, 1)
+
+
+async def at_rest_with(made, connections):
+    await trio.testing.wait_all_tasks_blocked()
+    assert (len(made.door.connections), made.door.gate.inside, made.worker.running) == (connections, 0, 0)
+
+
+async def test_a_stream_keeps_the_rules_that_every_harness_needs(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        reply = await client.ask(post(chat("n=40", stream=True, stream_options={"include_usage": True})))
+        assert reply.whole
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        assert reply.events[-1] == "[DONE]"
+        *texts, finish, usage = reply.chunks
+        assert texts[0]["choices"][0]["delta"]["role"] == "assistant"
+        assert all(chunk["choices"][0]["delta"]["content"] for chunk in texts)
+        assert finish["choices"][0]["finish_reason"] == "stop"
+        assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 40)
+        whole = await client.ask(post(chat("n=40")))
+        assert reply.text == whole.json["choices"][0]["message"]["content"]
+
+
+async def test_requests_sent_ahead_are_answered_in_order(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        await client.send(post(chat("n=3 s=1")) + head() + post(chat("n=2", stream=True)) + head(path="/nope"))
+        assert (await client.reply()).json["usage"]["completion_tokens"] == 3
+        await client.send(head(path="/ready"))
+        assert (await client.reply()).body == b"alive\n"
+        assert (await client.reply()).text == "The oak"
+        assert (await client.reply()).status == 404
+        assert (await client.reply()).body == b"ready\n"
+
+
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+async def test_a_body_may_come_in_chunks_and_in_pieces(size, rather_slow):
+    body = json.dumps(chat("n=3")).encode()
+    data = head("POST", "/v1/chat/completions", transfer_encoding="chunked")
+    for at in range(0, len(body), 50):
+        piece = body[at : at + 50]
+        data += b"%x\r\n%b\r\n" % (len(piece), piece)
+    data += b"0\r\n\r\n"
+    async with rig() as made:
+        client = await made.client()
+        for at in range(0, len(data), size):
+            await client.send(data[at : at + size])
+        assert (await client.reply()).status == 200
+
+
+async def test_one_that_asks_first_is_told_to_go_on(rather_slow):
+    body = json.dumps(chat("n=3")).encode()
+    async with rig() as made:
+        client = await made.client()
+        await client.send(head("POST", "/v1/chat/completions", content_length=len(body), expect="100-continue"))
+        assert (await client.reply()).status == 100
+        await client.send(body)
+        assert (await client.reply()).status == 200
+        refused = await client.ask(head("POST", "/nope", content_length=5, expect="100-continue"))
+        assert (refused.status, refused.headers["connection"]) == (404, "close")
+
+
+async def test_too_long_a_body_is_refused_and_the_client_hears_why(rather_slow):
+    async with rig(body_bytes_max=100_000) as made:
+        client = await made.client()
+        reply = await client.ask(post(b"x" * 2_000_000))
+        assert (reply.status, reply.error["code"], reply.headers["connection"]) == (413, "too_large", "close")
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+async def test_too_long_a_head_is_refused(rather_slow):
+    async with rig(head_bytes_max=4096) as made:
+        client = await made.client()
+        for _ in range(20):
+            await client.send(b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 20_000 if _ == 0 else b"y" * 1000)
+        assert (await client.reply()).status == 431
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",  # a TLS hello
+        b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: -1\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"HEAD /nope\x00 HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+    ],
+)
+async def test_garbage_is_answered_once_and_shown_the_door(garbage, rather_slow, caplog):
+    async with rig() as made:
+        client = await made.client()
+        assert (await client.ask(garbage)).status == 400
+        await client.stream.aclose()
+        await at_rest(made)
+    assert not caplog.records
+
+
+async def test_an_old_client_without_a_host_is_refused_and_one_with_it_served(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        await client.send(b"GET /health HTTP/1.0\r\n\r\n")
+        assert (await client.until(b"\r\n")).split()[1] == b"403"
+        client = await made.client()
+        await client.send(b"GET /health HTTP/1.0\r\nhost: localhost\r\n\r\n")
+        assert (await client.until(b"\r\n")).split()[1] == b"200"
+        await client.until(b"alive\n")
+        assert await client.closed()

@@ -1,0 +1,384 @@
+"""HTTP at its edges: methods, media, lengths, trailers, and requests sent ahead of their turn."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import trio
+import trio.testing
+
+from supervisor.gateway.http.connection import AHEAD_BYTES_MAX
+from tests.rig.gateway import at_rest, chat, frame, head, post, rig
+
+CHAT = "/v1/chat/completions"
+GETS, POSTS = "GET, HEAD, OPTIONS", "POST, OPTIONS"
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+# Methods -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "allow"),
+    [
+        ("/health", GETS),
+        ("/v1/models", GETS),
+        ("/v1/models/tiny", GETS),
+        ("/server_info", GETS),
+        (CHAT, POSTS),
+        ("/v1/completions", POSTS),
+        ("/tokenize", POSTS),
+        ("/v1/responses", "GET, HEAD, POST, OPTIONS"),
+        ("/flush_cache", "GET, HEAD, POST, OPTIONS"),
+    ],
+)
+async def test_a_path_tells_its_methods_and_knows_no_others(path, allow, rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        await client.send(head("OPTIONS", path))
+        reply = await client.reply(head_only=True)
+        assert (reply.status, reply.headers["allow"]) == (204, allow)
+        assert not {"content-length", "transfer-encoding"} & reply.headers.keys()
+        for method in ("DELETE", "PUT", "BREW", "TRACE", *(("GET", "HEAD") if allow == POSTS else ())):
+            reply = await client.ask(head(method, path))
+            assert (reply.status, reply.headers["allow"]) == (405, allow)
+        assert (await client.ask(head())).status == 200
+
+
+async def test_the_server_as_a_whole_can_be_asked_for_its_methods(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        await client.send(head("OPTIONS", "*"))
+        reply = await client.reply(head_only=True)
+        assert (reply.status, reply.headers["allow"]) == (204, "GET, HEAD, POST, OPTIONS")
+        assert (await client.ask(head("OPTIONS", "/nope"))).status == 404
+        assert (await client.ask(head("GET", "*"))).status == 405
+        assert (await client.ask(head("CONNECT", "127.0.0.1:80"))).status == 404
+
+
+async def test_a_page_of_a_welcome_origin_may_ask_ahead_and_read_what_comes(rather_slow):
+    async with rig() as made:
+        made.door.origins = frozenset({"https://friend.example"})
+        client = await made.client()
+        wishes = {"origin": "https://friend.example", "access_control_request_method": "POST"}
+        await client.send(head("OPTIONS", CHAT, **wishes, access_control_request_headers="authorization"))
+        reply = await client.reply(head_only=True)
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (204, "https://friend.example")
+        assert reply.headers["access-control-allow-headers"] == "authorization"
+        for data, status in [(head(origin=wishes["origin"]), 200), (head(path="/no", origin=wishes["origin"]), 404)]:
+            reply = await client.ask(data)
+            assert (reply.status, reply.headers["access-control-allow-origin"]) == (status, "https://friend.example")
+        stream = await client.ask(post(chat("n=2", stream=True), origin=wishes["origin"]))
+        assert stream.headers["access-control-allow-origin"] == "https://friend.example"
+        refused = await client.ask(head("OPTIONS", CHAT, **wishes | {"origin": "https://evil.example"}))
+        assert (refused.status, "access-control-allow-origin" in refused.headers) == (403, False)
+
+
+async def test_every_answer_has_an_id_and_a_date(rather_slow):
+    async with rig(body_bytes_max=1000) as made:
+        client = await made.client()
+        for data, status in [
+            (head(x_request_id="mine"), 200),
+            (head("HEAD", x_request_id="mine"), 200),
+            (head(path="/no", x_request_id="mine"), 404),
+            (head("PUT", x_request_id="mine"), 405),
+            (post(chat("n=2", stream=True), x_request_id="mine"), 200),
+            (post(b"x", content_encoding="gzip", x_request_id="mine"), 415),
+            (post(b"x" * 2000, x_request_id="mine"), 413),
+        ]:
+            reply = await client.ask(data)
+            assert (reply.status, reply.headers["x-request-id"]) == (status, "mine")
+            assert reply.headers["date"] == "Tue, 14 Nov 2023 22:13:20 GMT"
+
+
+async def test_a_target_may_be_a_whole_url(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        assert (await client.ask(head(path="http://127.0.0.1/health?x=1"))).body == b"alive\n"
+        assert (await client.ask(head(path="http://127.0.0.1"))).status == 404
+        assert (await client.ask(head(path="http://[::1/health"))).status == 404
+        assert (await client.ask(head(path="//health"))).status == 404
+
+
+# Media -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "media",
+    [
+        None,
+        "application/json",
+        "Application/JSON; charset=UTF-8",
+        "text/json",
+        "application/problem+json",
+        "application/x-www-form-urlencoded",
+    ],
+)
+async def test_json_is_read_under_any_of_its_names(media, rather_slow):
+    async with rig() as made:
+        headers = {} if media is None else {"content_type": media}
+        body = b" \r\n" + json.dumps(chat("n=2")).encode()
+        reply = await (await made.client()).ask(post(body, content_encoding="identity", **headers))
+        assert reply.status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b"a=1&b=2", {"content_type": "application/x-www-form-urlencoded"}),
+        (b"", {"content_type": "application/x-www-form-urlencoded"}),
+        (b"{}", {"content_type": "text/plain"}),
+        (b"{}", {"content_type": "multipart/form-data; boundary=x"}),
+        (b"{}", {"content_type": "application/json, text/plain"}),
+        (b"{}", {"content_type": "application/jsonish"}),
+        (b"{}", {"content_encoding": "gzip"}),
+        (b"{}", {"content_encoding": "identity, br"}),
+    ],
+)
+async def test_what_is_not_json_is_refused_and_told_what_would_be(body, headers, rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        reply = await client.ask(post(body, **headers))
+        assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
+        assert (reply.headers["accept"], reply.headers["accept-encoding"]) == ("application/json", "identity")
+        assert (await client.ask(post(chat("n=1")))).status == 200
+
+
+async def test_a_get_does_not_care_what_it_carries(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        reply = await client.ask(head(content_length=5, content_type="text/plain") + b"hello")
+        assert (reply.status, reply.body) == (200, b"alive\n")
+        assert (await client.ask(head(path="/v1/responses", content_type="text/plain"))).status == 426
+
+
+# Lengths -----------------------------------------------------------------------------------------
+
+
+async def test_a_body_that_says_it_is_too_long_is_not_waited_for(rather_slow):
+    async with rig(body_bytes_max=1000) as made:
+        for expect in ({}, {"expect": "100-continue"}):
+            client = await made.client()
+            reply = await client.ask(head("POST", CHAT, content_length=1001, **expect))
+            assert (reply.status, reply.error["code"], reply.headers["connection"]) == (413, "too_large", "close")
+            await client.stream.aclose()
+        await at_rest(made)
+        client = await made.client()
+        many = b"1\r\nx\r\n" * 1001
+        reply = await client.ask(head("POST", CHAT, transfer_encoding="chunked") + many)
+        assert reply.status == 413
+
+
+async def test_a_body_that_comes_too_slowly_is_told_so(rather_slow):
+    async with rig(body_s=30) as made:
+        client = await made.client()
+        await client.send(head("POST", CHAT, content_length=100))
+        for _ in range(29):
+            await client.send(b"{")
+            await trio.sleep(1)
+        reply = await client.reply()
+        assert (reply.status, reply.headers["connection"]) == (408, "close")
+        assert "within 30" in reply.error["message"]
+        assert 30 <= trio.current_time() < 30.5
+        assert await client.closed()
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+async def test_a_body_with_two_lengths_is_refused_and_so_is_an_unknown_coding(rather_slow):
+    async with rig() as made:
+        for headers, status in [
+            ({"content_length": 5, "transfer_encoding": "chunked"}, 400),
+            ({"transfer_encoding": "gzip"}, 501),
+            ({"transfer_encoding": "gzip, chunked"}, 501),
+            ({"content_length": "5, 6"}, 400),
+            ({"content_length": "+5"}, 400),
+            ({"content_length": "9" * 400}, 400),
+        ]:
+            client = await made.client()
+            reply = await client.ask(head("POST", CHAT, **headers) + b"5\r\nhello\r\n0\r\n\r\n")
+            assert (reply.status, reply.headers["connection"]) == (status, "close"), headers
+            await client.stream.aclose()
+        await at_rest(made)
+
+
+async def test_whatever_has_two_lengths_is_the_last_on_its_connection(rather_slow):
+    both = {"content_length": 60, "transfer_encoding": "chunked"}
+    async with rig() as made:
+        made.door.origins = frozenset({"https://friend.example"})
+        ahead = {"origin": "https://friend.example", "access_control_request_method": "POST"}
+        for data, status in [
+            (head("OPTIONS", CHAT, **ahead, **both), 204),
+            (head("OPTIONS", CHAT, **both), 400),
+            (head("POST", CHAT, host="evil.example", **both), 403),
+            (head("POST", "/nope", **both), 400),
+        ]:
+            client = await made.client()
+            await client.send(data + b"0\r\n\r\n" + head(path="/v1/models"))  # the last one smuggled in
+            reply = await client.reply(head_only=status == 204)
+            assert (reply.status, reply.headers["connection"]) == (status, "close")
+            with trio.fail_after(1):
+                assert await client.closed()
+            await client.stream.aclose()
+        await at_rest(made)
+
+
+@pytest.mark.parametrize(("trailers", "status"), [(b"x: y\r\nx-request-id: z\r\n", 200), (b"x: y" * 20_000, 431)])
+async def test_trailers_mean_nothing_but_are_not_endless(trailers, status, rather_slow):
+    body = json.dumps(chat("n=2")).encode()
+    async with rig() as made:
+        client = await made.client()
+        data = head("POST", CHAT, transfer_encoding="chunked") + b"%x;a=b\r\n%b\r\n0\r\n" % (len(body), body)
+        reply = await client.ask(data + trailers + b"\r\n")
+        assert reply.status == status
+        assert reply.headers["x-request-id"] != "z"
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+async def test_a_body_of_single_bytes_holds_nobody_up(rather_slow):
+    body = json.dumps(chat("n=2", user="u" * 20_000)).encode()
+    turns = 0
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with rig() as made, trio.open_nursery() as nursery:
+        client = await made.client()
+        pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+        data = head("POST", CHAT, transfer_encoding="chunked") + pieces + b"0\r\n\r\n"
+        nursery.start_soon(others)
+        reply = await client.ask(data)
+        nursery.cancel_scope.cancel()
+        assert reply.status == 200
+        assert turns > len(body) // 100
+
+
+# Ahead of their turn -------------------------------------------------------------------------------
+
+
+async def test_too_much_sent_ahead_is_not_answered_but_what_came_first_is(rather_slow):
+    async with rig() as made:
+        for stream in (False, True):
+            client = await made.client()
+            await client.send(post(chat("n=3 s=1", stream=stream)))
+            await trio.sleep(0.1)
+            await client.send(head() * (2 * AHEAD_BYTES_MAX // len(head())))
+            reply = await client.reply()
+            assert (reply.status, reply.whole) == (200, True)
+            assert reply.headers["connection"] == "close"
+            assert await client.closed()
+            await client.stream.aclose()
+        await at_rest(made)
+
+
+async def test_as_much_as_may_be_sent_ahead_is_answered(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        many = AHEAD_BYTES_MAX // len(head()) - 1
+        await client.send(post(chat("n=3 s=1")) + head() * many)
+        assert (await client.reply()).json["usage"]["completion_tokens"] == 3
+        for _ in range(many):
+            assert (await client.reply()).body == b"alive\n"
+        assert (await client.ask(head())).status == 200
+
+
+async def test_what_was_sent_ahead_before_counts_too(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        most = head() * (AHEAD_BYTES_MAX // len(head()) - 20)
+        await client.send(post(chat("n=3 s=1")) * 2 + most)
+        assert "connection" not in (await client.reply()).headers
+        await client.send(most)
+        reply = await client.reply()
+        assert (reply.status, reply.headers["connection"]) == (200, "close")
+        assert await client.closed()
+
+
+async def test_leaving_is_noticed_behind_what_was_sent_ahead(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        await client.send(post(chat("n=100 s=1")))
+        await trio.sleep(0.1)
+        await client.send(head() * (2 * AHEAD_BYTES_MAX // len(head())))
+        await client.stream.aclose()
+        await at_rest(made)
+        assert trio.current_time() < 2
+        assert made.worker.left == 1
+
+
+# Connections ---------------------------------------------------------------------------------------
+
+
+async def test_a_connection_ends_when_its_client_says_so(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        assert (await client.ask(head(connection="close"))).headers["connection"] == "close"
+        assert await client.closed()
+        await client.stream.aclose()
+        client = await made.client()
+        await client.send(post(chat("n=3", stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        start = await client.until(b"\r\n\r\n")
+        assert b"transfer-encoding" not in start.lower()
+        while await client.more():
+            pass
+        assert client.buffer.endswith(b"data: [DONE]\n\n")
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+async def test_an_upgrade_to_something_else_is_ignored(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        wishes = {"upgrade": "h2c", "connection": "Upgrade, HTTP2-Settings", "http2_settings": "AAMAAABkAAQAAP__"}
+        for _ in range(2):
+            assert (await client.ask(post(chat("n=2"), **wishes))).status == 200
+        assert (await client.ask(head("GET", "/v1/responses", **wishes))).status == 426
+        assert (await client.upgrade("/v1/models")).status == 200
+        assert (await client.ask(head())).status == 200
+
+
+async def test_a_refused_upgrade_says_that_it_is_the_end_of_the_connection(rather_slow):
+    async with rig() as made:
+        for headers, status in [
+            ({"sec_websocket_key": None}, 400),
+            ({"sec_websocket_version": 8}, 400),
+            ({"origin": "https://evil.example"}, 403),
+        ]:
+            client = await made.client()
+            reply = await client.upgrade(**headers)
+            assert (reply.status, reply.whole, reply.headers["connection"]) == (status, True, "close")
+            assert await client.closed()
+            await client.stream.aclose()
+
+
+async def test_to_what_one_should_upgrade_is_told_as_http_wants_it(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        reply = await client.ask(head(path="/v1/responses"))
+        assert (reply.status, reply.headers["upgrade"], reply.headers["connection"]) == (426, "websocket", "upgrade")
+        made.door.gate.drain()
+        client = await made.client()
+        reply = await client.ask(head(path="/v1/responses"))
+        assert (reply.status, reply.headers["connection"]) == (426, "upgrade, close")
+        assert await client.closed()
+
+
+async def test_a_handshake_with_a_body_is_refused(rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        reply = await client.upgrade(content_length=5)
+        assert (reply.status, reply.headers["connection"]) == (400, "close")
+        assert (await (await made.client()).upgrade(content_length=0)).status == 101
+        client = await made.client()
+        assert (await client.upgrade(transfer_encoding="chunked")).status == 400
+        await client.send(frame(b"{}"))

@@ -1,0 +1,96 @@
+"""A request that there is no memory for is told so and may come again, and nobody else loses anything."""
+
+from __future__ import annotations
+
+import h11
+import pytest
+import trio
+import trio.testing
+import wsproto
+
+from protocol.dialects import body
+from tests.rig.gateway import at_rest, chat, create, head, post, rig
+from tests.rig.sockets import upgraded, whole
+
+FAMINE = b"famine"  # what has this in it is too much
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+def starve(monkeypatch, where, name, at):
+    """Let a function fail for want of memory whose argument at that place says so."""
+    plain = getattr(where, name)
+
+    def starved(*given):
+        if FAMINE in (given[at] or b""):
+            raise MemoryError
+        return plain(*given)
+
+    monkeypatch.setattr(where, name, starved)
+
+
+@pytest.mark.parametrize("when", ["read", "decoded"])
+async def test_a_body_for_which_there_is_no_memory_is_refused_and_may_come_again(when, rather_slow, monkeypatch):
+    if when == "read":
+        starve(monkeypatch, h11.Connection, "receive_data", 1)
+    else:
+        starve(monkeypatch, body.msgspec.json, "decode", 0)
+    async with rig() as made:
+        beside, client = await made.client(), await made.client()
+        await beside.send(post(chat("n=9 s=1", stream=True)))
+        await trio.sleep(1.5)
+        begin, _, rest = post(chat("famine")).partition(b"\r\n\r\n")
+        await client.send(begin + b"\r\n\r\n")
+        await trio.sleep(0.1)
+        await client.send(rest)
+        with trio.fail_after(5):
+            reply = await client.reply()
+        assert (reply.status, reply.error["code"]) == (503, "overloaded")
+        assert (reply.headers["retry-after"], reply.headers["connection"]) == ("1", "close")
+        assert reply.error["message"] == "the server has no memory left for this request"
+        await client.stream.send_eof()
+        assert await client.closed()
+        streamed = await beside.reply()
+        assert (streamed.whole, streamed.events[-1]) == (True, "[DONE]")
+        assert (await beside.ask(head())).status == 200
+        await beside.stream.aclose()
+        await at_rest(made)
+        assert made.door.bodies.held_bytes == 0
+
+
+async def test_a_message_that_no_memory_is_left_to_decode_is_refused_alone(rather_slow, monkeypatch):
+    starve(monkeypatch, body.msgspec.json, "decode", 0)
+    async with rig() as made:
+        client = await upgraded(made)
+        await client.say(create("n=5 s=1", stream_id="a"))
+        await client.events("response.created")
+        await client.say(create("famine", stream_id="b"))
+        events = await client.events("error")
+        assert (events[-1]["error"]["code"], events[-1]["status"]) == ("overloaded", 503)
+        assert (await client.events())[-1]["type"] == "response.completed", "of the lane beside it"
+        assert (await whole(client, create("n=2")))["status"] == "completed"
+        await client.stream.aclose()
+        await at_rest(made)
+        assert made.door.bodies.held_bytes == 0
+
+
+async def test_a_websocket_that_no_memory_is_left_to_read_is_closed_with_the_word_to_try_again(
+    rather_slow, monkeypatch, caplog
+):
+    starve(monkeypatch, wsproto.WSConnection, "receive_data", 1)
+    async with rig() as made:
+        beside, client = await upgraded(made), await upgraded(made)
+        await beside.say(create("n=5 s=1"))
+        await client.say(create("famine"))
+        with trio.fail_after(5):
+            assert await client.close_code() == 1013
+        assert (await beside.events())[-1]["type"] == "response.completed"
+        assert caplog.messages == ["no memory was left for a request"]
+        await beside.stream.aclose()
+        await client.stream.aclose()
+        await at_rest(made)
+        assert made.door.bodies.held_bytes == 0

@@ -1,0 +1,165 @@
+"""What stands in a head is read as everybody else reads it, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.gateway.http.connection import AHEAD_BYTES_MAX
+from supervisor.gateway.http.heads import HEADERS_MAX, Authority, authority, same_origin
+from tests.rig.gateway import at_rest, head, rig
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+@pytest.mark.parametrize(
+    ("text", "of"),
+    [
+        ("localhost", Authority("localhost")),
+        ("LOCALHOST:8000", Authority("localhost", 8000)),
+        ("localhost:", Authority("localhost")),
+        ("[::1]:80", Authority("::1", 80)),
+        ("a_b.example", Authority("a_b.example")),
+        ("evil.com@localhost", None),
+        ("localhost#.evil.com", None),
+        ("localhost/evil", None),
+        ("localhost:abc", None),
+        ("localhost:65536", None),
+        ("localhost:80:80", None),
+        ("[localhost]", None),
+        ("local host", None),
+        ("localhost\n", None),
+        ("", None),
+        (":80", None),
+    ],
+)
+def test_o13_a_host_is_a_host_and_a_port_and_nothing_else(text, of):
+    assert authority(text) == of
+
+
+@given(st.text(max_size=40))
+def test_whatever_is_taken_for_a_host_holds_nothing_that_could_end_one(text):
+    if (found := authority(text)) is not None:
+        assert not set(found.host) & set("@/?#\\%[] \t\r\n")
+
+
+HERE = Authority("localhost", 8000)
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "same"),
+    [
+        ("http://localhost:8000", HERE, True),
+        ("HTTP://LOCALHOST:8000", HERE, True),
+        ("https://localhost:8000", HERE, True),
+        ("http://localhost:3000", HERE, False),
+        ("http://127.0.0.1:8000", HERE, False),
+        ("http://localhost", HERE, False),
+        ("http://app.example", Authority("app.example"), True),
+        ("https://app.example", Authority("app.example", 443), True),
+        ("https://app.example:443", Authority("app.example"), True),
+        ("http://app.example", Authority("app.example", 443), False),
+        ("file://localhost:8000", HERE, False),
+        ("chrome-extension://localhost:8000", HERE, False),
+        ("http://evil@localhost:8000", HERE, False),
+        ("http://localhost:8000/", HERE, False),
+        ("http://localhost:8000#x", HERE, False),
+        ("null", HERE, False),
+    ],
+)
+def test_o13_a_page_is_welcome_if_it_came_from_here(origin, host, same):
+    assert same_origin(origin, host) is same
+
+
+RAW = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (RAW, 200),
+        (RAW.replace(b"1.1\r", b"1.0\r"), 200),
+        (b"\r\n" + RAW, 400),
+        (RAW.replace(b"HTTP/1.1", b"HTTP/9.9"), 505),
+        (RAW.replace(b"HTTP/1.1", b"HTTP/1.2"), 505),
+        (RAW.replace(b"\r\n", b"\n"), 400),
+        (RAW.replace(b"127.0.0.1\r\n", b"127.0.0.1\n"), 400),
+        (RAW.replace(b"\r\n\r\n", b"\r\nx: a\r\n b\r\n\r\n"), 400),
+        (RAW.replace(b"\r\n\r\n", b"\r\ntransfer-encoding:\r\n chunked\r\n\r\n0\r\n\r\n"), 400),
+        (RAW.replace(b"1.1\r", b"1.0\r").replace(b"\r\n\r\n", b"\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"), 400),
+        (head(origin="http://127.0.0.1").replace(b"\r\n\r\n", b"\r\norigin: http://127.0.0.1\r\n\r\n"), 400),
+        (head(authorization="Bearer a").replace(b"\r\n\r\n", b"\r\nauthorization: Bearer b\r\n\r\n"), 400),
+        (head(x_api_key="a").replace(b"\r\n\r\n", b"\r\nx-api-key: b\r\n\r\n"), 400),
+        (head(host="evil.com@127.0.0.1"), 403),
+        (head(host="127.0.0.1:abc"), 403),
+        (head(origin="http://127.0.0.1:3000"), 403),
+        (head(origin="chrome-extension://127.0.0.1"), 403),
+    ],
+)
+async def test_o13_o14_a_head_that_somebody_may_read_otherwise_is_refused(data, status, rather_slow):
+    async with rig(close_s=0.1) as made:
+        client = await made.client()
+        reply = await client.ask(data)
+        assert reply.status == status
+        assert status in {200, 403} or reply.headers["connection"] == "close"
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+@pytest.mark.parametrize(("count", "status"), [(HEADERS_MAX, 200), (HEADERS_MAX + 1, 431)])
+async def test_c1_a_head_of_very_many_very_short_headers_is_refused(count, status, rather_slow):
+    async with rig(close_s=0.1) as made:
+        client = await made.client()
+        assert (await client.ask(RAW[:-2] + b"a:\r\n" * (count - 1) + b"\r\n")).status == status
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+@pytest.mark.parametrize("given", ['a","k":"v', "a b", "é", "$(id)", "x" * 129, "'"])
+async def test_o15_an_id_of_a_client_that_is_not_safe_everywhere_is_not_taken(given, rather_slow):
+    async with rig() as made:
+        reply = await (await made.client()).ask(head(x_request_id=given))
+        assert reply.headers["x-request-id"] == "0" * 31 + "1"
+
+
+@pytest.mark.parametrize("given", ["my-id", "a/b:c=d+e._-", "x" * 128])
+async def test_o15_an_id_of_safe_characters_comes_back(given, rather_slow):
+    async with rig() as made:
+        assert (await (await made.client()).ask(head(x_request_id=given))).headers["x-request-id"] == given
+
+
+async def test_o14_whoever_asks_too_far_ahead_hears_which_answer_is_the_last(rather_slow):
+    one = head(x="y" * 40)
+    async with rig(close_s=0.1) as made:
+        client = await made.client()
+        await client.send(one * (2 * AHEAD_BYTES_MAX // len(one)))
+        last = None
+        while last != "close":
+            reply = await client.reply()
+            assert (reply.status, reply.whole) == (200, True)
+            last = reply.headers.get("connection")
+        assert await client.closed()
+        await at_rest(made)
+
+
+@pytest.mark.parametrize(("path", "line"), [("/health", b"HTTP/1.1 200 OK"), ("/no", b"HTTP/1.1 404 Not Found")])
+async def test_a_status_has_its_reason_phrase(path, line, rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        await client.send(head(path=path))
+        assert (await client.until(b"\r\n")).strip() == line
+
+
+async def test_a_503_has_its_reason_phrase(rather_slow):
+    async with rig() as made:
+        made.ready.append("engine a is starting")
+        client = await made.client()
+        await client.send(head(path="/ready"))
+        assert (await client.until(b"\r\n")).strip() == b"HTTP/1.1 503 Service Unavailable"

@@ -1,0 +1,526 @@
+"""The gate admits, queues and refuses at exact times, and is fair."""
+
+from __future__ import annotations
+
+import random
+from contextlib import contextmanager
+
+import pytest
+import trio
+import trio.testing
+from attrs import Factory, define
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import Draining, NotReady, Overloaded
+from supervisor.gateway.admission import Gate
+from tests.system.simulator import simulate
+
+
+def gate(requests_max=2, admit_s=5.0, waiting_max=2, why=None):
+    reason = [why]
+    made = Gate(requests_max, admit_s, waiting_max, lambda: reason[0])
+    return made, reason
+
+
+async def hold(gate, for_s, log, name, priority=0):
+    try:
+        async with gate.admitted(priority):
+            log.append((trio.current_time(), name, "in"))
+            await trio.sleep(for_s)
+    except (Overloaded, Draining, NotReady) as error:
+        log.append((trio.current_time(), name, error.code))
+
+
+async def run(gate, *plans, log):
+    """Start each `(at_s, for_s, name)` on time."""
+    async with trio.open_nursery() as nursery:
+        for at_s, for_s, name in plans:
+            await trio.sleep(at_s - trio.current_time())
+            nursery.start_soon(hold, gate, for_s, log, name)
+            await trio.testing.wait_all_tasks_blocked()
+    assert (gate.inside, gate.waiting) == (0, 0)
+
+
+async def test_as_many_as_there_are_places_are_admitted_at_once(autojump_clock):
+    made, _ = gate()
+    log = []
+    await run(made, (0, 3, "a"), (0, 3, "b"), (1, 1, "c"), log=log)
+    assert log == [(0, "a", "in"), (0, "b", "in"), (3, "c", "in")]
+
+
+async def test_one_that_waits_too_long_hears_when_to_come_back(autojump_clock):
+    made, _ = gate(requests_max=1)
+    log = []
+    await run(made, (0, 9, "a"), (1, 1, "b"), log=log)
+    assert log == [(0, "a", "in"), (6, "b", "overloaded")]
+
+
+async def test_one_too_many_who_wait_is_refused_at_once(autojump_clock):
+    made, _ = gate(requests_max=1)
+    log = []
+    await run(made, (0, 4, "a"), (1, 1, "b"), (1, 1, "c"), (2, 1, "d"), log=log)
+    assert log == [(0, "a", "in"), (2, "d", "overloaded"), (4, "b", "in"), (5, "c", "in")]
+
+
+async def test_nobody_overtakes_those_who_wait(autojump_clock):
+    made, _ = gate(requests_max=1, waiting_max=8)
+    log = []
+
+    async def again_and_again():
+        for turn in range(3):
+            await hold(made, 1, log, f"a{turn}")  # comes back in the very turn in which it leaves
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(again_and_again)
+        await trio.sleep(0.5)
+        nursery.start_soon(hold, made, 1, log, "b")
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(hold, made, 1, log, "c")
+    assert [name for _, name, _ in log] == ["a0", "b", "c", "a1", "a2"]
+    assert [at for at, _, _ in log] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_no_place_stays_empty_while_somebody_waits(seed, autojump_clock):
+    rng = random.Random(seed)
+    made, _ = gate(requests_max=3, admit_s=4.0, waiting_max=100)
+
+    async def come_and_go():
+        await trio.sleep(rng.randrange(20))
+        with trio.move_on_after(rng.choice([1, 3, 7])):
+            try:
+                async with made.admitted():
+                    assert made.inside <= 3
+                    await trio.sleep(rng.randrange(3))
+            except Overloaded:
+                assert made.inside == 3
+
+    async def look():
+        for _ in range(40):
+            await trio.sleep(0.5)
+            await trio.testing.wait_all_tasks_blocked()
+            assert made.inside == 3 or made.waiting == 0
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        for _ in range(60):
+            nursery.start_soon(come_and_go)
+    assert (made.inside, made.waiting) == (0, 0)
+
+
+async def test_a_drain_wakes_those_who_wait_and_refuses_the_rest(autojump_clock):
+    made, _ = gate(requests_max=1)
+    log = []
+
+    async def drain():
+        await trio.sleep(2)
+        made.drain()
+        await made.wait_empty()
+        log.append((trio.current_time(), "gate", "empty"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(drain)
+        await run(made, (0, 4, "a"), (1, 1, "b"), (3, 1, "c"), log=log)
+    assert log == [(0, "a", "in"), (2, "b", "draining"), (3, "c", "draining"), (4, "gate", "empty")]
+
+
+async def test_an_empty_gate_is_empty_at_once(autojump_clock):
+    made, _ = gate()
+    await made.wait_empty()
+    assert trio.current_time() == 0
+
+
+async def test_an_unready_server_admits_nobody_and_says_why(autojump_clock):
+    made, reason = gate(why="engine a is still starting")
+    with pytest.raises(NotReady, match="engine a is still starting"):
+        async with made.admitted():
+            pass
+    reason[0] = None
+    async with made.admitted():
+        assert made.inside == 1
+
+
+async def test_a_server_that_becomes_unready_tells_those_who_wait(autojump_clock):
+    made, reason = gate(requests_max=1)
+    log = []
+
+    async def lose():
+        await trio.sleep(2)
+        reason[0] = "gone"
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lose)
+        await run(made, (0, 3, "a"), (1, 1, "b"), log=log)
+    assert log == [(0, "a", "in"), (3, "b", "not_ready")]
+
+
+@pytest.mark.parametrize("leave_at", [0.5, 2.0])
+async def test_one_that_leaves_while_waiting_gives_its_turn_away(leave_at, autojump_clock):
+    made, _ = gate(requests_max=1)
+    log = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold, made, 2, log, "a")
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(leave_at):
+            nursery.start_soon(hold, made, 1, log, "later")
+            await hold(made, 1, log, "b")
+    assert made.waiting == made.inside == 0
+    assert (2.0, "later", "in") in log or (3.0, "later", "in") in log
+
+
+async def test_an_error_inside_frees_the_place(autojump_clock):
+    made, _ = gate(requests_max=1)
+    with pytest.raises(KeyError):
+        async with made.admitted():
+            raise KeyError
+    assert made.inside == 0
+
+
+# Priorities ------------------------------------------------------------------------------------
+
+
+async def line_up(gate, log, *waiters):
+    """Fill the gate for 10 s, and let `(name, priority)` wait in this order."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold, gate, 10, log, "first")
+        await trio.testing.wait_all_tasks_blocked()
+        for name, priority in waiters:
+            nursery.start_soon(hold, gate, 1, log, name, priority)
+            await trio.testing.wait_all_tasks_blocked()
+    assert (gate.inside, gate.waiting) == (0, 0)
+
+
+async def test_of_those_who_wait_the_highest_priority_goes_first_and_of_equals_the_first(autojump_clock):
+    made, _ = gate(requests_max=1, admit_s=60, waiting_max=8)
+    log = []
+    await line_up(made, log, ("a", 0), ("b", 5), ("c", -1), ("d", 5), ("e", 0), ("f", 7))
+    assert [name for _, name, _ in log] == ["first", "f", "b", "d", "a", "e", "c"]
+    assert [at for at, _, _ in log] == [0, 10, 11, 12, 13, 14, 15]
+
+
+async def test_a_high_priority_overtakes_nobody_who_is_inside(autojump_clock):
+    made, _ = gate(requests_max=1, admit_s=5)
+    log = []
+    await line_up(made, log, ("a", 100))
+    assert log == [(0, "first", "in"), (5, "a", "overloaded")]
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_whoever_leaves_the_line_leaves_no_hole_in_it(seed, autojump_clock):
+    rng = random.Random(seed)
+    made, _ = gate(requests_max=1, admit_s=1000, waiting_max=100)
+    came, went = [], []
+
+    async def come(number, priority, patience):
+        with trio.move_on_after(patience):
+            async with made.admitted(priority):
+                went.append((priority, number))
+                await trio.sleep(5)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold, made, 50, [], "first")
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(12):
+            priority, patience = rng.randrange(3), rng.choice([1, 20, 50, 10_000])  # 50: in the very turn
+            came.append((priority, number, patience))
+            nursery.start_soon(come, number, priority, patience)
+            await trio.testing.wait_all_tasks_blocked()
+    assert (made.inside, made.waiting) == (0, 0)
+    stayed = {(priority, number) for priority, number, patience in came if patience > 50}
+    maybe = {(priority, number) for priority, number, patience in came if patience == 50}
+    assert stayed <= set(went) <= stayed | maybe
+    assert went == sorted(went, key=lambda each: (-each[0], each[1]))
+
+
+async def test_a_place_given_to_one_who_is_being_cancelled_goes_to_the_next(autojump_clock):
+    made, _ = gate(requests_max=1, admit_s=60, waiting_max=8)
+    log, scope = [], trio.CancelScope()
+
+    async def cancelled():
+        with scope:
+            await hold(made, 1, log, "b", 9)
+
+    async with trio.open_nursery() as nursery:
+        async with made.admitted():
+            nursery.start_soon(cancelled)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(hold, made, 1, log, "c")
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+        assert made.inside == 1  # given in this very turn, to one who will not come
+    assert log == [(0, "c", "in")]
+    assert (made.inside, made.waiting) == (0, 0)
+
+
+# Displacing ------------------------------------------------------------------------------------
+
+
+async def test_a_higher_priority_displaces_the_last_of_the_lowest_from_a_full_line(autojump_clock):
+    made, _ = gate(requests_max=1, admit_s=60, waiting_max=3)
+    log = []
+    await line_up(made, log, ("a", -1), ("b", 0), ("c", -1), ("d", 5))
+    assert log == [(0, "first", "in"), (0, "c", "overloaded"), (10, "d", "in"), (11, "b", "in"), (12, "a", "in")]
+
+
+@pytest.mark.parametrize("priority", [3, 2, -1])
+async def test_nobody_displaces_an_equal_or_a_higher_one(priority, autojump_clock):
+    made, _ = gate(requests_max=1, admit_s=60, waiting_max=2)
+    log = []
+    await line_up(made, log, ("a", 3), ("b", 4), ("c", priority))
+    assert log == [(0, "first", "in"), (0, "c", "overloaded"), (10, "b", "in"), (11, "a", "in")]
+
+
+async def test_nobody_is_displaced_while_there_is_room_in_the_line(autojump_clock):
+    made, _ = gate(requests_max=1, admit_s=60, waiting_max=2)
+    log = []
+    await line_up(made, log, ("a", 0), ("b", 1))
+    assert log == [(0, "first", "in"), (10, "b", "in"), (11, "a", "in")]
+
+
+async def test_one_that_was_displaced_hears_why_and_when_to_come_back(autojump_clock):
+    made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
+    async with trio.open_nursery() as nursery, made.admitted():
+        nursery.start_soon(hold, made, 1, [], "b", 1)
+        with pytest.raises(Overloaded, match="one with a higher priority displaced this one") as refused:
+            async with made.admitted(0):
+                pytest.fail("there was no place")
+    assert refused.value.retry_after_s == 1
+
+
+class Around(trio.abc.Instrument):
+    """Acts just before, or just after, the step in which the task called `b` comes to the gate, its second one."""
+
+    def __init__(self, act, *, before=False):
+        self.act, self.before, self.steps = act, before, 0
+
+    def before_task_step(self, task):
+        self.steps += task.name == "b"
+        if task.name == "b" and self.before and self.steps == 2:
+            self.act()
+
+    def after_task_step(self, task):
+        if task.name == "b" and not self.before and self.steps == 2:
+            self.act()
+
+
+@contextmanager
+def around(act, *, before=False):
+    instrument = Around(act, before=before)
+    trio.lowlevel.add_instrument(instrument)
+    yield
+    trio.lowlevel.remove_instrument(instrument)  # raises if it has failed
+
+
+async def come(nursery, gate, log, name, priority, for_s=1):
+    nursery.start_soon(hold, gate, for_s, log, name, priority, name=name)
+    await trio.testing.wait_all_tasks_blocked()
+
+
+@pytest.mark.parametrize("cancelled_first", [False, True])
+async def test_one_that_is_displaced_and_cancelled_in_one_turn_leaves_no_hole(cancelled_first, autojump_clock):
+    made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
+    log, scope = [], trio.CancelScope()
+
+    async def cancelled():
+        with scope:
+            await hold(made, 1, log, "a")
+
+    async with trio.open_nursery() as nursery:
+        await come(nursery, made, log, "first", 0, for_s=10)
+        nursery.start_soon(cancelled)
+        await trio.testing.wait_all_tasks_blocked()
+        with around(scope.cancel, before=cancelled_first):
+            await come(nursery, made, log, "b", 9)
+        assert scope.cancel_called
+        assert (made.inside, made.waiting) == (1, 1)
+    told = [] if cancelled_first else [(0, "a", "overloaded")]
+    assert log == [(0, "first", "in"), *told, (10, "b", "in")]
+    assert (made.inside, made.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_whose_place_was_given_in_this_very_turn_is_displaced_by_nobody(seed):
+    async def main(rng):
+        made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
+        log, first = [], made.admitted()
+        await first.__aenter__()
+
+        def leave():
+            with pytest.raises(StopIteration):  # it leaves in one step
+                first.__aexit__(None, None, None).send(None)
+
+        async with trio.open_nursery() as nursery:
+            await come(nursery, made, log, "a", 0, for_s=5)
+            with around(leave, before=True):
+                nursery.start_soon(hold, made, 1, log, "b", 9, name="b")
+                await trio.lowlevel.checkpoint()
+                await come(nursery, made, log, "c", 5)  # when the seed says so, before `a` has taken its place
+            assert (made.inside, made.waiting) == (1, 1)
+        assert sorted(log) == [(0, "a", "in"), (0, "c", "overloaded"), (5, "b", "in")]
+
+    simulate(main, seed)
+
+
+async def test_one_that_is_displaced_in_the_turn_of_a_drain_hears_of_the_drain(autojump_clock):
+    made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
+    log = []
+    async with trio.open_nursery() as nursery:
+        await come(nursery, made, log, "first", 0, for_s=10)
+        await come(nursery, made, log, "a", 0)
+        with around(made.drain):
+            await come(nursery, made, log, "b", 9)
+        await come(nursery, made, log, "c", 10)
+        assert (made.inside, made.waiting) == (1, 0)
+        await made.wait_empty()
+        assert trio.current_time() == 10
+    assert log[0] == (0, "first", "in")
+    assert sorted(log[1:]) == [(0, name, "draining") for name in "abc"]
+
+
+async def test_a_drain_after_a_displacement_finds_only_those_who_wait(autojump_clock):
+    made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
+    log = []
+    async with trio.open_nursery() as nursery:
+        for name, priority in [("first", 0), ("a", 0), ("b", 9)]:
+            await come(nursery, made, log, name, priority)
+        made.drain()
+    assert log == [(0, "first", "in"), (0, "a", "overloaded"), (0, "b", "draining")]
+    assert (made.inside, made.waiting) == (0, 0)
+
+
+# Whatever happens ------------------------------------------------------------------------------
+
+
+@define
+class Crowd:
+    """Requests that come, leave and give up at a gate, by number, and what is true of them."""
+
+    gate: Gate
+    nursery: trio.Nursery
+    inside: list[int] = Factory(list)
+    refused: list[int] = Factory(list)
+    over: list[int] = Factory(list)
+    scopes: list[trio.CancelScope] = Factory(list)
+    priorities: list[int] = Factory(list)
+
+    def come(self, priority):
+        self.scopes.append(trio.CancelScope())
+        self.priorities.append(priority)
+        self.nursery.start_soon(self._stay, len(self.scopes) - 1, priority)
+
+    def give_up(self, at):
+        """End one of those who have come, be it inside, in the line or on its way."""
+        alive = [number for number in range(len(self.scopes)) if number not in self.over]
+        if alive:
+            self.scopes[alive[at % len(alive)]].cancel()
+
+    async def _stay(self, number, priority):
+        try:
+            with self.scopes[number]:
+                async with self.gate.admitted(priority):
+                    self.inside.append(number)
+                    await trio.sleep_forever()
+        except Overloaded:
+            self.refused.append(number)
+        self.over.append(number)
+
+    @property
+    def living(self):
+        return [number for number in range(len(self.scopes)) if number not in self.over]
+
+    @property
+    def line(self):
+        return [number for number in self.living if number not in self.inside]
+
+
+@define
+class Model:
+    """What a gate must do with one request after the other."""
+
+    requests_max: int
+    waiting_max: int
+    inside: list[int] = Factory(list)
+    refused: list[int] = Factory(list)
+    line: list[tuple[int, int]] = Factory(list)  # who goes first is the smallest
+
+    def come(self, number, priority):
+        self.line.append((-priority, number))
+        self._move()
+        if len(self.line) > self.waiting_max:
+            self.line.sort()
+            self.refused.append(self.line.pop()[1])
+
+    def give_up(self, number):
+        self.line = [each for each in self.line if each[1] != number]
+        if number in self.inside:
+            self.inside.remove(number)
+        self._move()
+
+    def _move(self):
+        while self.line and len(self.inside) < self.requests_max:
+            self.line.sort()
+            self.inside.append(self.line.pop(0)[1])
+
+
+SMALL = st.integers(1, 3)
+EVENTS = st.lists(st.tuples(st.sampled_from(["come", "come", "give up"]), st.integers(-2, 2)), max_size=25)
+
+
+@given(requests_max=SMALL, waiting_max=SMALL, events=EVENTS)
+def test_one_after_the_other_goes_as_the_model_says(requests_max, waiting_max, events):
+    async def main():
+        made, model = Gate(requests_max, 60.0, waiting_max, lambda: None), Model(requests_max, waiting_max)
+        async with trio.open_nursery() as nursery:
+            crowd = Crowd(made, nursery)
+            for what, value in events:
+                if what == "come":
+                    crowd.come(value)
+                    model.come(len(crowd.scopes) - 1, value)
+                elif crowd.living:
+                    model.give_up(crowd.living[value % len(crowd.living)])
+                    crowd.give_up(value)
+                await trio.testing.wait_all_tasks_blocked()
+                assert crowd.refused == model.refused
+                assert sorted(crowd.line) == sorted(number for _, number in model.line)
+                assert (made.inside, made.waiting) == (len(model.inside), len(model.line))
+            nursery.cancel_scope.cancel()
+        assert (made.inside, made.waiting) == (0, 0)
+
+    trio.run(main)
+
+
+class Watching(trio.abc.Instrument):
+    """Notes what is never true of a gate, after each step of any task."""
+
+    def __init__(self, gate):
+        self.gate, self.seen = gate, set()
+
+    def after_task_step(self, task):
+        of = self.gate
+        self.seen |= {(of.inside > of.requests_max, of.waiting > of.waiting_max, of.waiting > 0 and of.inside < 2)}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_in_one_turn_nobody_is_lost_and_nothing_is_too_full(seed):
+    async def main(rng):
+        made = Gate(2, 1000.0, 3, lambda: None)
+        watching = Watching(made)
+        trio.lowlevel.add_instrument(watching)
+        async with trio.open_nursery() as nursery:
+            crowd = Crowd(made, nursery)
+            for _ in range(30):
+                for _ in range(rng.randrange(8)):
+                    crowd.come(rng.randrange(3)) if rng.random() < 0.6 else crowd.give_up(rng.randrange(99))
+                    for _ in range(rng.randrange(3)):
+                        await trio.lowlevel.checkpoint()
+                await trio.testing.wait_all_tasks_blocked()
+                assert made.inside + made.waiting == len(crowd.living)
+            for scope in crowd.scopes:
+                scope.cancel()
+        assert watching.seen == {(False, False, False)}
+        assert (made.inside, made.waiting) == (0, 0)
+        assert sorted(crowd.over) == list(range(len(crowd.scopes)))
+        assert crowd.refused
+
+    simulate(main, seed)

@@ -1,0 +1,301 @@
+"""What all clients share of the gateway's memory: taken as it comes, given back whatever happens, and shared by keys."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import Overloaded
+from protocol.messages import Role, Turn
+from supervisor.gateway.budgets import Budget
+from supervisor.gateway.http.exchange import BODY_BYTES_FREE
+from supervisor.gateway.keys import KEYS, Keys, Sources
+from supervisor.gateway.outbox import READ_BYTES, Backlogs
+from supervisor.gateway.websocket.history import Memories, Memory, Said
+from tests.rig.gateway import at_rest, chat, create, frame, head, post, rig
+from tests.rig.sockets import upgraded, whole
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+def budget(most=100, share=0.75):
+    return Budget("things", lambda: most, lambda: share)
+
+
+def test_what_does_not_fit_is_refused_and_takes_nothing():
+    made = budget()
+    with made.holding(None) as held:
+        held.grow(60)
+        with pytest.raises(Overloaded, match="60 of 100 bytes of things are in use") as caught:
+            held.grow(41)
+        assert caught.value.retry_after_s == 1
+        held.grow(40)
+        assert made.held_bytes == 100
+    assert made.held_bytes == 0
+
+
+def test_the_first_bytes_are_free_even_when_nothing_is_left():
+    made = budget(10)
+    with made.holding(None) as full, made.holding(None, free_bytes=5) as held:
+        full.grow(10)
+        held.grow(5)
+        with pytest.raises(Overloaded):
+            held.grow(1)
+    assert made.held_bytes == 0
+
+
+@pytest.mark.parametrize(("share", "second"), [(1.0, 30), (0.1, None)])
+def test_the_share_of_one_key_is_the_operators_choice(share, second):
+    made = budget(share=share)
+    with made.holding("a") as one, made.holding("a") as two:
+        one.grow(70)
+        if second is None:
+            with pytest.raises(Overloaded, match=r"its share \(key_share_max\)"):
+                two.grow(1)
+        else:
+            two.grow(second)
+
+
+def test_d11_one_key_holds_at_most_three_quarters_or_one_thing_that_is_more():
+    made = budget()
+    with made.holding("a") as one, made.holding("a") as two, made.holding("b") as other:
+        one.grow(70)
+        with pytest.raises(Overloaded, match="the key 'a' has its share"):
+            two.grow(6)
+        other.grow(30)
+    with made.holding("a") as one:
+        one.grow(100)
+    assert (made.held_bytes, made._of) == (0, {})
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(["grow", "shrink", "release"]), st.integers(0, 50)), max_size=40
+)
+
+
+@given(STEPS)
+def test_a_budget_is_what_its_holders_hold(steps):
+    made = budget()
+    owners = ["a", "a", "b", None]
+    holders = [made.hold(owner, free) for owner, free in zip(owners, (0, 5, 0, 10), strict=True)]
+    for which, what, size in steps:
+        held = holders[which]
+        if what == "release":
+            held.release()
+        elif what == "shrink":
+            held.shrink(min(size, held.size_bytes))
+        else:
+            with suppress(Overloaded):
+                held.grow(size)
+        counted = [max(0, each.size_bytes - each.free_bytes) for each in holders]
+        assert made.held_bytes == sum(counted) <= 100
+        by_owner = {"a": counted[0] + counted[1], "b": counted[2]}
+        assert made._of == {owner: size for owner, size in by_owner.items() if size}
+    for held in holders:
+        held.release()
+    assert (made.held_bytes, made._of) == (0, {})
+
+
+# Bodies --------------------------------------------------------------------------------------------
+
+
+def large(size, **headers):
+    body = json.dumps(chat("n=1")).encode()
+    return post(body[:-1] + b" " * (size - len(body)) + b"}", **headers)
+
+
+async def test_d11_bodies_of_all_clients_share_a_limit_and_what_is_promised_takes_nothing(rather_slow):
+    async with rig(bodies_bytes_max=100_000, close_s=0.1) as made:
+        slow, late, small = [await made.client() for _ in range(3)]
+        await slow.send(large(90_000)[:1000])
+        await late.send(large(90_000)[:80_000])
+        await trio.sleep(1)
+        assert 40_000 < made.door.bodies.held_bytes < 80_000, "by what has come, not by what was promised"
+        await slow.send(large(90_000)[1000:])
+        reply = await slow.reply()
+        assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
+        assert "bodies_bytes_max" in reply.error["message"]
+        assert (await small.ask(large(BODY_BYTES_FREE))).status == 200
+        await late.send(large(90_000)[80_000:])
+        assert (await late.reply()).status == 200
+        await late.stream.aclose()
+        await trio.sleep(1)
+        assert made.door.bodies.held_bytes == 0
+        made.hang_up()
+        await at_rest(made)
+
+
+async def test_d11_requests_that_wait_in_lanes_share_it_too(rather_slow):
+    async with rig(bodies_bytes_max=50_000, in_flight_max=1) as made:
+        client = await upgraded(made)
+        await client.say(create("n=1 s=5 " + "x" * 600, stream_id="a"))
+        for lane in "bcdefg":
+            await client.say(create("n=1 " + "x" * 10_000, stream_id=lane, instructions="y" * 10_000))
+        refused = [event for event in await client.events("error") if event["type"] == "error"]
+        assert refused[0]["error"]["code"] == "overloaded"
+        assert made.door.bodies.held_bytes > 20_000
+        await client.stream.aclose()
+        await at_rest(made)
+        assert made.door.bodies.held_bytes == 0
+
+
+async def test_d11_half_a_message_counts_as_it_comes(rather_slow):
+    async with rig(bodies_bytes_max=300_000) as made:
+        made.door.keys = Keys(Sources(None, {KEYS: "alice=a-secret-of-some-length"}))
+        made.door.keys.load()
+        clients = [await upgraded(made, authorization="Bearer a-secret-of-some-length") for _ in range(4)]
+        begun = bytes([0x81, 0xFF]) + (400_000).to_bytes(8, "big") + bytes(4) + b" " * 200_000
+        for client in clients:
+            await client.send(begun)
+        await trio.sleep(1)
+        assert made.door.bodies.held_bytes <= 225_000
+        codes = []
+        for client in clients[:1] + clients[-1:]:
+            with trio.move_on_after(5):
+                codes.append(await client.close_code())
+        assert 1013 in codes
+        made.hang_up()
+        await at_rest(made)
+        assert made.door.bodies.held_bytes == 0
+
+
+async def test_d11_a_message_that_was_taken_gives_back_its_own_memory_alone(rather_slow):
+    async with rig(bodies_bytes_max=300_000) as made:
+        client = await upgraded(made)
+        begun = bytes([0x81, 0xFF]) + (200_000).to_bytes(8, "big") + bytes(4) + b" " * 100_000
+        await client.send(frame(b'{"type": "response.cancel"}') + frame(b"ping", 0x89) + begun)
+        await trio.sleep(1)
+        assert made.door.bodies.held_bytes == 100_000 - READ_BYTES
+        await client.send(b" " * 100_000)
+        await trio.sleep(1)
+        assert made.door.bodies.held_bytes == 0
+        made.hang_up()
+        await at_rest(made)
+
+
+# Answers in one piece ------------------------------------------------------------------------------
+
+
+async def test_d11_an_answer_in_one_piece_that_could_never_be_kept_is_refused_by_name(rather_slow):
+    async with rig(answers_bytes_max=10_000) as made:
+        client = await made.client()
+        asked = chat("n=5", max_completion_tokens=100, n=2, logprobs=True, top_logprobs=5)
+        reply = await client.ask(post(asked))
+        assert (reply.status, reply.error["param"]) == (400, "max_completion_tokens")
+        assert "answers_bytes_max" in reply.error["message"]
+        streamed = await client.ask(post({**asked, "stream": True}))
+        assert streamed.status == 200
+        assert made.door.answers.held_bytes == 0
+
+
+async def test_d11_answers_in_one_piece_share_a_limit(rather_slow):
+    async with rig(answers_bytes_max=10_000) as made:
+        first, second = await made.client(), await made.client()
+        asked = chat("n=5 s=1", max_completion_tokens=800)
+        await first.send(post(asked))
+        await trio.sleep(1)
+        assert made.door.answers.held_bytes == 6400
+        refused = await second.ask(post(asked))
+        assert (refused.status, refused.error["code"]) == (503, "overloaded")
+        assert (await first.reply()).status == 200
+        assert (await second.ask(post(asked))).status == 200
+        await trio.sleep(0.1)
+        assert made.door.answers.held_bytes == 0
+
+
+# Conversations -------------------------------------------------------------------------------------
+
+
+def said(size, name="r"):
+    turn = Turn(Role.USER, "x" * size)
+    return Said.after(None, name, turn)
+
+
+def test_d11_whoever_remembers_most_forgets_first():
+    shared = Memories(lambda: 100_000)
+    greedy = [Memory(80_000, shared, "greedy") for _ in range(4)]
+    honest = Memory(80_000, shared, "honest")
+    honest.remember(None, said(10_000, "mine"))
+    for number in range(40):
+        greedy[number % 4].remember(str(number), said(9_000, f"r{number}"))
+        assert shared.size_bytes <= 100_000
+    assert honest.find("mine") is not None
+    assert greedy[39 % 4].find("r39") is not None, "of one's own the oldest goes"
+    for memory in (*greedy, honest):
+        memory.clear()
+    assert (shared.size_bytes, shared._of) == (0, {})
+
+
+def test_room_for_a_long_conversation_takes_few_looks_at_all_the_others(monkeypatch):
+    looks, largest = [], Memories._largest
+    monkeypatch.setattr(Memories, "_largest", lambda self: looks.append(1) or largest(self))
+    shared = Memories(lambda: 1_000_000)
+    crowd = [Memory(10**6, shared, "crowd") for _ in range(32)]
+    for number in range(3000):
+        crowd[number % 32].remember(str(number), Said("", (), 400))
+    before = len(looks)
+    Memory(10**6, shared, "one").remember(None, Said("", (), 450_000))
+    assert 900_000 < shared.size_bytes <= 1_000_000
+    assert len(looks) - before <= 64, "of 1,125 conversations that had to go"
+    assert max(each.size_bytes for each in crowd) < 2.2 * min(each.size_bytes for each in crowd)
+
+
+def test_one_conversation_that_is_more_than_all_may_have_is_not_kept():
+    shared = Memories(lambda: 1000)
+    memory = Memory(80_000, shared, "a")
+    memory.remember(None, said(10_000))
+    assert (memory.size_bytes, shared.size_bytes, shared._of) == (0, 0, {})
+
+
+async def test_d11_conversations_end_with_their_connection(rather_slow):
+    async with rig() as made:
+        client = await upgraded(made)
+        await whole(client, create("n=3"))
+        assert made.door.memories.size_bytes > 0
+        await client.stream.aclose()
+        await at_rest(made)
+        assert made.door.memories.size_bytes == 0
+
+
+# Backlogs ------------------------------------------------------------------------------------------
+
+
+def test_d11_beyond_half_of_all_backlogs_each_client_has_its_share_of_the_other_half():
+    made = Backlogs(lambda: 1000)
+    assert made.allows(0, 500)
+    assert not made.allows(0, 501)
+    made.size_bytes, made.count = 600, 4
+    assert made.allows(25, 100)
+    assert not made.allows(26, 100)
+
+
+async def test_d11_backlogs_of_all_clients_share_a_limit_and_an_honest_one_is_not_dropped(rather_slow):
+    async with rig(backlogs_bytes_max=200_000, send_buffer_bytes=4096, close_s=0.1) as made:
+        greedy = [await made.connect(receive_buffer=2304) for _ in range(6)]
+        for stream in greedy:
+            await stream.send_all(post(chat("n=900", stream=True, max_completion_tokens=900)))
+        await trio.sleep(1)
+        assert made.door.backlogs.size_bytes <= 220_000
+        client = await made.client()
+        reply = await client.ask(post(chat("n=50 s=0.01", stream=True, max_completion_tokens=50)))
+        assert (reply.status, reply.whole) == (200, True)
+        await client.stream.aclose()
+        made.hang_up()
+        await at_rest(made)
+        assert (made.door.backlogs.size_bytes, made.door.backlogs.count) == (0, 0)
+        assert b'espalier_clients_dropped_total{reason="backlog"}' in made.metrics.text({})
+
+
+async def test_after_all_of_it_a_probe_is_answered(rather_slow):
+    async with rig(bodies_bytes_max=1, answers_bytes_max=1, conversations_bytes_max=1, backlogs_bytes_max=1) as made:
+        assert (await (await made.client()).ask(head())).status == 200

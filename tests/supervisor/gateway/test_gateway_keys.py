@@ -1,0 +1,413 @@
+"""Keys, limits, foreign pages and TLS at a running gateway: what clients get, and what is told of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+import trio
+import trio.testing
+
+from protocol.cluster import Reloaded
+from supervisor.cluster.directory import Directory
+from supervisor.config.load import NodeSection
+from supervisor.config.tls import Certificate
+from supervisor.files.reading import read_here
+from supervisor.gateway.keys import ADMIN, KEYS, Keys, Sources
+from supervisor.node import node
+from supervisor.node.reload import Reloader
+from supervisor.processes.process import Hurry
+from supervisor.telemetry.logs import Terminal
+from tests.rig import certificate
+from tests.rig.gateway import SECRET, Client, at_rest, chat, create, head, post, rig
+
+ENVIRONMENT = {KEYS: f"alice=alice-{SECRET},bob=bob-{SECRET}", ADMIN: f"admin-{SECRET}"}
+
+
+def as_(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {name}-{SECRET}"}
+
+
+@asynccontextmanager
+async def locked(tmp_path, *lines: str, **limits):
+    """A gateway whose keys are Alice's, Bob's and the admin's; `lines` are what Alice may."""
+    import hashlib
+
+    path = tmp_path / "keys.toml"
+    sections = {"alice": "\n".join(lines), "bob": "", "admin": "admin = true"}
+    path.write_text(
+        "".join(
+            f'[key.{name}]\nsha256 = "{hashlib.sha256(f"{name}-{SECRET}".encode()).hexdigest()}"\n{text}\n'
+            for name, text in sections.items()
+        )
+    )
+    keys = Keys(Sources(path))
+    keys.load()
+    async with rig(**limits) as made:
+        made.door.keys = keys
+        yield made
+        await at_rest_soon(made)
+
+
+async def at_rest_soon(made):
+    made.hang_up()
+    await at_rest(made)
+    assert all(each.running == each.connections == 0 for each in made.door.keys._keys.values())
+
+
+async def eventually(ask):
+    """Ask until the answer is 200: that a client has left is noticed soon, and not at once."""
+    with trio.fail_after(5):
+        while (await ask()).status != 200:
+            await trio.lowlevel.checkpoint()
+
+
+async def test_without_a_key_nothing_is_answered_but_health(tmp_path):
+    async with locked(tmp_path) as made:
+        for data in (post(chat()), head("GET", "/v1/models"), head("GET", "/nothing"), head("GET", "/metrics")):
+            client = await made.client()
+            reply = await client.ask(data)
+            assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
+            assert reply.headers["www-authenticate"] == "Bearer"
+        for path in ("/health", "/ready"):
+            assert (await (await made.client()).ask(head("GET", path))).status == 200
+        refused = await (await made.client()).upgrade()
+        assert refused.status == 401
+        assert not made.worker.prompts
+
+
+async def test_a_wrong_key_is_refused_before_its_body_is_read(tmp_path):
+    async with locked(tmp_path) as made:
+        client = await made.client()
+        reply = await client.ask(head("POST", "/v1/chat/completions", content_length=4_000_000, **as_("eve")))
+        assert (reply.status, reply.headers["connection"]) == (401, "close")
+
+
+async def test_a_key_opens_http_and_websocket(tmp_path, caplog):
+    async with locked(tmp_path) as made:
+        with caplog.at_level(logging.INFO):
+            client = await made.client()
+            assert (await client.ask(post(chat(f"n=5 {SECRET}"), **as_("alice")))).status == 200
+            assert (await client.ask(head("GET", "/v1/models", x_api_key=f"bob-{SECRET}"))).status == 200
+            other = await made.client()
+            assert (await other.upgrade(**as_("bob"))).status == 101
+            await other.say(create("n=3"))
+            assert (await other.events())[-1]["type"] == "response.completed"
+            await at_rest_soon(made)
+        lines = [vars(each) for each in caplog.records if each.name == "espalier.requests"]
+        assert [(line["key"], line["what"], line["status"]) for line in lines] == [
+            ("alice", "POST /v1/chat/completions", 200),
+            ("bob", "GET /v1/models", 200),
+            ("bob", "response.create", 200),
+        ]
+        first = lines[0]
+        assert (first["outcome"], first["completion_tokens"], first["model"]) == ("stop", 5, "tiny")
+        assert 0 <= first["waited_s"] <= first["first_token_s"] <= first["took_s"]
+        assert SECRET not in str([vars(each) for each in caplog.records])
+
+
+async def test_the_metrics_are_the_admins(tmp_path):
+    async with locked(tmp_path) as made:
+        client = await made.client()
+        assert (await client.ask(head("GET", "/metrics", **as_("alice")))).error["code"] == "forbidden"
+        assert (await client.ask(head("GET", "/metrics", **as_("admin")))).status == 200
+
+
+async def test_a_rate_is_429_with_when_to_come_back_and_nobody_elses(tmp_path):
+    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 2") as made:
+        client = await made.client()
+        replies = [await client.ask(post(chat(), **as_("alice"))) for _ in range(3)]
+        assert [reply.status for reply in replies] == [200, 200, 429]
+        assert replies[2].error["type"] == "rate_limit_error"
+        assert 90 <= int(replies[2].headers["retry-after"]) <= 100
+        assert replies[2].headers["x-should-retry"] == "true"
+        assert (await client.ask(post(chat(), **as_("bob")))).status == 200
+
+
+async def test_what_is_refused_for_itself_counts_against_the_rate_all_the_same(tmp_path):
+    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 2") as made:
+        client = await made.client()
+        replies = [await client.ask(post(body, **as_("alice"))) for body in (b"[", chat(model="no"), chat())]
+        assert [reply.status for reply in replies] == [400, 404, 429]
+
+
+async def test_what_is_refused_on_a_websocket_counts_against_the_rate_but_a_cancel_does_not(tmp_path):
+    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 2") as made:
+        socket = await made.client()
+        await socket.upgrade(**as_("alice"))
+        await socket.say({"type": "response.cancel"})  # of nothing
+        codes = []
+        for said in ("[", create("n=2", model="no"), create("n=2")):
+            await socket.say(said)
+            codes.append((await socket.events())[-1]["error"]["code"])
+        assert codes == ["invalid_request", "model_not_found", "rate_limit_exceeded"]
+
+
+async def test_a_rate_on_a_websocket_is_an_error_event_and_the_socket_stays(tmp_path):
+    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 1") as made:
+        client = await made.client()
+        await client.upgrade(**as_("alice"))
+        for wanted in ("response.completed", "error"):
+            await client.say(create("n=2"))
+            last = (await client.events())[-1]
+            assert last["type"] == wanted
+        assert last["error"]["code"] == "rate_limit_exceeded"
+        assert last["status"] == 429
+
+
+async def test_a_concurrency_is_full_at_its_limit_and_free_again_when_one_has_left(tmp_path):
+    async with locked(tmp_path, "concurrency_max = 1") as made:
+        slow = await made.client()
+        await slow.send(post(chat("n=500 s=0.05", stream=True), **as_("alice")))
+        await made.worker.began.wait()
+        client = await made.client()
+        refused = await client.ask(post(chat(), **as_("alice")))
+        assert (refused.status, refused.error["code"]) == (429, "concurrency_limit_exceeded")
+        assert (await client.ask(post(chat(), **as_("bob")))).status == 200
+        await slow.stream.aclose()
+        await eventually(lambda: client.ask(post(chat(), **as_("alice"))))
+
+
+async def test_connections_of_a_key_are_limited_over_both_protocols(tmp_path):
+    async with locked(tmp_path, "connections_max = 2") as made:
+        first, second, third = [await made.client() for _ in range(3)]
+        assert (await first.ask(head("GET", "/v1/models", **as_("alice")))).status == 200
+        assert (await second.upgrade(**as_("alice"))).status == 101
+        assert (await third.ask(head("GET", "/v1/models", **as_("alice")))).status == 429
+        assert (await first.ask(head("GET", "/v1/models", **as_("alice")))).status == 200
+        await first.stream.aclose()
+        await eventually(lambda: third.ask(head("GET", "/v1/models", **as_("alice"))))
+
+
+async def test_a_key_that_is_taken_away_is_refused_at_its_next_request(tmp_path):
+    async with locked(tmp_path) as made:
+        client, socket = await made.client(), await made.client()
+        assert (await client.ask(post(chat(), **as_("alice")))).status == 200
+        assert (await socket.upgrade(**as_("alice"))).status == 101
+        path = tmp_path / "keys.toml"
+        path.write_text("[key." + path.read_text().split("[key.", 2)[2])  # without the first, who is Alice
+        await made.door.reload(read_here)
+        assert (await client.ask(post(chat(), **as_("alice")))).status == 401
+        await socket.say(create("n=2"))
+        assert (await socket.events())[-1]["error"]["code"] == "invalid_api_key"
+        assert (await (await made.client()).ask(post(chat(), **as_("bob")))).status == 200
+
+
+async def test_a_flood_of_wrong_keys_is_few_lines_and_holds_nothing(tmp_path, caplog):
+    async with locked(tmp_path) as made:
+        with caplog.at_level(logging.INFO):
+            for _ in range(60):
+                client = await made.client()
+                assert (await client.ask(post(chat(), **as_("eve")))).status == 401
+                await client.stream.aclose()
+        lines = [each for each in caplog.records if each.name == "espalier.requests"]
+        assert 10 <= len(lines) <= 40
+        assert SECRET not in str([vars(each) for each in caplog.records])
+        assert b'espalier_refused_total{code="invalid_api_key"} 60.0' in made.metrics.text({})
+
+
+async def test_a_welcome_page_asks_ahead_and_reads_the_answer():
+    async with rig() as made:
+        made.door.origins = frozenset({"https://app.example"})
+        client = await made.client()
+        origin = {"origin": "https://app.example"}
+        await client.send(head("OPTIONS", "/v1/chat/completions", access_control_request_method="POST", **origin))
+        ahead = (await client.until(b"\r\n\r\n")).decode()
+        assert ahead.startswith("HTTP/1.1 204 ")
+        assert "access-control-allow-origin: https://app.example" in ahead
+        reply = await client.ask(post(chat(), **origin))
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, "https://app.example")
+        refused = await client.ask(post(b"{", **origin))
+        assert (refused.status, refused.headers["access-control-allow-origin"]) == (400, "https://app.example")
+        foreign = await client.ask(post(chat(), origin="https://evil.example"))
+        assert foreign.status == 403
+        assert "access-control-allow-origin" not in foreign.headers
+
+
+# TLS ---------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def secured(**limits):
+    async with rig(**limits) as made:
+        made.door.tls = Certificate(*certificate.files()).context()
+        yield made
+        await at_rest_soon(made)
+
+
+async def secure_client(made) -> Client:
+    raw = await made.connect()
+    stream = trio.SSLStream(raw, certificate.trusting(), server_hostname="localhost", https_compatible=True)
+    await stream.do_handshake()
+    return Client(stream)
+
+
+async def test_http_and_websocket_speak_tls():
+    async with secured() as made:
+        client = await secure_client(made)
+        assert (await client.ask(post(chat("n=5")))).json["choices"][0]["message"]["content"]
+        streamed = await client.ask(post(chat("n=50", stream=True)))
+        assert streamed.whole
+        assert streamed.events[-1] == "[DONE]"
+        other = await secure_client(made)
+        assert (await other.upgrade()).status == 101
+        await other.say(create("n=50"))
+        events = await other.events()
+        assert events[-1]["type"] == "response.completed"
+        deltas = "".join(each.get("delta", "") for each in events if each["type"] == "response.output_text.delta")
+        assert deltas == events[-1]["response"]["output"][0]["content"][0]["text"]
+
+
+async def test_whoever_leaves_in_the_middle_over_tls_is_aborted():
+    async with secured() as made:
+        client = await secure_client(made)
+        await client.send(post(chat("n=500 s=0.05", stream=True)))
+        await made.worker.began.wait()
+        await client.stream.transport_stream.aclose()
+        await at_rest(made)
+        assert made.worker.left == 1
+
+
+async def test_whoever_speaks_no_tls_hears_nothing_and_nobody_hears_of_it(caplog):
+    async with secured(head_s=0.3) as made:
+        with caplog.at_level(logging.INFO):
+            plain = await made.client()
+            await plain.send(head("GET", "/health"))
+            with trio.fail_after(5):
+                assert b"HTTP" not in await rest(plain)
+                mute = await made.client()  # says nothing at all
+                assert await rest(mute) == b""
+                half = await made.client()
+                await half.send(b"\x16\x03\x01\x02\x00")
+                assert b"HTTP" not in await rest(half)
+        assert not caplog.records
+        assert (await (await secure_client(made)).ask(head("GET", "/health"))).status == 200
+
+
+async def rest(client: Client) -> bytes:
+    while await client.more():
+        pass
+    return client.buffer
+
+
+async def test_a_slow_client_over_tls_is_dropped_and_counted_and_its_request_aborted():
+    async with secured(backlog_bytes_max=20_000, send_buffer_bytes=4096, stall_s=20.0, close_s=0.2) as made:
+        made.worker.line = "The oak is old. " * 50
+        raw = await made.connect(receive_buffer=4096)
+        stream = trio.SSLStream(raw, certificate.trusting(), server_hostname="localhost", https_compatible=True)
+        await stream.do_handshake()
+        await stream.send_all(post(chat("n=1900 s=0.0001", stream=True)))
+        with trio.fail_after(20):
+            await at_rest(made)
+        assert made.worker.left == 1
+        assert b'espalier_clients_dropped_total{reason="backlog"} 1.0' in made.metrics.text({})
+
+
+async def test_a_new_certificate_serves_whoever_comes_from_now_on(tmp_path):
+    async with secured() as made:
+        made.door.certificate = Certificate(tmp_path / "c.pem", tmp_path / "k.pem")
+        before, client = made.door.tls, await secure_client(made)
+        await made.door.reload(read_here)
+        assert made.door.tls is before  # there are no files
+        certificate.make(tmp_path / "c.pem", tmp_path / "k.pem")
+        await made.door.reload(read_here)
+        assert made.door.tls is not before
+        assert (await client.ask(head("GET", "/health"))).status == 200
+        with pytest.raises(trio.BrokenResourceError):  # trusts the old one
+            await secure_client(made)
+
+
+# Too many connections -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_one_connection_too_many_is_refused_and_there_is_room_again_later(tls):
+    async with rig(connections_max=2) as made:
+        if tls:
+            made.door.tls = Certificate(*certificate.files()).context()
+        make = (lambda: secure_client(made)) if tls else made.client
+        first, second = await make(), await make()
+        for client in (first, second):
+            assert (await client.ask(head("GET", "/health"))).status == 200
+        if tls:
+            with pytest.raises(trio.BrokenResourceError):
+                await make()
+        else:
+            reply = await (await make()).reply()
+            assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+            assert json.loads(reply.body)["error"]["code"] == "overloaded"
+        assert b'espalier_refused_total{code="overloaded"} 1.0' in made.metrics.text({})
+        await first.stream.aclose()
+        with trio.fail_after(5):
+            while len(made.door.connections) > 1:  # noqa: ASYNC110  # a door has no event for one that goes
+                await trio.sleep(0.01)
+        assert (await (await make()).ask(head("GET", "/health"))).status == 200
+
+
+# A hang-up ------------------------------------------------------------------------------------------
+
+
+class Reloading(Reloader):
+    """What a node needs to read its file anew, but for the file."""
+
+    def __init__(self, reload):
+        super().__init__("main", SimpleNamespace(node={"main": NodeSection()}), None, {}, None)
+        self.does = reload
+
+    async def _reload(self):
+        await self.does()
+        return Reloaded()
+
+
+async def test_c1_a_signal_is_heard_while_a_file_that_is_read_anew_does_not_answer(monkeypatch, autojump_clock):
+    drained: list[str] = []
+    made = node._Node(None, None, None, Terminal(SimpleNamespace(isatty=lambda: True), live=False), 30.0)
+    reloader = made._reloader = Reloading(trio.sleep_forever)
+    monkeypatch.setattr(node._Node, "drain", lambda _, why: drained.append(why))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(made._listen, nursery)
+        nursery.start_soon(reloader.run)
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+            signal.raise_signal(number)
+            await trio.testing.wait_all_tasks_blocked()
+        assert drained == ["SIGTERM"]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("live", "gone"), [(False, False), (True, False), (True, True)])
+async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live, gone, autojump_clock):
+    done: list[str] = []
+    gate = SimpleNamespace(draining=False, wait_empty=trio.lowlevel.checkpoint)
+
+    def drain():
+        gate.draining = True
+        done.append("drain")
+
+    door = SimpleNamespace(gate=gate, drain=drain, cut=lambda: 0)
+    door.wait_left = door.wait_answered = trio.lowlevel.checkpoint
+    world = SimpleNamespace(hurry=Hurry())
+    terminal = Terminal(SimpleNamespace(isatty=lambda: not gone), live)
+
+    async def reload():
+        await trio.lowlevel.checkpoint()
+        done.append("reload")
+
+    house = SimpleNamespace(directory=Directory("main"), door=door, links=None)
+    made = node._Node(None, house, world, terminal, 30.0)
+    reloader = made._reloader = Reloading(reload)
+    async with trio.open_nursery() as nursery:
+        made._nursery = nursery
+        await nursery.start(made._listen, nursery)
+        nursery.start_soon(reloader.run)
+        for _ in range(2):
+            signal.raise_signal(signal.SIGHUP)
+            await trio.testing.wait_all_tasks_blocked()
+            if gone:
+                break
+        assert done == (["drain"] if gone else ["reload", "reload"])
+        assert made.exit_code == 0
+        nursery.cancel_scope.cancel()

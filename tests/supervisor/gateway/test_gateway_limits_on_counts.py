@@ -1,0 +1,236 @@
+"""Each limit on how many holds at its number: that many are served, one more hears no, or waits, and then there is room.
+
+`test_limits.py` does the same for sizes, `test_limits_times.py` for how long.
+"""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from supervisor.gateway.keys import KEYS, Keys, Sources
+from tests.rig.gateway import SECRET, Worker, at_rest, chat, create, head, post, rig
+from tests.rig.sockets import collected, types, upgraded, whole
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+def refused(reply, status, code, said):
+    """Check that an answer says no, why, and when to come back."""
+    assert (reply.status, reply.error["code"]) == (status, code)
+    assert (reply.headers["retry-after"], reply.headers["x-should-retry"]) == ("1", "true")
+    assert reply.error["message"] == said
+
+
+def overloaded(event, said, lane=None):
+    """Check that an event says no, why, and when to come back."""
+    assert (event["type"], event["status"], event["error"]["code"]) == ("error", 503, "overloaded")
+    assert event["headers"] == {"retry-after": "1"}
+    assert event["error"]["message"] == said
+    assert event.get("stream_id") == lane
+
+
+# Connections ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+@pytest.mark.parametrize("websocket", [False, True])
+async def test_connections(most, websocket, rather_slow):
+    async with rig(connections_max=most) as made:
+        clients = [await (upgraded(made) if websocket else made.client()) for _ in range(most)]
+        for client in clients:
+            if websocket:
+                assert (await whole(client, create("n=1")))["status"] == "completed"
+            else:
+                assert (await client.ask(post(chat("n=1")))).status == 200
+        late = await made.client()
+        refused(await late.reply(), 503, "overloaded", f"{most} clients are connected")
+        assert await late.closed()
+        assert len(made.door.connections) == most
+        await clients[0].stream.aclose()
+        await trio.sleep(0.1)
+        assert (await (await made.client()).ask(head())).status == 200
+
+
+async def test_one_connection_too_many_hears_that_it_is_closed(rather_slow):
+    async with rig(connections_max=1) as made:
+        assert (await (await made.client()).ask(head())).status == 200
+        assert (await (await made.client()).reply()).headers["connection"] == "close"
+
+
+def as_(name):
+    return {"authorization": f"Bearer {name}-{SECRET}"}
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+async def test_connections_of_a_key(most, rather_slow):
+    async with rig(key_connections_max=most) as made:
+        made.door.keys = Keys(Sources(None, {KEYS: f"alice=alice-{SECRET},bob=bob-{SECRET}"}))
+        made.door.keys.load()
+        said = f"the key 'alice' has {most} connections, as many as it may"
+        clients = [await made.client() for _ in range(most)]
+        for client in clients[1:]:
+            assert (await client.ask(post(chat("n=1"), **as_("alice")))).status == 200
+        assert (await clients[0].upgrade(**as_("alice"))).status == 101
+        for late in (await made.client(), await made.client()):
+            refused(await late.ask(post(chat(), **as_("alice"))), 429, "concurrency_limit_exceeded", said)
+            assert (
+                await late.ask(post(chat(), **as_("bob")))
+            ).status == 200  # and now it is Bob's, who may have as many
+            await late.stream.aclose()
+            await trio.sleep(0.1)
+        late = await made.client()
+        refused(await late.upgrade(**as_("alice")), 429, "concurrency_limit_exceeded", said)
+        for client in clients[1:]:
+            assert (await client.ask(post(chat("n=1"), **as_("alice")))).status == 200
+        assert (await whole(clients[0], create("n=1")))["status"] == "completed"
+        await clients[-1].stream.aclose()
+        await trio.sleep(0.1)
+        assert (await (await made.client()).upgrade(**as_("alice"))).status == 101
+
+
+# Requests ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("websocket", [False, True])
+@pytest.mark.parametrize(("inside", "waiting"), [(1, 1), (2, 1), (2, 3)])
+async def test_requests_that_are_answered_and_requests_that_wait(inside, waiting, websocket, rather_slow):
+    """Those up to the limit run at once; as many as may wait do so and are served; one more is refused at once."""
+    async with rig(requests_max=inside, waiting_max=waiting, admit_s=60) as made, trio.open_nursery() as nursery:
+        ends = []
+
+        async def ask(client):
+            reply = await client.ask(post(chat("n=5 s=2")))
+            ends.append((trio.current_time(), reply.status))
+
+        for place in range(inside + waiting):
+            nursery.start_soon(ask, await made.client())
+            await trio.sleep(0.1)
+            assert made.worker.running == made.door.gate.inside == min(place + 1, inside)
+            assert made.door.gate.waiting == max(0, place + 1 - inside)
+        before, said = trio.current_time(), f"{inside} requests are being served and {waiting} wait"
+        late = await (upgraded(made) if websocket else made.client())
+        if websocket:
+            await late.say(create("n=1", stream_id="a"))
+            overloaded(await late.event(), said, "a")
+        else:
+            refused(await late.ask(post(chat("n=1"))), 503, "overloaded", said)
+        assert trio.current_time() == before
+        while made.door.gate.waiting == waiting:  # noqa: ASYNC110  # a gate has no event for one that comes in
+            await trio.sleep(0.1)
+        if websocket:  # now there is room for one that waits
+            assert (await whole(late, create("n=1")))["status"] == "completed"
+        else:
+            assert (await late.ask(post(chat("n=1")))).status == 200
+    assert [status for _, status in ends] == [200] * (inside + waiting)
+    assert 10 <= ends[inside - 1][0] < 12
+    assert (made.door.gate.inside, made.door.gate.waiting) == (0, 0)
+
+
+async def test_requests_of_every_door_are_counted_together(rather_slow):
+    async with rig(requests_max=2, waiting_max=1, admit_s=60) as made:
+        lane, streaming, waiting, late = await upgraded(made), *[await made.client() for _ in range(3)]
+        await lane.say(create("n=5 s=1"))
+        await streaming.send(post(chat("n=5 s=1", stream=True)))
+        await trio.sleep(0.1)
+        await waiting.send(post({"model": "tiny", "prompt": "n=1", "max_tokens": 1}, "/v1/completions"))
+        await trio.sleep(0.1)
+        reply = await late.ask(post({"model": "tiny", "input": "n=1"}, "/v1/responses"))
+        refused(reply, 503, "overloaded", "2 requests are being served and 1 wait")
+        assert (await late.ask(head())).status == 200  # which asks no model
+        assert (await waiting.reply()).status == 200
+        assert (await lane.events())[-1]["type"] == "response.completed"
+        assert (await streaming.reply()).events[-1] == "[DONE]"
+
+
+async def test_a_request_that_left_the_line_counts_no_longer(rather_slow):
+    async with rig(requests_max=1, waiting_max=1, admit_s=60) as made:
+        inside, waiting, late = [await made.client() for _ in range(3)]
+        await inside.send(post(chat("n=5 s=1")))
+        await trio.sleep(0.1)
+        await waiting.send(post(chat()))
+        await trio.sleep(0.1)
+        assert (await late.ask(post(chat()))).status == 503
+        await waiting.stream.aclose()
+        await trio.sleep(0.1)
+        assert (await late.ask(post(chat()))).status == 200
+        assert (await inside.reply()).status == 200
+
+
+# Of one WebSocket ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+@pytest.mark.parametrize("state", ["running", "waiting", "remembered"])
+async def test_lanes(state, most, rather_slow):
+    async with rig(lanes_max=most, in_flight_max=1 if state == "waiting" else 16) as made:
+        client, other = await upgraded(made), await upgraded(made)
+        if state == "waiting":
+            await client.say(create("n=9 s=1"))
+        for lane in range(most):
+            await client.say(create("n=1" if state == "remembered" else "n=2 s=1", stream_id=f"l{lane}"))
+            if state == "remembered":
+                assert (await client.events())[-1]["type"] == "response.completed"
+        await client.say(create("n=1", stream_id="late"))
+        refusal = (await client.events("error"))[-1]
+        assert (refusal["status"], refusal["stream_id"], refusal.get("headers")) == (400, "late", None)
+        assert (refusal["error"]["code"], refusal["error"]["param"]) == ("websocket_stream_limit_reached", "stream_id")
+        assert refusal["error"]["message"] == f"this connection has {most} lanes, as many as it may"
+        if state != "remembered":
+            lanes = await collected(client, most + (state == "waiting"))
+            assert {events[-1]["type"] for events in lanes.values()} == {"response.completed"}
+        for lane in (None, *(f"l{lane}" for lane in range(most))):  # those that are there are all of use
+            assert (await whole(client, create("n=1", stream_id=lane)))["status"] == "completed"
+        assert (await whole(other, create("n=1", stream_id="late")))["status"] == "completed"  # it has its own
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+async def test_responses_in_flight_and_responses_that_wait(most, rather_slow):
+    async with rig(in_flight_max=most, queued_max=2) as made:
+        client, other = await upgraded(made), await upgraded(made)
+        for lane in range(most + 2):
+            await client.say(create("n=2 s=1", stream_id=f"l{lane}"))
+            await trio.sleep(0.01)
+            assert made.worker.running == min(lane + 1, most)
+        for lane in (None, "late", "l0"):
+            await client.say(create("n=1", stream_id=lane))
+            overloaded((await client.events("error"))[-1], "2 responses wait for their turn on this connection", lane)
+        assert (await whole(other, create("n=1")))["status"] == "completed"  # it has places of its own
+        lanes = await collected(client, most + 2)
+        assert {events[-1]["type"] for events in lanes.values()} == {"response.completed"}
+        assert len(made.worker.prompts) == most + 3
+        for lane in range(most + 2):  # and now there is room again
+            await client.say(create("n=1", stream_id=f"l{lane}"))
+        assert len(await collected(client, most + 2)) == most + 2
+
+
+async def test_a_request_that_waits_for_its_own_lane_takes_a_place_of_those_that_wait(rather_slow):
+    async with rig(in_flight_max=8, queued_max=2) as made:
+        client = await upgraded(made)
+        for _ in range(4):
+            await client.say(create("n=2 s=1", stream_id="a"))
+        overloaded((await client.events("error"))[-1], "2 responses wait for their turn on this connection", "a")
+        await client.say(create("n=1", stream_id="b"))  # does not wait, so nobody is in its way
+        lanes = await collected(client, 4)
+        assert types(lanes["a"]).count("response.completed") == 3
+        assert lanes["b"][-1]["type"] == "response.completed"
+
+
+async def test_what_waits_and_is_cancelled_makes_room(rather_slow):
+    async with rig(worker=Worker(mute=True), in_flight_max=1, queued_max=1) as made:
+        client = await upgraded(made)
+        for lane in "abc":
+            await client.say(create(stream_id=lane))
+        overloaded((await client.events("error"))[-1], "1 responses wait for their turn on this connection", "c")
+        await client.say({"type": "response.cancel", "stream_id": "b"})
+        assert (await client.events())[-1]["response"]["incomplete_details"] == {"reason": "cancelled"}
+        for lane in "cd":
+            await client.say(create(stream_id=lane))
+        overloaded((await client.events("error"))[-1], "1 responses wait for their turn on this connection", "d")
+        await client.stream.aclose()
+        await at_rest(made)

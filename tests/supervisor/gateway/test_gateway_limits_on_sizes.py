@@ -1,0 +1,347 @@
+"""Each limit on sizes holds at its number: what reaches it passes, one more is refused with a status and a sentence.
+
+`test_limits_counts.py` and `test_limits_times.py` do the same for how many, and for how long.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from types import SimpleNamespace
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from actors.text.prompts import Limits
+from protocol.cluster import Leg, Offer
+from protocol.errors import SlowClient
+from protocol.messages import Role, Turn
+from protocol.strict.mistakes import Mistakes
+from protocol.strict.structure import structure
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import Directory
+from supervisor.config import load
+from supervisor.gateway.gateway import DoorLimits
+from supervisor.gateway.websocket.history import Said
+from supervisor.node import assembly
+from supervisor.telemetry.metrics import Metrics
+from tests.rig.gateway import FOLDER, INFO, Client, at_rest, chat, create, frame, head, post, rig
+from tests.rig.sockets import upgraded, whole
+from tests.supervisor.gateway.test_outbox import fill, pair
+
+OF_THE_DOOR = [each.name for each in attrs.fields(DoorLimits)]
+OF_THE_GATEWAY = ["requests_max", "waiting_max", "admit_s", "first_token_s", "total_s", "prompt_tokens_max"]
+OF_A_WHOLE = {"key_share_max"}  # how much of another limit, where others are counts, bytes and seconds
+AROUND = [(-1, True), (0, True), (1, False)]  # how much more than the limit, and whether it is served
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+# Names ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OF_THE_DOOR + OF_THE_GATEWAY)
+def test_every_limit_has_a_name_in_the_file_a_sane_default_and_no_senseless_value(name):
+    section = DoorLimits if name in OF_THE_DOOR else load.GatewaySection
+    assert name.endswith(("_max", "_s", "_bytes"))
+    default = getattr(section(), name)
+    assert 0 < default <= (1 if name in OF_A_WHOLE else 2**28)
+    assert default >= 1 or name in OF_A_WHOLE
+    assert structure({name: default}, section) == section()
+    most = 1 if name in OF_A_WHOLE else 1_000_000 if isinstance(default, float) else 1_000_000_000
+    for value in (1, most):
+        assert getattr(structure({name: value}, section), name) == value
+    for value in (0, -1, most + 1, float("nan"), True, "5", None):
+        with pytest.raises(Mistakes, match=name):
+            structure({name: value}, section)
+
+
+def test_what_the_file_says_is_what_the_doors_keep(tmp_path):
+    numbers = {name: 1000 + place for place, name in enumerate(OF_THE_GATEWAY + OF_THE_DOOR)}
+    numbers |= dict.fromkeys(OF_A_WHOLE, 0.5)
+    lines = [f"{name} = {number}" for name, number in numbers.items()]
+    text = "\n".join(["[gateway]", *lines[: len(OF_THE_GATEWAY)], "[gateway.limits]", *lines[len(OF_THE_GATEWAY) :]])
+    text += f"\n[model.tiny]\npath = '{FOLDER}'\n[engine.a]\nmodel = 'tiny'\nkind = 'simulated'\nkv_tokens_max = 1024\n"
+    (tmp_path / "cluster.toml").write_text(text)
+    cluster = load.read(tmp_path / "cluster.toml")
+    world = SimpleNamespace(
+        metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, aside=None, reserve=None
+    )
+    door = assembly._door(cluster, {}, Directory("main"), world, assembly.Live(1))
+    kept = attrs.asdict(door.limits)
+    kept |= {name: getattr(door.gate, name) for name in ("requests_max", "waiting_max", "admit_s")}
+    kept |= {name: getattr(door.asking, name) for name in ("first_token_s", "total_s")}
+    assert kept | {"prompt_tokens_max": cluster.gateway.prompt_tokens_max} == numbers
+
+
+@pytest.mark.parametrize(("most", "kept"), [(99, 99), (100, 100), (101, 100)])
+def test_a_prompt_may_be_as_long_as_the_gateway_says_and_as_the_smallest_engine_holds(most, kept):
+    engines = [attrs.evolve(INFO, request_tokens_max=size) for size in (300, 100, 200)]
+    offers = [Offer(f"e{place}", "tiny", Leg.BOTH, 4, True, each) for place, each in enumerate(engines)]
+    directory = Directory("main")
+    directory.expect("other", None, offers)
+    limits = engine_control.limits(directory, "tiny", most)
+    assert limits is not None
+    assert (limits.total_max, limits.prompt_max) == (100, kept)
+
+
+# Heads, bodies and messages ------------------------------------------------------------------------
+
+
+async def answer_to_head(made, size, pieces):
+    """Send a head of exactly so many bytes in so many pieces, and return what is answered."""
+    data = head("GET", "/health", x="y" * (size - len(head("GET", "/health", x=""))))
+    assert len(data) == size
+    client = await made.client()
+    for place in range(pieces):
+        await client.send(data[size * place // pieces : size * (place + 1) // pieces])
+        await trio.sleep(0.001)
+    reply = await client.reply()
+    await client.stream.aclose()
+    await at_rest(made)
+    return reply
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 50])
+@pytest.mark.parametrize("size", [4095, 4096])
+async def test_a_head_that_fits(size, pieces, rather_slow):
+    async with rig(head_bytes_max=4096) as made:
+        assert (await answer_to_head(made, size, pieces)).status == 200
+
+
+@pytest.mark.parametrize(("size", "pieces"), [(4097, 1), (4097, 2), (4097, 50), (20_000, 1), (60_000, 1)])
+async def test_a_head_that_is_too_long(size, pieces, rather_slow):
+    async with rig(head_bytes_max=4096, close_s=0.1) as made:
+        reply = await answer_to_head(made, size, pieces)
+        assert (reply.status, reply.error["code"], reply.headers["connection"]) == (431, "too_large", "close")
+        assert (reply.headers["x-should-retry"], "retry-after" in reply.headers) == ("false", False)
+
+
+@pytest.mark.parametrize("pieces", [2, 50])
+async def test_a_head_of_which_too_much_has_come(pieces, rather_slow):
+    async with rig(head_bytes_max=4096, close_s=0.1) as made:
+        reply = await answer_to_head(made, 20_000, pieces)
+        assert (reply.status, reply.error["code"], reply.headers["connection"]) == (431, "too_large", "close")
+
+
+def padded(size: int) -> bytes:
+    """A chat request whose body is exactly so long."""
+    body = json.dumps(chat("n=2")).encode()
+    return body[:-1] + b" " * (size - len(body)) + b"}"
+
+
+@pytest.mark.parametrize(("more", "fine"), AROUND)
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body(more, fine, chunked, rather_slow):
+    async with rig(body_bytes_max=200) as made:
+        client = await made.client()
+        data = padded(200 + more)
+        if chunked:
+            start = head("POST", "/v1/chat/completions", transfer_encoding="chunked")
+            reply = await client.ask(start + b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data))
+        else:
+            reply = await client.ask(post(data))
+        if fine:
+            assert reply.status == 200
+        else:
+            assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (413, "too_large", "false")
+            said = "longer than 200 bytes" if chunked else "201 bytes long; at most 200 are read"
+            assert said in reply.error["message"]
+            assert "retry-after" not in reply.headers
+
+
+@pytest.mark.parametrize(("more", "fine"), AROUND)
+@pytest.mark.parametrize("pieces", [1, 2, 7])
+async def test_a_message(more, fine, pieces, rather_slow):
+    async with rig(body_bytes_max=2000) as made:
+        client = await upgraded(made)
+        event = json.dumps(create("n=2")).encode()
+        event = event[:-1] + b" " * (2000 + more - len(event)) + b"}"
+        cuts = [len(event) * place // pieces for place in range(pieces + 1)]
+        for place in range(pieces):
+            kind = (0x00 if place else 0x01) | (0x80 if place == pieces - 1 else 0)
+            await client.send(frame(event[cuts[place] : cuts[place + 1]], kind))
+        if fine:
+            assert (await client.events())[-1]["type"] == "response.completed"
+        else:
+            kind, payload = await client.frame()
+            assert (kind, int.from_bytes(payload[:2], "big")) == (0x88, 1009)
+            assert b"2000" in payload
+
+
+# Tokens of a prompt --------------------------------------------------------------------------------
+
+DOORS = {  # how each is asked, and what it calls a prompt
+    "/v1/chat/completions": ("messages", lambda **more: chat("word " * 20 + "n=1", **more)),
+    "/v1/completions": ("prompt", lambda **more: {"model": "tiny", "prompt": [7] * 30, **more}),
+    "/v1/responses": ("input", lambda **more: {"model": "tiny", "input": "word " * 20 + "n=1", **more}),
+    "socket": ("input", lambda **more: create("word " * 20 + "n=1", **more)),
+}
+
+
+async def asked(made, client, door, **more):
+    """Return the answer of a door, or None, and its error, or None."""
+    body = DOORS[door][1](**more)
+    if door != "socket":
+        reply = await client.ask(post(body, door))
+        if reply.status == 200:
+            return reply.json, None
+        assert (reply.status, reply.headers["x-should-retry"]) == (400, "false")
+        assert "retry-after" not in reply.headers
+        return None, reply.error
+    await client.say(body)
+    last = (await client.events())[-1]
+    if last["type"] != "error":
+        return last["response"], None
+    assert last["status"] == 400
+    assert "headers" not in last
+    return None, last["error"]
+
+
+async def prompt_tokens(made, client, door):
+    answer, _ = await asked(made, client, door)
+    usage = answer["usage"]
+    return usage.get("prompt_tokens", usage.get("input_tokens"))
+
+
+@pytest.mark.parametrize(("more", "fine"), AROUND)
+@pytest.mark.parametrize("door", DOORS)
+async def test_tokens_of_a_prompt(door, more, fine, rather_slow):
+    async with rig() as made:
+        client = await (upgraded(made) if door == "socket" else made.client())
+        size = await prompt_tokens(made, client, door)
+        made.limits[0] = Limits(INFO, 2048, size - more)
+        answer, error = await asked(made, client, door)
+        if fine:
+            assert answer is not None
+        else:
+            assert (error["code"], error["param"]) == ("context_length_exceeded", DOORS[door][0])
+            assert error["message"] == f"the prompt is {size} tokens long, and prompts here can have {size - 1}"
+            assert len(made.worker.prompts) == 1
+        made.limits[0] = Limits(INFO, 2048, 2048)
+        assert (await asked(made, client, door))[0] is not None  # a mistake costs its answer and nothing else
+
+
+@pytest.mark.parametrize(("more", "fine"), AROUND)
+@pytest.mark.parametrize("door", DOORS)
+async def test_tokens_of_a_prompt_and_its_answer(door, more, fine, rather_slow):
+    async with rig() as made:
+        client = await (upgraded(made) if door == "socket" else made.client())
+        size = await prompt_tokens(made, client, door)
+        name = "max_output_tokens" if DOORS[door][0] == "input" else "max_tokens"
+        made.limits[0] = Limits(INFO, size + 16 - more, 2048)
+        answer, error = await asked(made, client, door, **{name: 16})
+        if fine:
+            assert answer is not None
+        else:
+            assert (error["code"], error["param"]) == ("context_length_exceeded", name)
+            assert f"{size} tokens long, and 16 more are asked for; together they can have" in error["message"]
+
+
+@pytest.mark.parametrize(("more", "fine"), AROUND)
+@pytest.mark.parametrize("door", [door for door in DOORS if door != "/v1/completions"])  # which always asks for some
+async def test_a_prompt_leaves_room_for_one_token_of_an_answer(door, more, fine, rather_slow):
+    async with rig() as made:
+        client = await (upgraded(made) if door == "socket" else made.client())
+        size = await prompt_tokens(made, client, door)
+        made.limits[0] = Limits(INFO, size + 1 - more, 2048)
+        answer, error = await asked(made, client, door)
+        if fine:
+            assert answer is not None
+        else:
+            assert (error["code"], error["param"]) == ("context_length_exceeded", DOORS[door][0])
+            assert f"{size} tokens long, and prompt and answer together can have {size}" in error["message"]
+
+
+async def test_each_of_many_prompts_is_counted_by_itself_and_the_one_that_is_too_long_is_named(rather_slow):
+    async with rig() as made:
+        made.limits[0] = Limits(INFO, 2048, 30)
+        client = await made.client()
+        body = {"model": "tiny", "max_tokens": 1}
+        reply = await client.ask(post(body | {"prompt": [[7] * 30, [7] * 29, [7] * 30]}, "/v1/completions"))
+        assert len(reply.json["choices"]) == 3
+        reply = await client.ask(post(body | {"prompt": [[7] * 30, [7] * 31]}, "/v1/completions"))
+        assert (reply.status, reply.error["param"]) == (400, "prompt")
+        assert reply.error["message"] == "prompt 1 is 31 tokens long, and prompts here can have 30"
+
+
+# Memory of a connection ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("more", "fine"), AROUND)
+@pytest.mark.parametrize("lanes", ["a", "ab", "abcde"])
+async def test_what_a_connection_remembers(lanes, more, fine, rather_slow):
+    said = "x" * 50 + " n=1"
+    size = Said.after(None, "", Turn(Role.USER, said), Turn(Role.ASSISTANT, "The")).size_bytes
+    async with rig(connection_memory_bytes_max=size * len(lanes) - more) as made:
+        client = await upgraded(made)
+        ids = {lane: (await whole(client, create(said, stream_id=lane)))["id"] for lane in lanes}
+        await client.say(create(said, stream_id="a", previous_response_id=ids["a"]))
+        last = (await client.events())[-1]
+        if fine:
+            assert last["type"] == "response.completed"
+            assert made.worker.prompts[-1].count(said) == 2
+        else:
+            assert (last["status"], last["error"]["code"]) == (400, "previous_response_not_found")
+            assert (last["error"]["param"], last.get("headers")) == ("previous_response_id", None)
+            assert f"'{ids['a']}' not found" in last["error"]["message"]
+            for lane in lanes[1:2]:  # what was said longest ago went first, and alone
+                await client.say(create("n=1", previous_response_id=ids[lane], stream_id=lane))
+                assert (await client.events())[-1]["type"] == "response.completed"
+        assert (await whole(client, create("n=1", stream_id="a")))["status"] == "completed"
+
+
+# Backlogs ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("more", "fine"), AROUND)
+async def test_a_backlog(more, fine):
+    async with pair(backlog=100_000) as (box, _):
+        await fill(box)
+        before = box.backlog_bytes
+        data = bytes(100_000 - before + more)
+        if fine:
+            box.put(data)
+            assert box.backlog_bytes == 100_000 + more
+        else:
+            with pytest.raises(SlowClient, match=f"{before} bytes wait for the client to read"):
+                box.put(data)
+            assert (box.backlog_bytes, box.dropped) == (before, "backlog")
+
+
+@pytest.mark.parametrize("websocket", [False, True])
+async def test_a_backlog_drops_the_client_aborts_its_request_and_is_counted(websocket):
+    async with rig(backlog_bytes_max=20_000, send_buffer_bytes=4096, close_s=0.2) as made:
+        made.worker.line = "The oak is old. " * 50
+        client = Client(await made.connect(receive_buffer=4096))
+        if websocket:
+            assert (await client.upgrade()).status == 101
+            await client.say(create("n=1900 s=0.0001"))
+        else:
+            await client.send(post(chat("n=1900 s=0.0001", stream=True)))
+        with trio.fail_after(20):
+            await at_rest(made)
+        assert made.worker.left == 1
+        assert b'espalier_clients_dropped_total{reason="backlog"} 1.0' in made.metrics.text({})
+
+
+async def test_a_client_that_reads_everything_is_never_dropped_however_small_its_backlog():
+    async with rig(backlog_bytes_max=20_000, send_buffer_bytes=4096) as made:
+        made.worker.line = "The oak is old. " * 50
+        reply = await (await made.client()).ask(post(chat("n=1900 s=0.0001", stream=True)))
+        assert reply.events[-1] == "[DONE]"
+        assert b"espalier_clients_dropped_total{" not in made.metrics.text({})
+
+
+async def test_the_kernel_holds_no_more_for_a_client_than_it_may(rather_slow):
+    async with rig(send_buffer_bytes=40_000) as made:
+        assert (await (await made.client()).ask(head())).status == 200
+        [outbox] = made.door.connections
+        kept = outbox.stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        assert kept in {40_000, 80_000}  # Linux counts twice, for what it notes beside the bytes

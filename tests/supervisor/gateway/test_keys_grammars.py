@@ -1,0 +1,128 @@
+"""Which grammars a request may use: by its key, and by the gateway's section where the key does not say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from protocol.strict.mistakes import Mistakes
+from supervisor.config import keyfile, load
+from supervisor.gateway import gateway
+from supervisor.launcher import preflight
+from tests.rig.gateway import chat, create, post, rig
+from tests.supervisor.gateway.test_gateway_keys import as_, locked
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+SCHEMAS = 'grammars = ["json_schema", "structural_tag"]'
+
+
+def tag(content):
+    return {"type": "structural_tag", "format": content}
+
+
+async def test_b2_a_key_may_use_the_grammars_that_it_is_given(tmp_path):
+    async with locked(tmp_path, SCHEMAS) as made:
+        client = await made.client()
+        for field, text in (("regex", "a+"), ("ebnf", 'root ::= "a"')):
+            refused = await client.ask(post(chat(**{field: text}), **as_("alice")))
+            assert (refused.status, refused.error["code"], refused.error["param"]) == (403, "forbidden", field)
+            assert (
+                f"the key 'alice' may not use grammars of the kind {field}: allowed are json_schema, structural_tag"
+                in (refused.error["message"])
+            )
+        assert not made.worker.prompts
+        for key, fields in (("alice", {"response_format": SCHEMA}), ("bob", {"regex": "a+"})):
+            assert (await client.ask(post(chat(**fields), **as_(key)))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ({"type": "regex", "pattern": "a+"}, "regex"),
+        ({"type": "sequence", "elements": [{"type": "grammar", "grammar": 'root ::= "a"'}]}, "ebnf"),
+    ],
+)
+async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(tmp_path, content, kind):
+    async with locked(tmp_path, SCHEMAS) as made:
+        client = await made.client()
+        for form in (tag(content), json.dumps(tag(content)).replace("g", "\\u0067")):
+            refused = await client.ask(post(chat(structural_tag=form), **as_("alice")))
+            assert (refused.status, refused.error["param"]) == (403, "structural_tag")
+            assert f"of the kind {kind} in a structural_tag" in refused.error["message"]
+        harmless = tag({"type": "json_schema", "json_schema": {"properties": {"regex": {"pattern": "a+"}}}})
+        assert (await client.ask(post(chat(structural_tag=harmless), **as_("alice")))).status == 200
+
+
+async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(tmp_path, monkeypatch):
+    async with locked(tmp_path, SCHEMAS) as made:
+        plain, aside, within = gateway.kinds, made.door.aside, list[bool]()
+        now = False
+
+        async def noted(function, **given):
+            def run():
+                nonlocal now
+                now = True
+                try:
+                    return function()
+                finally:
+                    now = False
+
+            return await aside(run, **given)
+
+        def seen(grammar):
+            within.append(now)
+            return plain(grammar)
+
+        made.door.aside = noted
+        monkeypatch.setattr(gateway, "kinds", seen)
+        client = await made.client()
+        long = {"type": "sequence", "elements": [{"type": "regex", "pattern": "a"}] * 3_000}
+        for content, status in ((long, 403), ({"type": "any_text"}, 200)):
+            reply = await client.ask(post(chat(structural_tag=tag(content)), **as_("alice")))
+            assert reply.status == status
+        assert within == [True, False]
+
+
+async def test_b2_over_a_websocket_the_refused_request_fails_alone(tmp_path):
+    async with locked(tmp_path, "grammars = []") as made:
+        client = await made.client()
+        await client.upgrade(**as_("alice"))
+        await client.say(create(text={"format": {"type": "json_object"}}))
+        failed = (await client.events())[-1]
+        assert "'alice' may not use grammars of the kind json_schema: allowed are none" in json.dumps(failed)
+        await client.say(create("n=3"))
+        assert (await client.events())[-1]["type"] == "response.completed"
+
+
+async def test_b2_without_a_key_or_a_word_of_its_own_the_gateways_section_counts(tmp_path):
+    async with rig() as made:
+        made.door.grammars = frozenset({"json_schema"})
+        client = await made.client()
+        refused = await client.ask(post(chat(regex="a+")))
+        assert (refused.status, refused.error["param"]) == (403, "regex")
+        assert "requests here may not use grammars of the kind regex" in refused.error["message"]
+        assert (await client.ask(post(chat(response_format=SCHEMA)))).status == 200
+    async with locked(tmp_path, 'grammars = ["regex"]') as made:
+        made.door.grammars = frozenset()
+        client = await made.client()
+        assert (await client.ask(post(chat(regex="a+"), **as_("alice")))).status == 200
+        assert (await client.ask(post(chat(regex="a+"), **as_("bob")))).status == 403
+
+
+def test_a_kind_that_there_is_not_is_a_mistake_in_the_file_of_keys():
+    with pytest.raises(Mistakes, match=r"key\.a\.grammars"):
+        keyfile.read({"key": {"a": {"sha256": "0" * 64, "grammars": ["cfg"]}}})
+
+
+def test_a_check_says_which_grammars_may_be_used(tmp_path, monkeypatch):
+    from tests.supervisor.config.test_load import GOOD
+
+    monkeypatch.setattr(preflight, "ahead", lambda *_: None)
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[key.alice]\nsha256 = "{"0" * 64}"\n{SCHEMAS}\n')
+    keys.chmod(0o600)
+    file = tmp_path / "cluster.toml"
+    file.write_text(f'{GOOD}\n[gateway]\nkeys = "keys.toml"\ngrammars = ["json_schema"]\n')
+    said = preflight.text(load.read(file), "main", {})
+    assert "grammars: json_schema; of alice: json_schema, structural_tag" in said

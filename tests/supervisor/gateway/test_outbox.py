@@ -1,0 +1,384 @@
+"""What is put goes out whole and in order, whatever the socket takes, and a slow client is nobody else's trouble."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import SlowClient, StartFailed
+from supervisor.config.tls import Certificate
+from supervisor.gateway import outbox as module
+from supervisor.gateway.outbox import Outbox, close_frame, text_frame
+from tests.rig import certificate
+
+
+def ends():
+    """Both ends of a connection whose kernel takes little: the server's and the client's."""
+    near, far = socket.socketpair()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return [trio.SocketStream(trio.socket.from_stdlib_socket(each)) for each in (near, far)]
+
+
+@asynccontextmanager
+async def pair(backlog=1 << 20, stall_s=30.0):
+    """An outbox that is being drained, and the client's end of its socket."""
+    server, client = ends()
+    box = Outbox(server, backlog, stall_s)
+    async with client, trio.open_nursery() as nursery:
+        nursery.start_soon(box.run)
+        await trio.testing.wait_all_tasks_blocked()
+        yield box, client
+        await box.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def read_all(client, size):
+    data = bytearray()
+    while len(data) < size and (piece := await client.receive_some(65536)):
+        data += piece
+    return bytes(data)
+
+
+async def fill(box, size=1000):
+    """Put frames until some wait."""
+    frames = []
+    while not box.backlog_bytes:
+        frames.append(bytes([len(frames) % 251]) * size)
+        box.put(frames[-1])
+    return frames
+
+
+async def carried(box, client, frames, rng):
+    """What the client has read when all of these have been put and have left, with turns of others in between."""
+    got = bytearray()
+
+    async def read():
+        while len(got) < sum(map(len, frames)):
+            got.extend(await client.receive_some(rng.randint(1, 9000)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        for each in frames:
+            box.put(each)
+            assert box.backlog_bytes == sum(map(len, box._rest))
+            if rng.random() < 0.5:
+                await trio.lowlevel.checkpoint()
+        await box.wait_flushed()
+        assert box.backlog_bytes == 0
+    return bytes(got)
+
+
+async def test_a_socket_that_takes_it_gets_it_in_the_same_turn():
+    async with pair() as (box, client):
+        box.put(b"now")
+        assert box.backlog_bytes == 0
+        assert os.read(client.socket.fileno(), 10) == b"now"
+
+
+def reluctant(rng):
+    """`write` and `writev` of a socket that takes a little, or nothing."""
+    write, writev = os.write, os.writev
+
+    def some(fd, data):
+        if rng.random() < 0.2:
+            raise BlockingIOError
+        return write(fd, data[: rng.randint(1, 2000)])
+
+    def some_of_many(fd, parts):
+        return some(fd, b"".join(parts)) if rng.random() < 0.9 else writev(fd, parts[:1])
+
+    return some, some_of_many
+
+
+@pytest.mark.parametrize("seed", range(15))
+async def test_frames_go_out_whole_and_in_order_however_little_the_socket_takes(seed, monkeypatch, autojump_clock):
+    rng = random.Random(seed)
+    some, some_of_many = reluctant(rng)
+    monkeypatch.setattr(module.os, "write", some)
+    monkeypatch.setattr(module.os, "writev", some_of_many)
+    frames = [
+        struct.pack(">I", size) + rng.randbytes(size) for size in (rng.choice((0, 1, 90, 5000)) for _ in range(80))
+    ]
+    async with pair() as (box, client):
+        assert await carried(box, client, frames, rng) == b"".join(frames)
+
+
+async def test_a_full_backlog_refuses_and_keeps_what_it_has():
+    async with pair(backlog=10_000) as (box, client):
+        frames = await fill(box)
+        while True:
+            frame = bytes([len(frames) % 251]) * 1000
+            if box.backlog_bytes + len(frame) > 10_000:
+                break
+            box.put(frame)
+            frames.append(frame)
+        with pytest.raises(SlowClient, match="bytes wait for the client to read"):
+            box.put(frame)
+        assert box.backlog_bytes <= 10_000
+        assert await read_all(client, 1000 * len(frames)) == b"".join(frames)
+
+
+async def test_what_meets_no_backlog_is_never_torn_whatever_its_size():
+    async with pair(backlog=1000) as (box, client):
+        box.put(bytes(300_000))
+        with pytest.raises(SlowClient):
+            box.put(b"more")
+        assert await read_all(client, 300_000) == bytes(300_000)
+        await box.wait_flushed()
+        box.put(b"more")
+        assert await client.receive_some(10) == b"more"
+
+
+async def test_a_farewell_comes_after_the_frame_that_has_begun_and_instead_of_the_rest():
+    async with pair(backlog=1 << 20) as (box, client):
+        frames = await fill(box)
+        begun = b"".join(frames)
+        for _ in range(20):
+            box.put(b"never sent" * 100)
+        box.put_farewell(b"goodbye")
+        assert box.backlog_bytes < 2000
+        assert await read_all(client, len(begun) + 7) == begun + b"goodbye"
+        await box.wait_flushed()
+
+
+async def test_a_farewell_with_nothing_before_it_goes_at_once():
+    async with pair() as (box, client):
+        box.put_farewell(b"goodbye")
+        assert os.read(client.socket.fileno(), 10) == b"goodbye"
+
+
+async def test_a_client_that_reads_nothing_for_long_is_slow(autojump_clock):
+    async with pair(stall_s=7.0) as (box, _):
+        watched = Outbox(box.stream, box.backlog_bytes_max, 7.0)
+        await fill(watched)
+        with pytest.raises(SlowClient, match=r"nothing for 7\.0 s"):
+            await watched.run()
+        assert trio.current_time() == 7
+        with pytest.raises(trio.BrokenResourceError):
+            watched.put(b"x")
+
+
+async def test_a_client_that_reads_now_and_then_is_not_slow(autojump_clock):
+    async with pair(stall_s=7.0) as (box, client):
+        frames = await fill(box)
+        for _ in range(30):
+            frames.append(bytes(1000))
+            box.put(frames[-1])
+        got = b""
+        while len(got) < 1000 * len(frames):
+            await trio.sleep(6)
+            got += await read_all(client, min(10_000, 1000 * len(frames) - len(got)))
+        assert got == b"".join(frames)
+        assert trio.current_time() >= 12
+
+
+async def test_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it():
+    async with pair() as (box, client):
+        await fill(box)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(box.wait_flushed)
+            await trio.testing.wait_all_tasks_blocked()
+            await client.aclose()
+        assert box.gone
+        assert box.backlog_bytes == 0
+        for put in (box.put, box.put):
+            with pytest.raises(trio.BrokenResourceError):
+                put(b"x")
+        box.put_farewell(b"x")
+
+
+async def test_closing_ends_whoever_waits_or_drains():
+    server, client = ends()
+    async with client:
+        box = Outbox(server, 1 << 20, 30.0)
+        async with trio.open_nursery() as nursery:
+            await fill(box, 100_000)
+            nursery.start_soon(box.run)
+            nursery.start_soon(box.wait_flushed)
+            await trio.testing.wait_all_tasks_blocked()
+            await box.aclose()
+        with pytest.raises(trio.BrokenResourceError):
+            box.put(b"x")
+
+
+@asynccontextmanager
+async def hearing_out(box, client):
+    """An outbox that hears a client out, which has read its last word; on leaving, all has been heard."""
+    box.put(b"no")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(box.hear_out)
+        await client.send_all(b"but I had more to say" * 100)
+        assert await client.receive_some(10) == b"no"
+        yield
+
+
+async def test_hearing_out_waits_for_the_client_to_end():
+    async with pair() as (box, client), hearing_out(box, client):
+        assert await client.receive_some(10) == b""
+        await client.send_eof()
+
+
+@given(st.binary(max_size=70_000) | st.sampled_from([bytes(n) for n in (0, 125, 126, 65_535, 65_536)]))
+def test_text_frames_are_what_the_rfc_says(payload):
+    from wsproto.frame_protocol import FrameProtocol, Opcode
+
+    reader = FrameProtocol(client=True, extensions=[])
+    reader.receive_bytes(text_frame(payload.hex().encode()))
+    frames = list(reader.received_frames())
+    assert {each.opcode for each in frames} <= {Opcode.TEXT, Opcode.CONTINUATION}
+    assert "".join(each.payload for each in frames) == payload.hex()
+    assert frames[-1].message_finished
+
+
+def test_close_frames_are_what_the_rfc_says_and_short_enough():
+    from wsproto.frame_protocol import FrameProtocol
+
+    reader = FrameProtocol(client=True, extensions=[])
+    reader.receive_bytes(close_frame(1013, "é" * 100))
+    (frame,) = reader.received_frames()
+    assert frame.payload[0] == 1013
+    assert len(frame.payload[1].encode()) <= 123
+
+
+# TLS: the outbox's own task sends ------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def secure_pair(backlog=1 << 20, stall_s=30.0, *, run=True):
+    near, far = ends()
+    context = Certificate(*certificate.files()).context()
+    server = trio.SSLStream(near, context, server_side=True, https_compatible=True)
+    client = trio.SSLStream(far, certificate.trusting(), server_hostname="localhost", https_compatible=True)
+    box = Outbox(server, backlog, stall_s)
+    with near.socket, far.socket:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.do_handshake)
+            await client.do_handshake()
+        async with trio.open_nursery() as nursery:
+            if run:
+                nursery.start_soon(box.run)
+            yield box, client
+            nursery.cancel_scope.cancel()
+
+
+async def test_over_tls_frames_go_out_whole_and_in_order():
+    rng = random.Random(5)
+    frames = [struct.pack(">I", size) + rng.randbytes(size) for size in (1, 90, 40_000, 5000, 0, 300) * 10]
+    async with secure_pair() as (box, client):
+        assert await carried(box, client, frames, rng) == b"".join(frames)
+
+
+async def test_over_tls_a_full_backlog_refuses_and_keeps_what_it_has():
+    async with secure_pair(backlog=10_000) as (box, client):
+        put = 0
+        with pytest.raises(SlowClient, match="bytes wait for the client to read"):
+            while True:
+                box.put(bytes([put % 251]) * 1000)
+                put += 1
+                await trio.testing.wait_all_tasks_blocked()
+        assert box.dropped == "backlog"
+        assert box.backlog_bytes <= 10_000
+        assert await read_all(client, 1000 * put) == b"".join(bytes([n % 251]) * 1000 for n in range(put))
+
+
+async def test_over_tls_a_farewell_comes_after_what_has_begun_and_instead_of_the_rest():
+    async with secure_pair() as (box, client):
+        frames = [bytes([number]) * 1000 for number in range(60)]
+        for frame in frames:
+            box.put(frame)
+        await trio.testing.wait_all_tasks_blocked()
+        begun = len(frames) - len(box._rest) + box._begun
+        assert box._begun > 1
+        box.put_farewell(b"goodbye")
+        assert await read_all(client, 1000 * begun + 7) == b"".join(frames[:begun]) + b"goodbye"
+        await box.wait_flushed()
+
+
+async def test_over_tls_nothing_of_an_earlier_batch_counts_as_begun():
+    async with secure_pair() as (box, client):
+        for frame in (b"one", b"two", b"three"):
+            box.put(frame)
+        assert await read_all(client, 11) == b"onetwothree"
+        await box.wait_flushed()
+        for frame in (b"four", b"five", b"six"):
+            box.put(frame)
+        box.put_farewell(b"goodbye")
+        assert await read_all(client, 11) == b"fourgoodbye"
+
+
+async def test_over_tls_what_is_sent_is_sent_once_even_if_the_client_is_said_to_be_gone():
+    async with secure_pair() as (box, client):
+        box.put(bytes(100_000))
+        await trio.testing.wait_all_tasks_blocked()
+        box.gone = True
+        assert await read_all(client, 100_000) == bytes(100_000)
+        await trio.testing.wait_all_tasks_blocked()
+        assert box.backlog_bytes == 0
+        with trio.move_on_after(0.05):
+            pytest.fail(f"{await client.receive_some(10)!r} came again")
+
+
+async def test_over_tls_closing_ends_whoever_sends_or_waits():
+    async with secure_pair(run=False) as (box, _):
+        async with trio.open_nursery() as nursery:
+            box.put(bytes(1_000_000))
+            nursery.start_soon(box.wait_flushed)
+            nursery.start_soon(box.run)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(0.1):  # to say goodbye it would wait for what is being sent
+                await box.aclose()
+            await trio.aclose_forcefully(box)
+        assert box.backlog_bytes == 0
+
+
+async def test_over_tls_a_client_that_reads_nothing_for_long_is_slow(autojump_clock):
+    async with secure_pair(stall_s=7.0, run=False) as (box, _):
+        box.put(bytes(1_000_000))
+        before = trio.current_time()
+        with pytest.raises(SlowClient, match=r"nothing for 7\.0 s"):
+            await box.run()
+        assert trio.current_time() == before + 7
+        assert (box.gone, box.dropped) == (True, "stalled")
+        with pytest.raises(trio.BrokenResourceError):
+            box.put(b"x")
+
+
+async def test_over_tls_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it():
+    async with secure_pair() as (box, client):
+        box.put(bytes(1_000_000))
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.aclose_forcefully(client)
+        with trio.fail_after(5):
+            await box.wait_flushed()
+        assert box.gone
+        with pytest.raises(trio.BrokenResourceError):
+            box.put(b"x")
+
+
+async def test_over_tls_hearing_out_waits_for_the_client_to_end():
+    async with secure_pair() as (box, client), hearing_out(box, client):
+        await client.aclose()
+
+
+@pytest.mark.parametrize("wrong", ["missing", "swapped", "locked", "empty"])
+def test_a_certificate_that_is_of_no_use_is_one_sentence(wrong, tmp_path):
+    good = certificate.files()
+    files = [tmp_path / "a.pem", tmp_path / "b.pem"]
+    if wrong == "locked":
+        certificate.make(*files, "-passout", "pass:secret")
+    elif wrong != "missing":
+        for file, text in zip(files, (good[1], good[0]), strict=True):
+            file.write_bytes(b"" if wrong == "empty" else text.read_bytes())
+    with pytest.raises(StartFailed, match="cannot be used: ") as caught:
+        Certificate(*files).context()
+    assert "\n" not in str(caught.value)
+    assert "None" not in str(caught.value)

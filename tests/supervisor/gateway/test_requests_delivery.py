@@ -1,0 +1,245 @@
+"""An answer is whole when the client has it: slow readers get all of it, and what was cut is told, logged and counted."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import trio
+import trio.testing
+
+from supervisor.cluster.directory import Directory
+from supervisor.node import node
+from supervisor.processes.process import Hurry
+from tests.rig.gateway import Client, at_rest, chat, create, head, post, rig
+
+SMALL = {"send_buffer_bytes": 4096, "close_s": 2.0, "stall_s": 30.0}
+LONG = 700  # tokens: about 150 kB of events, which a reader of 4 kB a second is 40 s with
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+@pytest.fixture
+def lines(caplog):
+    """The access log's lines of requests that models were asked for, so far."""
+    caplog.set_level(logging.INFO)
+    return lambda: [each for each in caplog.records if each.name == "espalier.requests" and hasattr(each, "bytes")]
+
+
+class Slow(trio.abc.ReceiveStream):
+    """Reads at most 4 kB a second."""
+
+    def __init__(self, stream):
+        self.stream, self.read_bytes = stream, 0
+
+    async def send_all(self, data):
+        await self.stream.send_all(data)
+
+    async def receive_some(self, _=None):
+        await trio.sleep(1)
+        data = await self.stream.receive_some(4096)
+        self.read_bytes += len(data)
+        return data
+
+    async def aclose(self):
+        await self.stream.aclose()
+
+
+async def backlogged(made):
+    """Wait until some client has a backlog."""
+    while not any(each.backlog_bytes for each in made.door.connections):  # noqa: ASYNC110  # there is no event for it
+        await trio.sleep(0.01)
+
+
+async def asked(made, request):
+    """Connect a client that reads slowly, and ask; return it once its answer waits for it."""
+    client = Client(Slow(await made.connect(receive_buffer=2304)))
+    await client.send(request)
+    await backlogged(made)
+    return client
+
+
+def streamed(**headers):
+    return post(chat(f"n={LONG}", stream=True, max_completion_tokens=LONG), **headers)
+
+
+async def test_b5_a_slow_reader_gets_all_of_its_answer_before_its_connection_is_closed(lines, rather_slow):
+    async with rig(**SMALL) as made:
+        client = await asked(made, streamed(connection="close"))
+        reply = await client.reply()
+        assert reply.whole
+        assert reply.events[-1] == "[DONE]"
+        assert await client.closed()
+        assert trio.current_time() > 10 * SMALL["close_s"]
+        await at_rest(made)
+        (line,) = lines()
+        assert (line.outcome, line.bytes) == ("length", client.stream.read_bytes)
+
+
+async def test_b5_a_client_of_http_1_0_gets_all_up_to_the_end_of_its_connection(lines, rather_slow):
+    async with rig(**SMALL) as made:
+        client = await asked(made, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert not await client.closed()
+        assert client.buffer.endswith(b"data: [DONE]\n\n")
+        await at_rest(made)
+        assert lines()[0].bytes == client.stream.read_bytes == len(client.buffer)
+
+
+async def test_the_line_of_a_request_is_written_when_its_last_byte_has_left(lines, rather_slow):
+    async with rig(**SMALL) as made:
+        client = await asked(made, streamed())
+        assert lines() == []
+        assert (await client.reply()).whole
+        await trio.sleep(0.1)
+        (line,) = lines()
+        assert (line.outcome, line.bytes) == ("length", client.stream.read_bytes)
+        assert line.took_s < 5, "that is the time of the answer, not of its reader"
+
+
+def draining(made, drain_s):
+    """A node of these doors whose drain has begun; its tree's scope is cancelled at the end of it."""
+    house = SimpleNamespace(directory=Directory("main"), door=made.door, links=None)
+    of = node._Node(None, house, SimpleNamespace(hurry=Hurry()), None, drain_s)
+    made.door.gate.draining = False
+    return of
+
+
+async def drained(of, nursery):
+    of._nursery = nursery
+    of.drain("a test")
+    while not of._tree.cancel_called:  # noqa: ASYNC110  # a scope has no event
+        await trio.sleep(0.1)
+
+
+async def test_b5_a_drain_waits_for_what_slow_readers_have_not_read(lines, rather_slow):
+    async with rig(**SMALL) as made:
+        client = await asked(made, streamed())
+        began_at = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drained, draining(made, 60.0), nursery)
+            reply = await client.reply()
+        assert (reply.whole, reply.events[-1]) == (True, "[DONE]")
+        assert 10 < trio.current_time() - began_at < 59
+        await at_rest(made)
+        assert [(each.outcome, each.bytes) for each in lines()] == [("length", client.stream.read_bytes)]
+
+
+HALF = {
+    "head": b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n",
+    "body": head("POST", "/v1/chat/completions", content_length=100) + b"{",
+    "nothing but the question": head("POST", "/v1/chat/completions", content_length=100, expect="100-continue"),
+}
+
+
+@pytest.mark.parametrize("part", HALF)
+async def test_o_who_has_sent_half_a_request_hears_of_the_drain(part, rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        await client.send(HALF[part])
+        if "100-continue" in HALF[part].decode():
+            assert (await client.reply()).status == 100
+        await trio.sleep(0.1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drained, draining(made, 60.0), nursery)
+            reply = await client.reply()
+            assert (reply.status, reply.error["code"]) == (503, "draining")
+            assert (reply.headers["retry-after"], reply.headers["connection"]) == ("1", "close")
+            assert await client.closed()
+        await at_rest(made)
+
+
+async def test_b5_a_drain_waits_for_readers_of_websockets_too(lines, rather_slow):
+    async with rig(**SMALL) as made:
+        client = Client(Slow(await made.connect(receive_buffer=2304)))
+        assert (await client.upgrade()).status == 101
+        await client.say(create(f"n={LONG}", max_output_tokens=LONG))
+        await backlogged(made)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drained, draining(made, 90.0), nursery)
+            assert (await client.events())[-1]["type"] == "response.incomplete"
+            assert await client.close_code() == 1012
+        await at_rest(made)
+        (line,) = lines()
+        assert line.outcome == "length"
+        assert line.bytes <= client.stream.read_bytes
+
+
+async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(lines, rather_slow):
+    async with rig(**SMALL) as made:
+        client = await asked(made, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
+        with trio.CancelScope() as tree:
+            async with trio.open_nursery() as nursery:
+                of = draining(made, 5.0)
+                await drained(of, nursery)
+                assert 5 <= trio.current_time() < 9
+                tree.cancel()
+        metrics, connections = made.metrics, tuple(made.door.connections)
+        assert connections
+    (line,) = lines()
+    assert (line.outcome, line.cut) == ("cut", "drain")
+    assert 0 < line.bytes < 100_000
+    assert b'espalier_answers_cut_total{door="chat",reason="drain"} 1.0' in metrics.text({})
+    assert b'outcome="length"' not in metrics.text({})
+    del client
+
+
+async def test_b5_an_answer_that_ends_with_its_connection_never_ends_orderly_when_it_is_cut(lines, rather_slow):
+    async with rig(**SMALL | {"stall_s": 3.0}) as made:
+        stream = await made.connect(receive_buffer=2304)
+        await stream.send_all(streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
+        await at_rest(made)
+        (line,) = lines()
+        assert (line.outcome, line.cut) == ("cut", "stalled")
+        with pytest.raises(trio.BrokenResourceError):
+            while await stream.receive_some(65536):
+                pass
+
+
+async def test_b5_a_client_that_is_dropped_because_it_reads_nothing_has_not_left(lines, rather_slow):
+    """Its answer was not whole yet when the connection was ended, and by whom is told, logged and counted."""
+    async with rig(**SMALL | {"stall_s": 1.0}) as made:
+        stream = await made.connect(receive_buffer=2304)
+        await stream.send_all(post(chat(f"n={LONG} s=0.05", stream=True, max_completion_tokens=LONG)))
+        with trio.fail_after(30):
+            while not made.door.connections:  # noqa: ASYNC110  # there is no event for it
+                await trio.sleep(0.01)
+        await made.door.wait_left()
+        await at_rest(made)
+        (line,) = lines()
+        assert line.outcome == "slow_client"
+        text = made.metrics.text({})
+        assert b'outcome="slow_client"' in text
+        assert b"espalier_aborts_total{" not in text
+
+
+async def test_b5_a_client_that_leaves_with_a_backlog_has_cut_it_itself(lines, rather_slow):
+    async with rig(**SMALL) as made:
+        client = await asked(made, streamed())
+        await trio.aclose_forcefully(client.stream.stream)
+        await at_rest(made)
+        assert [(each.outcome, each.cut) for each in lines()] == [("cut", "left")]
+
+
+async def test_a_request_that_is_refused_has_one_line_and_the_bytes_of_its_error(lines, rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        reply = await client.ask(post(chat("n=3", n=100, max_completion_tokens=5)))
+        assert reply.status == 400
+        await client.stream.aclose()
+        await at_rest(made)
+        (line,) = lines()
+        assert (line.outcome, line.bytes > len(reply.body)) == ("invalid_request", True)
+
+
+async def test_a_probe_has_no_bytes_to_wait_for(lines, rather_slow):
+    async with rig() as made:
+        client = await made.client()
+        assert (await client.ask(head())).status == 200
+        await client.stream.aclose()
+        await at_rest(made)
+        assert lines() == []

@@ -1,0 +1,95 @@
+"""What a request may have is looked up once: its cost, its asker's promise and its processor's limits agree."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import define, evolve, field
+
+from actors.text.prompts import Limits
+from protocol.cluster import Leg, NodeState, Offer
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import Directory
+from supervisor.gateway.requests import Served
+from tests.rig.gateway import INFO, Rig, chat, post, rig
+
+PROMPT_MAX = 512
+SMALL = Offer("small", "tiny", Leg.BOTH, 4, up=True, engine=evolve(INFO, request_tokens_max=64))
+LARGE = Offer("large", "tiny", Leg.BOTH, 4, up=True, engine=evolve(INFO, request_tokens_max=512))
+BOTH = (SMALL, LARGE)
+
+
+@define(eq=False)
+class Offers:
+    """The offers of another node, which change right after the gateway has looked at them for the `at`-th time."""
+
+    made: Rig
+    before: tuple[Offer, ...]
+    after: tuple[Offer, ...]
+    at: int = 1
+    looks: int = 0
+    directory: Directory = field(factory=lambda: Directory("here"))
+
+    def __attrs_post_init__(self) -> None:
+        self.tell(self.before)
+        served = self.made.door.asking.served["tiny"]
+        self.made.door.asking.served = {"tiny": Served(served.model, served.ask, self.look)}
+
+    def look(self) -> int:
+        self.looks += 1
+        found = engine_control.longest(self.directory, "tiny")
+        if self.looks == self.at:
+            self.tell(self.after)
+        return found
+
+    def tell(self, offers: tuple[Offer, ...]) -> None:
+        self.directory.told("far", NodeState(offers))
+        self.made.limits[0] = engine_control.limits(self.directory, "tiny", PROMPT_MAX)
+
+
+async def answered(made, **fields):
+    client = await made.client()
+    reply = await client.ask(post(chat("n=400", **fields)))
+    assert reply.status == 200, reply.body
+    return reply
+
+
+@pytest.mark.parametrize("at", [1, 2])
+async def test_b18_an_engine_that_leaves_while_a_request_is_admitted_changes_nothing_for_it(at):
+    async with rig() as made:
+        offers = Offers(made, BOTH, (LARGE,), at)
+        reply = await answered(made)
+    assert reply.json["usage"]["total_tokens"] == 64, "more than its cost was weighed as, and its space promised for"
+    assert reply.json["choices"][0]["finish_reason"] == "length"
+    assert offers.looks == 1
+
+
+async def test_b18_a_stream_is_bounded_by_what_was_promised_for_it_too():
+    async with rig() as made:
+        Offers(made, BOTH, (LARGE,), at=2)
+        reply = await answered(made, stream=True, stream_options={"include_usage": True})
+    assert reply.whole
+    assert reply.events[-1] == "[DONE]"
+    assert reply.chunks[-1]["usage"]["total_tokens"] == 64
+
+
+async def test_b18_a_smaller_engine_that_joins_while_a_request_is_admitted_bounds_it():
+    async with rig() as made:
+        Offers(made, (LARGE,), BOTH)
+        reply = await answered(made)
+    assert reply.json["usage"]["total_tokens"] == 64
+
+
+async def test_b18_a_request_that_no_engine_was_ready_for_is_told_so_though_one_is_by_now():
+    async with rig() as made:
+        Offers(made, (), BOTH)
+        reply = await (await made.client()).ask(post(chat()))
+        assert (reply.status, reply.error["code"]) == (503, "not_ready")
+        assert (await answered(made)).json["usage"]["total_tokens"] == 64, "and the next is answered"
+
+
+@pytest.mark.parametrize(
+    ("total_max", "total", "prompt"), [(None, 100, 80), (200, 100, 80), (90, 90, 80), (50, 50, 50)]
+)
+def test_limits_within_what_was_promised_are_the_lesser_of_both(total_max, total, prompt):
+    limits = Limits(INFO, 100, 80).within(total_max)
+    assert (limits.total_max, limits.prompt_max) == (total, prompt)

@@ -1,0 +1,388 @@
+"""One port, two doors: who leaves, who is slow, who comes too late, and what is left of them."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+from contextlib import suppress
+
+import pytest
+import trio
+import trio.testing
+
+from protocol.errors import StartFailed
+from supervisor.gateway.server import gateway
+from tests.rig.gateway import SECRET, Client, Worker, at_rest, chat, create, frame, head, post, rig
+from tests.rig.sockets import upgraded
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+# Leaving ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["close", "half", "reset"])
+@pytest.mark.parametrize("when", ["before the first token", "mid-stream"])
+async def test_leaving_is_aborting(stream, how, when, rather_slow, caplog):
+    async with rig() as made:
+        client = await made.client()
+        await client.send(post(chat("n=100 s=1", stream=stream)))
+        await trio.sleep(0.5 if when == "before the first token" else 5.5)
+        assert made.worker.running == 1
+        if how == "half":
+            await client.stream.send_eof()
+        elif how == "reset":
+            client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.stream.socket.close()
+        else:
+            await client.stream.aclose()
+        await at_rest(made)
+        assert trio.current_time() < 8
+        assert made.worker.left == 1
+    records = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not records, records[0].exc_text
+
+
+async def test_a_stream_that_fails_says_so_and_never_looks_whole(rather_slow):
+    async with rig() as made:
+        reply = await (await made.client()).ask(post(chat("n=9 fail=3", stream=True)))
+        assert (reply.status, reply.whole) == (200, False)
+        assert "[DONE]" not in reply.events
+        assert reply.chunks[-1]["error"]["code"] == "engine_lost"
+        assert all(choice["finish_reason"] is None for chunk in reply.chunks[:-1] for choice in chunk["choices"])
+        early = await (await made.client()).ask(post(chat("n=9 fail=0", stream=True)))
+        assert (early.status, early.error["code"], early.headers["retry-after"]) == (503, "engine_lost", "1")
+
+
+async def test_a_first_token_that_does_not_come_ends_the_request(rather_slow):
+    async with rig(worker=Worker(mute=True), first_token_s=30) as made:
+        reply = await (await made.client()).ask(post(chat()))
+        assert (reply.status, reply.error["code"]) == (503, "deadline_exceeded")
+        assert 30 <= trio.current_time() < 31
+
+
+async def test_an_answer_has_a_longest_time(rather_slow):
+    async with rig(total_s=10) as made:
+        reply = await (await made.client()).ask(post(chat("n=100 s=1", stream=True)))
+        assert reply.chunks[-1]["error"]["code"] == "deadline_exceeded"
+        assert 10 <= trio.current_time() < 11
+
+
+async def test_waiting_at_the_gate_counts_as_waiting_for_the_first_token(rather_slow):
+    async with rig(requests_max=1, first_token_s=6, admit_s=5) as made, trio.open_nursery() as nursery:
+        nursery.start_soon((await made.client()).ask, post(chat("n=4 s=1")))
+        await trio.sleep(0.1)
+        reply = await (await made.client()).ask(post(chat("n=5 s=3")))
+        assert (reply.status, reply.error["code"]) == (503, "deadline_exceeded")
+        assert 6 <= trio.current_time() < 6.5
+
+
+async def test_a_full_gate_says_when_to_come_back(rather_slow):
+    async with rig(requests_max=1, waiting_max=1, admit_s=3) as made, trio.open_nursery() as nursery:
+        first = await made.client()
+        await first.send(post(chat("n=100 s=1")))
+        await trio.sleep(0.1)
+        nursery.start_soon((await made.client()).ask, post(chat()))
+        await trio.sleep(0.1)
+        reply = await (await made.client()).ask(post(chat()))
+        assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
+        assert trio.current_time() < 1
+        await trio.sleep(4)
+        assert made.door.gate.waiting == 0
+        await first.stream.aclose()
+
+
+# Slow clients -------------------------------------------------------------------------------------
+
+
+async def test_a_head_that_does_not_come_is_not_waited_for(rather_slow):
+    async with rig(head_s=10, idle_s=75) as made:
+        silent, slow, kept = [await made.client() for _ in range(3)]
+        assert (await kept.ask(head())).status == 200
+        await slow.send(b"GET /heal")
+        await trio.sleep(9)
+        assert len(made.door.connections) == 3
+        await kept.send(b"GET /heal")  # from now on it has as long as any other
+        await slow.send(b"th")  # and another byte buys no time
+        await trio.sleep(1.5)
+        assert len(made.door.connections) == 1
+        await trio.sleep(9)
+        await at_rest(made)
+        assert await silent.closed()
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(rather_slow):
+    async with rig(body_s=30) as made:
+        client = await made.client()
+        await client.send(head("POST", "/v1/chat/completions", content_length=100) + b"{")
+        await trio.sleep(29)
+        assert made.door.connections
+        await trio.sleep(5)
+        await at_rest(made)
+
+
+async def test_an_idle_connection_is_let_go(rather_slow):
+    async with rig(idle_s=20) as made:
+        client = await made.client()
+        await client.ask(head())
+        await trio.sleep(19)
+        assert (await client.ask(head())).status == 200
+        assert await client.closed()
+        assert 39 <= trio.current_time() < 40
+        await at_rest(made)
+
+
+LONG = {"backlog_bytes_max": 20_000, "send_buffer_bytes": 4096, "stall_s": 20, "close_s": 2}
+
+
+async def unread(made):
+    """A client that takes almost nothing."""
+    return Client(await made.connect(receive_buffer=2048))
+
+
+async def test_a_client_that_never_reads_delays_nobody_and_is_dropped_with_1013(rather_slow):
+    async with rig(**LONG) as made:
+        slow, quick = await unread(made), await made.client()
+        assert (await slow.upgrade()).status == 101
+        await slow.say(create("n=1900 s=0.004"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow_is_dropped, slow, made)
+            before = trio.current_time()
+            reply = await quick.ask(post(chat("n=100 s=0.01", stream=True)))
+            assert reply.events[-1] == "[DONE]"
+            assert trio.current_time() - before < 1.5
+        assert made.worker.left == 1
+        await quick.stream.aclose()
+        await slow.stream.aclose()
+        await at_rest(made)
+
+
+async def slow_is_dropped(slow, made):
+    while made.worker.left == 0:  # noqa: ASYNC110  # a fake has no event for it
+        await trio.sleep(0.01)
+    assert await slow.close_code() == 1013
+
+
+async def test_a_stream_that_nobody_reads_ends_in_an_error_between_two_chunks(rather_slow):
+    async with rig(**LONG) as made:
+        slow = await unread(made)
+        await slow.send(post(chat("n=1900 s=0.004", stream=True)))
+        while made.worker.left == 0:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        reply = await slow.reply()
+        assert (reply.status, reply.whole) == (200, False)
+        assert reply.chunks[-1]["error"]["code"] == "slow_client"
+        await at_rest(made)
+
+
+async def test_an_answer_that_nobody_reads_spoils_none_that_was_whole_before_it(rather_slow):
+    """Both wait in one backlog: what is dropped of the second must leave nothing in the first."""
+    async with rig(**LONG | {"backlog_bytes_max": 100_000}) as made:
+        slow = await unread(made)
+        await slow.send(post(chat("n=120", stream=True)) + post(chat("n=1900 s=0.004", stream=True)))
+        while made.worker.left == 0:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        first = await slow.reply()
+        assert (first.whole, first.events[-1]) == (True, "[DONE]")
+        with suppress(EOFError):
+            assert not (await slow.reply()).whole
+        await at_rest(made)
+
+
+async def test_a_client_that_stalls_for_ever_is_dropped(rather_slow):
+    async with rig(**LONG | {"backlog_bytes_max": 10_000_000}) as made:
+        slow = await unread(made)
+        await slow.send(post(chat("n=1900", stream=True)))
+        await trio.sleep(19)
+        assert made.door.connections
+        with trio.fail_after(200):  # the kernel moves a little more of it in its own time
+            await made.door.wait_left()
+        await at_rest(made)
+
+
+async def test_answers_that_nobody_reads_stop_the_requests_sent_ahead(rather_slow):
+    async with rig(**LONG) as made:
+        slow = await unread(made)
+        for _ in range(30):
+            await slow.send(head(path="/metrics") * 4)
+        await trio.sleep(60)
+        await at_rest(made)
+
+
+# All of it ----------------------------------------------------------------------------------------
+
+
+async def test_only_so_many_connections_each_counted_once(rather_slow):
+    async with rig(connections_max=3) as made:
+        sockets = [await upgraded(made) for _ in range(3)]
+        reply = await (await made.client()).ask(head())
+        assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
+        await sockets[0].stream.aclose()
+        await trio.sleep(0.1)
+        assert (await (await made.client()).ask(head())).status == 200
+
+
+class Passes(trio.abc.Instrument):
+    """How many steps of tasks each pass of the loop ran."""
+
+    def __init__(self):
+        self.steps = [0]
+
+    def before_task_step(self, task):
+        self.steps[-1] += 1
+
+    def before_io_wait(self, timeout):
+        self.steps.append(0)
+
+
+async def test_a_crowd_that_leaves_at_once_leaves_room_between_its_steps_for_others(rather_slow):
+    crowd, passes = 120, Passes()
+    async with rig() as made:
+        streams = [await made.connect() for _ in range(crowd)]
+        while len(made.door.connections) < crowd:  # noqa: ASYNC110  # nothing tells of it
+            await trio.sleep(0.01)
+        trio.lowlevel.add_instrument(passes)
+        for stream in streams:
+            stream.socket.close()
+        await at_rest(made)
+        trio.lowlevel.remove_instrument(passes)
+    assert sum(steps > crowd // 2 for steps in passes.steps) <= 2  # all wake at once, and stand in line
+
+
+async def test_a_refused_client_that_is_gone_already_harms_nobody(rather_slow, caplog):
+    async with rig(connections_max=1) as made:
+        first = await made.client()
+        await first.ask(head())
+        for _ in range(30):
+            client = await made.connect()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.socket.close()
+        await trio.sleep(5)
+        assert (await first.ask(head())).status == 200
+    assert not caplog.records
+
+
+async def test_a_drain_lets_everybody_finish_and_nobody_in(rather_slow):
+    async with rig() as made:
+        idle, fresh, streaming, whole = [await made.client() for _ in range(4)]
+        await idle.ask(head())
+        lane, quiet = await upgraded(made), await upgraded(made)
+        await streaming.send(post(chat("n=5 s=1", stream=True)))
+        await whole.send(post(chat("n=5 s=1")))
+        await lane.say(create("n=5 s=1"))
+        await lane.say(create("n=5 s=1"))
+        await trio.sleep(2.5)
+        made.door.drain()
+        assert await idle.closed()
+        assert await fresh.closed()
+        assert await quiet.close_code() == 1012
+        await quiet.send(frame(struct.pack(">H", 1012), 0x88))
+        await quiet.stream.aclose()
+        assert trio.current_time() < 3
+        late = await (await made.client()).ask(post(chat()))
+        assert (late.status, late.error["code"], late.headers["retry-after"]) == (503, "draining", "1")
+        assert late.headers["connection"] == "close"
+        assert (await (await made.client()).ask(head(path="/ready"))).status == 503
+        assert (await (await made.client()).upgrade()).status == 503
+        assert (await (await made.client()).ask(head())).status == 200
+        await lane.say(create(stream_id="late"))
+        events = await lane.events("response.completed")
+        refused = [event for event in events if event["type"] == "error"]
+        assert [(event["stream_id"], event["status"], event["headers"]) for event in refused] == [
+            ("late", 503, {"retry-after": "1"})
+        ]
+        assert (await lane.event())["error"]["code"] == "draining"  # for the queued one
+        assert await lane.close_code() == 1012
+        await lane.send(frame(struct.pack(">H", 1012), 0x88))
+        await lane.stream.aclose()
+        reply = await streaming.reply()
+        assert reply.events[-1] == "[DONE]"
+        assert await streaming.closed()
+        done = await whole.reply()
+        assert (done.status, done.headers["connection"]) == (200, "close")
+        await at_rest(made)
+        assert trio.current_time() < 6
+
+
+async def test_a_drain_that_takes_too_long_ends_answers_truthfully(rather_slow):
+    async with rig() as made:
+        streaming, lane = await made.client(), await upgraded(made)
+        await streaming.send(post(chat("n=99 s=1", stream=True)))
+        await lane.say(create("n=99 s=1"))
+        await trio.sleep(2.5)
+        made.door.drain()
+        assert made.door.cut() == 2
+        reply = await streaming.reply()
+        assert (reply.whole, reply.chunks[-1]["error"]["code"]) == (False, "draining")
+        last = (await lane.events())[-1]
+        assert (last["type"], last["response"]["error"]["cause"]) == ("response.failed", "draining")
+        assert await lane.close_code() == 1012
+        await lane.stream.aclose()
+        await at_rest(made)
+
+
+async def test_a_port_in_use_is_one_sentence(rather_slow):
+    async with rig() as made:
+        with pytest.raises(StartFailed, match=f"cannot listen on 127.0.0.1:{made.port}"):
+            await gateway(made.door, "127.0.0.1", made.port)
+
+
+async def test_metrics_tell_how_requests_ended(rather_slow):
+    async with rig(requests_max=1, waiting_max=1, admit_s=0.5) as made:
+        client = await made.client()
+        await client.ask(post(chat("n=5 s=0.02", stream=True)))
+        await client.ask(post(chat("n=5 fail=2")))
+        lane = await upgraded(made)
+        await lane.say(create("n=50 s=1"))
+        await lane.events("response.created")
+        await client.ask(post(chat()))
+        await lane.say({"type": "response.cancel"})
+        await lane.events()
+        text = (await client.ask(head(path="/metrics"))).body.decode()
+        for line in [
+            'espalier_requests_total{door="chat",model="tiny",outcome="stop"} 1.0',
+            'espalier_requests_total{door="chat",model="tiny",outcome="engine_lost"} 1.0',
+            'espalier_requests_total{door="chat",model="tiny",outcome="overloaded"} 1.0',
+            'espalier_requests_total{door="responses",model="tiny",outcome="left"} 1.0',
+            'espalier_tokens_total{kind="output",model="tiny"} 7.0',
+            'gen_ai_server_time_to_first_token_seconds_count{model="tiny"} 2.0',
+            'gen_ai_server_time_per_output_token_seconds_count{model="tiny"} 5.0',
+            'gen_ai_server_time_per_output_token_seconds_bucket{le="0.01",model="tiny"} 1.0',
+        ]:
+            assert line in text, (line, text)
+
+
+async def test_prompts_and_answers_are_in_no_log(rather_slow, caplog):
+    caplog.set_level(logging.DEBUG)
+    async with rig(worker=Worker(line=f"I know {SECRET}. ")) as made:
+        client, lane = await made.client(), await upgraded(made)
+        for body in (chat(f"{SECRET} n=9"), chat(f"{SECRET} n=9 fail=3", stream=True), chat(SECRET, nope=SECRET)):
+            await (await made.client()).ask(post(body, x_request_id="r1"))
+        await client.send(post(b'{"model": "tiny", "messages": "' + SECRET.encode()))
+        for event in (create(f"{SECRET} n=9"), create(f"{SECRET} n=9 fail=2"), create(SECRET, metadata=SECRET), SECRET):
+            await lane.say(event)
+            await lane.events()
+    assert len([record for record in caplog.records if record.message == "request ended"]) == 4
+    assert {"r1"} <= {getattr(record, "request_id", None) for record in caplog.records}
+    assert all(SECRET not in str(vars(record)) for record in caplog.records)
+
+
+async def test_a_bug_of_ours_is_an_error_of_its_request_alone(rather_slow, caplog):
+    async with rig() as made:
+
+        async def broken():
+            await trio.lowlevel.checkpoint()
+            raise ZeroDivisionError
+
+        made.door.metrics_text = broken
+        client = await made.client()
+        reply = await client.ask(head(path="/metrics"))
+        assert (reply.status, reply.error["code"]) == (500, "internal")
+        assert (await client.ask(head())).status == 200
+    assert "a bug failed a request" in caplog.text

@@ -1,0 +1,211 @@
+"""What clients send in very many very small pieces: it is read, and nobody else waits for more than a little of it."""
+
+from __future__ import annotations
+
+import h11
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+from wsproto import WSConnection
+
+from supervisor.gateway.websocket.frame_heads import FrameHeads
+from tests.rig.gateway import create, frame, head, rig
+from tests.rig.sockets import upgraded, whole
+
+CLIENTS = 12
+A_TURN = 64  # pieces of the one client whose turn it is
+FREE = 4  # pieces of each client that wait for nobody
+EMPTY = frame(b"", 0x00)  # goes on with a message, and adds nothing
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+class Pass(trio.abc.Instrument):
+    """Counts between two looks of the event loop at its sockets, and keeps the largest count."""
+
+    def __init__(self):
+        self.count = self.most = self.all = 0
+
+    def add(self, count):
+        self.count += count
+        self.all += count
+        self.most = max(self.most, self.count)
+
+    def after_io_wait(self, timeout):
+        self.count = 0
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """How many small pieces the libraries have read, in one pass of the event loop at most."""
+    made = Pass()
+    receive_data, next_event = WSConnection.receive_data, h11.Connection.next_event
+
+    def frames(self, data):
+        made.add((data or b"").count(EMPTY))
+        receive_data(self, data)
+
+    def chunks(self):
+        event = next_event(self)
+        made.add(isinstance(event, h11.Data))
+        return event
+
+    monkeypatch.setattr(WSConnection, "receive_data", frames)
+    monkeypatch.setattr(h11.Connection, "next_event", chunks)
+    return made
+
+
+async def test_clients_that_send_empty_frames_are_read_one_at_a_time(rather_slow, seen):
+    async with rig() as made:
+        clients = [await upgraded(made) for _ in range(CLIENTS)]
+        trio.lowlevel.add_instrument(seen)
+        for each in clients:
+            await each.send(frame(b"", 0x01) + EMPTY * 600)
+        with trio.fail_after(30):
+            while seen.all < 600 * CLIENTS:  # noqa: ASYNC110  # the library has no event for it
+                await trio.sleep(0.01)
+        assert seen.most <= A_TURN
+        for each in clients:  # and the message is whole
+            await each.send(frame(b'{"type": "response.cancel"}', 0x80))
+            assert await whole(each, create("n=2"))
+
+
+async def test_bodies_of_single_bytes_are_read_one_at_a_time(rather_slow, seen):
+    async with rig() as made:
+        clients = [await made.client() for _ in range(CLIENTS)]
+        trio.lowlevel.add_instrument(seen)
+        for each in clients:
+            await each.send(head("POST", "/v1/chat/completions", transfer_encoding="chunked") + b"1\r\n \r\n" * 600)
+        with trio.fail_after(30):
+            while seen.all < 600 * CLIENTS:  # noqa: ASYNC110  # as above
+                await trio.sleep(0.01)
+        assert seen.most <= A_TURN + CLIENTS * FREE
+        for each in clients:
+            body = b'{"model": "tiny", "messages": [{"role": "user", "content": "n=2"}]}'
+            await each.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+            assert (await each.reply()).status == 200
+
+
+async def test_the_rest_of_a_body_that_nobody_wants_is_not_read_in_one_turn(rather_slow, seen):
+    async with rig() as made:
+        client = await made.client()
+        trio.lowlevel.add_instrument(seen)
+        await client.send(head("POST", "/nothing", transfer_encoding="chunked") + b"1\r\n \r\n" * 600)
+        reply = await client.reply()
+        assert (reply.status, reply.headers["connection"]) == (404, "close")
+        assert seen.most <= A_TURN
+
+
+@pytest.fixture
+def heads(monkeypatch):
+    """How many requests have been read, in one pass of the event loop at most."""
+    made = Pass()
+    next_event = h11.Connection.next_event
+
+    def requests(self):
+        event = next_event(self)
+        made.add(isinstance(event, h11.Request))
+        return event
+
+    monkeypatch.setattr(h11.Connection, "next_event", requests)
+    return made
+
+
+AHEAD = 200  # requests in one piece
+
+
+async def test_requests_that_are_sent_ahead_are_refused_one_at_a_time(rather_slow, heads):
+    async with rig() as made:
+        clients = [await made.client() for _ in range(CLIENTS)]
+        trio.lowlevel.add_instrument(heads)
+        for each in clients:
+            await each.send(head(path="/nothing") * AHEAD)
+        for each in clients:
+            for _ in range(AHEAD):
+                assert (await each.reply()).status == 404
+        assert heads.all == AHEAD * CLIENTS
+        assert heads.most <= 1 + CLIENTS  # one of the client whose turn it is, and each one's that waits for nobody
+
+
+async def test_each_request_that_is_sent_ahead_has_a_turn_of_its_own(rather_slow, heads):
+    async with rig() as made:
+        client = await made.client()
+        trio.lowlevel.add_instrument(heads)
+        await client.send(head(path="/nothing") * FREE)
+        for _ in range(FREE):
+            assert (await client.reply()).status == 404
+        assert heads.most == 1
+
+
+async def test_whoever_sends_few_requests_ahead_waits_for_nobody_who_sends_many(rather_slow, heads):
+    async with rig() as made:
+        many, few = await made.client(), await made.client()
+        await made.door.reading.acquire()  # as if somebody had very many
+        await many.send(head(path="/nothing") * AHEAD)
+        await few.send(head() * FREE)
+        for _ in range(FREE):
+            assert (await few.reply()).status == 200
+        assert heads.all <= 2 * FREE + 1
+        made.door.reading.release()
+        for _ in range(AHEAD):
+            assert (await many.reply()).status == 404
+
+
+async def test_whoever_sends_few_frames_waits_for_nobody_who_sends_many(rather_slow, seen):
+    async with rig() as made:
+        many, few = await upgraded(made), await upgraded(made)
+        await made.door.reading.acquire()  # as if somebody had very many
+        await many.send(frame(b"", 0x01) + EMPTY * 600)
+        assert (await whole(few, create("n=2")))["status"] == "completed"
+        assert seen.all <= FREE
+        made.door.reading.release()
+        await many.send(frame(b'{"type": "response.cancel"}', 0x80))
+        assert (await whole(many, create("n=2")))["status"] == "completed"
+
+
+SIZES = st.one_of(st.integers(0, 300), st.sampled_from([125, 126, 65_535, 65_536]))
+
+
+@given(st.lists(SIZES, max_size=20), st.lists(st.integers(1, 400), max_size=60), st.integers(1, 5))
+def test_frames_are_counted_however_their_bytes_come(sizes, cuts, most):
+    data = b"".join(frame(bytes(size), 0x00) for size in sizes)
+    heads, counted, read = FrameHeads(), 0, 0
+    ends = [sum(cuts[:each]) for each in range(1, len(cuts) + 1)] + [len(data)]
+    for end in ends:
+        while read < min(end, len(data)):
+            size, frames = heads.take(data[read:end], most)
+            assert frames <= most
+            assert size > 0
+            counted, read = counted + frames, read + size
+    assert (counted, read) == (len(sizes), len(data))
+
+
+MESSAGES = st.lists(st.lists(SIZES, min_size=1, max_size=4), max_size=8)
+
+
+@given(MESSAGES, st.lists(st.integers(1, 400), max_size=60), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_messages_are_kept_until_they_are_taken_however_their_bytes_come(messages, cuts, most, rng):
+    data, whole = b"", []
+    for parts in messages:
+        for number, size in enumerate(parts):
+            last = number == len(parts) - 1
+            data += frame(bytes(size), 0x80 * last | (not number)) + frame(b"still there", 0x89)
+        whole.append((len(data), sum(parts)))  # behind a ping, which is of no message
+    heads, read, taken = FrameHeads(), 0, 0
+    for cut in [*cuts, len(data)]:
+        end = min(read + cut, len(data))
+        while read < end:
+            read += heads.take(data[read:end], most)[0]
+            while taken < len(whole) and whole[taken][0] <= read and rng.random() < 0.5:
+                assert heads.message_taken() == whole[taken][1]
+                taken += 1
+        assert heads.kept_bytes >= sum(size for at, size in whole[taken:] if at <= read)
+    assert heads.kept_bytes == sum(size for _, size in whole[taken:])
+    assert [heads.message_taken() for _ in whole[taken:]] == [size for _, size in whole[taken:]]
+    assert heads.kept_bytes == 0

@@ -1,0 +1,195 @@
+"""How responses, lanes and whole sockets end early: cancelled, left, drained, expired, idle."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import trio
+import trio.testing
+
+from tests.rig.gateway import Client, at_rest, create, frame, post, rig
+from tests.rig.sockets import collected, upgraded
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+# Cancelling ----------------------------------------------------------------------------------------
+
+
+async def test_a_cancel_ends_the_lane_it_names_and_no_other(rather_slow):
+    async with rig() as made:
+        client = await upgraded(made)
+        for lane in ("a", "b", None):
+            await client.say(create("n=50 s=1", stream_id=lane))
+        await trio.sleep(2.5)
+        await client.say({"type": "response.cancel", "stream_id": "b"})
+        lanes = await collected(client, 1)
+        assert lanes["b"][-1]["response"]["incomplete_details"] == {"reason": "cancelled"}
+        await trio.sleep(0.1)
+        assert (made.worker.running, made.worker.left) == (2, 1)
+        await client.say({"type": "response.cancel"})
+        assert (await client.events())[-1].get("stream_id") is None
+        mine = lanes["a"][0]["response"]["id"]
+        for nothing in ({"stream_id": "b", "response_id": mine}, {"response_id": "resp_x"}, {"stream_id": "z"}, {}):
+            await client.say({"type": "response.cancel", **nothing})
+        await trio.sleep(2)
+        assert made.worker.running == 1
+        await client.say({"type": "response.cancel", "response_id": mine})
+        assert (await client.events())[-1]["response"]["id"] == mine
+        await trio.testing.wait_all_tasks_blocked()
+        assert made.worker.running == 0
+
+
+async def test_a_cancel_ends_what_waits_and_lets_what_stands_behind_it_go(rather_slow):
+    async with rig() as made:
+        client = await upgraded(made)
+        await client.say(create("n=5 s=1", stream_id="a"))
+        parent = (await client.events("response.in_progress"))[-1]["response"]["id"]
+        await client.say(create("fork", stream_id="b", previous_response_id=parent))
+        await client.say(create("behind n=1 s=0", stream_id="b"))
+        await client.say({"type": "response.cancel", "stream_id": "b"})
+        cancelled, answered = await client.events(), await client.events("response.completed")
+        assert (cancelled[-1]["type"], cancelled[-1]["stream_id"]) == ("response.incomplete", "b")
+        assert cancelled[-1]["response"]["usage"]["output_tokens"] == 0
+        assert answered[-1]["stream_id"] == "b"
+        assert trio.current_time() < 1
+        assert (await client.events())[-1]["stream_id"] == "a"
+
+
+async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather_slow):
+    async with rig() as made:
+        client = await upgraded(made)
+        await client.say(create("n=50 s=1", stream_id="a"))
+        parent = (await client.events("response.output_text.delta"))[0]["response"]["id"]
+        await client.say(create("fork n=1 s=0", stream_id="b", previous_response_id=parent))
+        await client.say({"type": "response.cancel", "response_id": parent})
+        lanes = await collected(client, 2)
+        assert lanes["a"][-1]["type"] == "response.incomplete"
+        assert lanes["b"][-1]["type"] == "response.completed"
+        assert made.worker.prompts[-1] == "user\nn=50 s=1\nassistant\nThe\nuser\nfork n=1 s=0\nassistant\n"
+
+
+# Ends ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["close frame", "close"])
+async def test_leaving_ends_every_lane_and_what_waits_is_never_asked(how, rather_slow):
+    async with rig(in_flight_max=3) as made:
+        client = await upgraded(made)
+        for number in range(6):
+            await client.say(create("n=100 s=1", stream_id=f"l{number}"))
+        await trio.sleep(2.5)
+        if how == "close frame":
+            await client.send(frame(struct.pack(">H", 1000), 0x88))
+        await client.stream.aclose()
+        await at_rest(made)
+        assert trio.current_time() < 3
+        assert (made.worker.left, len(made.worker.prompts)) == (3, 3)
+
+
+async def test_a_drain_waits_for_every_lane(rather_slow):
+    async with rig() as made:
+        client = await upgraded(made)
+        for lane, tokens in (("a", 3), ("b", 6)):
+            await client.say(create(f"n={tokens} s=1", stream_id=lane))
+        await trio.sleep(1.5)
+        made.door.drain()
+        await client.say(create(stream_id="c"))
+        lanes = await collected(client, 3)
+        assert lanes["c"][0]["error"]["code"] == "draining"
+        assert [lanes[lane][-1]["type"] for lane in "ab"] == ["response.completed"] * 2
+        assert await client.close_code() == 1012
+        assert 6 <= trio.current_time() < 6.2
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+async def test_a_socket_whose_time_is_up_lets_its_lanes_finish(rather_slow):
+    async with rig(connection_s_max=100) as made:
+        client = await upgraded(made)
+        await trio.sleep(99)
+        for lane in "ab":
+            await client.say(create("n=3 s=1", stream_id=lane))
+        await trio.sleep(2)
+        await client.say(create(stream_id="late"))
+        lanes = await collected(client, 4)
+        assert lanes["late"][0]["error"]["code"] == "websocket_connection_limit_reached"
+        assert [lanes[lane][-1]["type"] for lane in "ab"] == ["response.completed"] * 2
+        assert lanes[None][-1]["error"]["code"] == "websocket_connection_limit_reached"
+        assert await client.close_code() == 1000
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+async def test_a_socket_on_which_nothing_is_said_is_let_go_and_a_ping_is_something(rather_slow):
+    async with rig(websocket_idle_s=50) as made:
+        client = await upgraded(made)
+        await client.say(create("n=60 s=1"))
+        await client.events()
+        await trio.sleep(49)
+        await client.send(frame(b"", 0x89))
+        await trio.sleep(49)
+        assert made.door.connections
+        assert await client.close_code() == 1000
+        assert 159 <= trio.current_time() < 160
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+async def test_a_bug_fails_its_response_alone(rather_slow, caplog, monkeypatch):
+    async with rig() as made:
+        client = await upgraded(made)
+        await client.say(create("n=5 s=1", stream_id="a"))
+        await client.events("response.in_progress")
+
+        def broken(name):
+            raise ZeroDivisionError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(made.door.asking), "find", lambda _, name: broken(name))
+            await client.say(create("n=5 s=1", stream_id="b"))
+            assert (await client.events("error"))[-1]["error"]["code"] == "internal"
+        assert (await client.events())[-1]["type"] == "response.completed"
+    assert "a bug failed a request" in caplog.text
+
+
+async def test_a_slow_reader_of_many_lanes_loses_them_all_at_once(rather_slow):
+    async with rig(backlog_bytes_max=20_000, send_buffer_bytes=4096, stall_s=20, close_s=2) as made:
+        client = type(await made.client())(await made.connect(receive_buffer=2048))
+        assert (await client.upgrade()).status == 101
+        for lane in "abc":
+            await client.say(create("n=1900 s=0.004", stream_id=lane))
+        while made.worker.left < 3:  # noqa: ASYNC110  # a fake has no event for it
+            await trio.sleep(0.01)
+        assert await client.close_code() == 1013
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+async def test_c5_the_ends_of_long_answers_come_as_fast_as_their_client_reads(rather_slow):
+    """The last events repeat the whole text several times: two answers that ended together were cut for it."""
+    async with rig(backlog_bytes_max=6_000, send_buffer_bytes=4096) as made:
+        client = Client(await made.connect(receive_buffer=2048))
+        assert (await client.upgrade()).status == 101
+        for lane in "abc":
+            await client.say(create("n=1000 s=0.01", stream_id=lane))
+        texts = [(await client.events())[-1]["response"]["output"][0]["content"][0]["text"] for _ in "abc"]
+        assert list(map(len, texts)) == [1120] * 3
+        await client.stream.aclose()
+        await at_rest(made)
+
+
+async def test_c5_the_end_of_a_long_streamed_response_comes_as_fast_as_its_client_reads(rather_slow):
+    async with rig(backlog_bytes_max=8_500, send_buffer_bytes=2048) as made:
+        client = Client(await made.connect(receive_buffer=2048))
+        await client.send(post({"model": "tiny", "input": "n=60 s=0.001", "stream": True}, "/v1/responses"))
+        await trio.sleep(5)  # all deltas have come, and most of them wait
+        reply = await client.reply()
+        assert (reply.whole, b"response.completed" in reply.body) == (True, True)
+        await client.stream.aclose()
+        await at_rest(made)

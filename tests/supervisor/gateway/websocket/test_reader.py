@@ -1,0 +1,97 @@
+"""What a WebSocket client says behind a long message: it is kept in its order, up to a limit, and its socket is read on."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from tests.rig.gateway import Worker, at_rest, create, frame, rig
+from tests.rig.sockets import upgraded
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+@asynccontextmanager
+async def reading(**limits):
+    """Run a door whose threads read nothing before they are told to, with a response that runs."""
+    async with rig(worker=Worker(mute=True), **limits) as made:
+        may = trio.Event()
+
+        async def aside(function, **_):
+            await may.wait()
+            return function()
+
+        made.door.aside = aside
+        client = await upgraded(made)
+        await client.say(create("a prompt that takes its time"))
+        await client.events("response.in_progress")
+        await client.say(create("x" * 200_000))
+        yield made, client, may
+        await client.stream.aclose()
+        await at_rest(made)
+        assert made.door.bodies.held_bytes == 0
+
+
+async def test_b1_behind_a_long_message_pings_are_answered_and_a_cancel_counts(rather_slow):
+    async with reading() as (_, client, may):
+        for number in range(4):
+            await client.say(create(f"short {number}"))
+        await client.send(frame(b"still there", 0x89))
+        with trio.fail_after(1):
+            assert (await client.frame())[0] == 0x8A
+            await client.say({"type": "response.cancel"})
+            events = await client.events("response.incomplete")
+        assert events[-1]["type"] == "response.incomplete"
+        may.set()
+
+
+async def test_b5_a_drain_waits_for_the_answer_to_what_is_being_read(rather_slow):
+    async with reading() as (made, client, may):
+        await client.say({"type": "response.cancel"})
+        assert (await client.events("response.incomplete"))[-1]["type"] == "response.incomplete"
+        made.door.drain()
+        async with trio.open_nursery() as nursery:
+            answered = trio.Event()
+
+            async def wait():
+                await made.door.wait_answered()
+                answered.set()
+
+            nursery.start_soon(wait)
+            await trio.sleep(1)
+            assert not answered.is_set(), "a drain would cut what has been heard"
+            may.set()
+            with trio.fail_after(5):
+                assert (await client.events("error"))[-1]["error"]["code"] == "draining"
+                assert await client.close_code() == 1012
+                await answered.wait()
+
+
+async def test_b1_what_comes_behind_a_long_message_is_heard_in_its_order(rather_slow):
+    async with reading() as (_, client, may):
+        for lane, wrong in (("a", 5), ("b", [5] * 50_000), ("c", 6)):
+            await client.say(create(wrong, stream_id=lane))
+        await trio.sleep(0.1)
+        may.set()
+        with trio.fail_after(5):
+            told = [(await client.events("error"))[-1] for _ in range(3)]
+        assert [each["stream_id"] for each in told] == ["a", "b", "c"]
+
+
+async def test_b1_more_messages_than_may_wait_behind_a_long_one_are_refused_by_name(rather_slow):
+    async with reading(queued_max=2) as (_, client, may):
+        for number in range(5):
+            await client.say(create(f"short {number}", stream_id=f"lane-{number}"))
+        with trio.fail_after(1):
+            refused = [await client.events("error") for _ in range(3)]
+        assert [each[-1]["stream_id"] for each in refused] == ["lane-2", "lane-3", "lane-4"]
+        assert {each[-1]["error"]["code"] for each in refused} == {"overloaded"}
+        assert {each[-1]["error"]["message"] for each in refused} == {"3 messages wait to be read on this connection"}
+        may.set()

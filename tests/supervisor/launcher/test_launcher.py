@@ -1,0 +1,282 @@
+"""A launcher that cannot start a node leaves nothing open, is gone in time, and follows its file."""
+
+from __future__ import annotations
+
+import errno
+import io
+import logging
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from protocol.errors import StartFailed
+from supervisor.config import load
+from supervisor.launcher import launcher, node_process
+from supervisor.launcher.launcher import Launcher
+from supervisor.processes import process
+from supervisor.supervision.supervise import supervise
+from supervisor.telemetry.logs import Terminal
+from tests.rig.launched import SIMULATED
+
+TINY = Path(__file__).parents[3] / "examples" / "tiny"
+FILE = SIMULATED.format(ports=(7400, 7401, 7402), tiny=TINY)
+THREE = """
+[node.three]
+listen = "127.0.0.1:7403"
+[engine.tiny-3]
+node = "three"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 4096
+"""
+
+
+class Exited(Exception):
+    """What stands for the end of this process."""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.fixture
+def one(file):
+    """A launcher of the file's nodes that has not run yet."""
+    names = ("front", "one", "two")
+    return Launcher(load.read(file), names, ("false",), {}, Terminal(io.StringIO(), live=True), random.Random(0))
+
+
+@pytest.fixture
+def following(one, monkeypatch):
+    """A launcher whose nodes run, as far as it knows; which others it starts is only noted."""
+    started = []
+    for name in one.names:
+        one._ended[name] = trio.Event()
+        one._ladders[name] = launcher._patience(one.cluster, name)[1]
+    one._placed = set(one.names)
+    monkeypatch.setattr(launcher.preflight, "ahead", lambda *_: None)
+
+    def start(self, name, cluster, nursery):
+        self._ended[name], self._ladders[name] = trio.Event(), launcher._patience(cluster, name)[1]
+        self._kept[name] = trio.CancelScope()
+        started.append(name)
+
+    monkeypatch.setattr(Launcher, "_start", start)
+
+    def follow(text):
+        one.cluster.file.write_text(text)
+        started.clear()
+        one._apply(*one._read(one._placed | one._alive), None)
+        return list(started)
+
+    return follow
+
+
+def descriptors():
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+# Starting -------------------------------------------------------------------------------------
+
+
+async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(one, monkeypatch):
+    def fails(*_):
+        raise OSError(errno.EAGAIN, "no process can be had")
+
+    monkeypatch.setattr(node_process, "start", fails)
+    before = descriptors()
+    for _ in range(5):
+        with pytest.raises(ExceptionGroup) as caught:
+            await node_process.run("one", one)
+        assert caught.group_contains(OSError, match="no process can be had")
+    assert descriptors() == before
+    assert one.processes == {}
+
+
+@pytest.mark.realtime
+async def test_a_node_that_is_drained_before_it_is_up_has_done_as_it_was_asked_to(one):
+    says = "import sys; from supervisor.launcher.parent_pipe import Upward; Upward(int(sys.argv[-1])).say('done')"
+    one.command, one.environment = (sys.executable, "-c", says), dict(os.environ)
+    one._ladders["two"], one._hung_s["two"] = process.Ladder(), 30.0
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node_process.run, "two", one)
+    assert one.processes == {}
+
+
+def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch):
+    made = []
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    def fails(_):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(process.subprocess, "Popen", Popen)
+    monkeypatch.setattr(process.os, "pidfd_open", fails)
+    with pytest.raises(OSError, match="too many open files"):
+        process.start("x", [sys.executable, "-c", "import time; time.sleep(60)"], {}, [], subprocess.DEVNULL)
+    assert [each.returncode for each in made] == [-9]
+
+
+@pytest.mark.parametrize("lives_s", [0.0, 4.0, 59.0, 61.0])
+async def test_b7_a_node_that_dies_again_and_again_ends_no_other(one, lives_s, monkeypatch, autojump_clock):
+    lives = []
+
+    async def run(*_, task_status):
+        lives.append(trio.current_time())
+        await trio.sleep(0.5)
+        task_status.started()
+        await trio.sleep(lives_s)
+        raise node_process.NodeDied("node one ended")
+
+    monkeypatch.setattr(node_process, "run", run)
+    with trio.move_on_after(3600) as hour:
+        await supervise(launcher.tree(one.cluster, "one", one), rng=random.Random(0))
+    assert hour.cancelled_caught
+    assert lives[1] - lives[0] < lives_s + 1, "the first time it is back at once"
+    assert 3600 / (lives_s + 40) < len(lives) < 3600 / 20
+
+
+# Ending ---------------------------------------------------------------------------------------
+
+
+async def test_after_a_second_signal_a_launcher_is_gone_when_a_node_alone_would_be(one, monkeypatch, autojump_clock):
+    cleaned = []
+
+    def exits(code):
+        raise Exited(code)
+
+    monkeypatch.setattr(launcher, "_leave_nothing", lambda: cleaned.append(trio.current_time()))
+    monkeypatch.setattr(launcher.os, "_exit", exits)
+    one.exit_code = 130
+    began = trio.current_time()
+    with pytest.raises(Exited, match="130"):
+        await one._hurry()
+    assert trio.current_time() - began == pytest.approx(1.2)
+    assert len(cleaned) == 1
+    with one.hurry.patience(60) as scope:
+        assert scope.deadline - trio.current_time() < 1.2
+
+
+# The file -------------------------------------------------------------------------------------
+
+
+async def test_a_node_that_is_new_in_the_file_is_started_once(following):
+    assert following(FILE) == []
+    assert following(FILE + THREE) == ["three"]
+    assert following(FILE + THREE) == []
+
+
+async def test_where_to_knock_is_said_again_when_the_gateway_has_come_back_beside_new_nodes(one, following):
+    following(FILE + THREE)
+    for name in ("front", "one", "two", "three"):
+        one._is_up(name)
+    for _ in range(2):
+        one.tell("front", "Ready: http://127.0.0.1:8000")
+    one.terminal.end()
+    assert one.terminal.out.getvalue().count("Ready: http://127.0.0.1:8000") == 2
+
+
+async def test_where_there_is_no_gateway_a_new_node_is_told_of_with_the_others(one, following):
+    one.names = ("one", "two")
+    del one._ended["front"]
+    following(FILE + THREE)
+    for name in ("one", "two", "three"):
+        one._is_up(name)
+    one.terminal.end()
+    said = [line for line in one.terminal.out.getvalue().splitlines() if "Ready" in line]
+    assert [line.partition("Ready: ")[2].partition("  (")[0] for line in said] == [
+        "nodes one, two",
+        "nodes one, two, three",
+    ]
+
+
+async def test_a_node_of_another_host_is_not_started(following):
+    assert following(FILE + THREE.replace("[node.three]", '[node.three]\nhost = "192.0.2.1"')) == []
+
+
+async def test_a_node_that_was_drained_stays_away_until_it_is_new_in_the_file_again(one, following):
+    following(FILE + THREE)
+    one._ended["three"].set()
+    assert following(FILE + THREE) == []
+    assert following(FILE) == []
+    assert following(FILE + THREE) == ["three"]
+
+
+async def test_a_node_that_is_in_the_file_no_more_is_said_once_and_its_end_is_its_last(one, following, caplog):
+    following(FILE + THREE)
+    one.serving.add("three")
+    with caplog.at_level(logging.WARNING):
+        assert following(FILE) == following(FILE) == []
+    assert [each.message for each in caplog.records] == [
+        "node three is in the file no more, and runs until it is drained"
+    ]
+    assert one.gone == {"three"}
+    assert following(FILE + THREE) == []  # it runs
+    assert one.gone == set()
+
+
+async def test_a_node_that_is_in_the_file_no_more_and_not_up_is_not_tried_for_ever(one, following):
+    following(FILE + THREE)
+    following(FILE)
+    assert one._kept["three"].cancel_called
+
+
+def test_a_node_has_time_for_what_its_engines_wait_for_and_for_its_ranks_of_others():
+    cluster = load.read(TINY.parent / "spanning.toml")
+    (first_s, first), (second_s, second) = (launcher._patience(cluster, name) for name in ("first", "second"))
+    assert second_s == launcher.START_S + launcher.ZYGOTE_S
+    assert first_s == second_s + 2 * cluster.engine["tiny-0"].start_within_s
+    assert first.term_s == second.term_s > cluster.node["second"].drain_s + cluster.engine["tiny-0"].ladder.total_s
+
+
+async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reload(following, monkeypatch, caplog):
+    def taken(*_):
+        raise StartFailed("port 7403 of 127.0.0.1 cannot be had")
+
+    monkeypatch.setattr(launcher.preflight, "ahead", taken)
+    assert following(FILE + THREE) == []
+    assert [(each.message, each.reason) for each in caplog.records] == [
+        ("node three was not started; the others run on", "port 7403 of 127.0.0.1 cannot be had")
+    ]
+    monkeypatch.setattr(launcher.preflight, "ahead", lambda *_: None)
+    assert following(FILE + THREE) == ["three"]
+
+
+async def test_a_node_that_may_drain_for_longer_is_given_the_time(one, following):
+    before = one.ladder("one").term_s
+    following(FILE.replace("[node.one]", "[node.one]\ndrain_s = 300"))
+    assert one.ladder("one").term_s == before + 270
+    following(FILE)  # it may have begun to drain by then
+    assert one.ladder("one").term_s == before + 270
+
+
+async def test_a_file_that_cannot_be_read_changes_nothing(one, following, monkeypatch, caplog, autojump_clock):
+    one.cluster.file.write_text("nonsense")
+    monkeypatch.setattr(trio.to_thread, "run_sync", _here)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one._keep_up_with_file, nursery)
+        one.reload()
+        await trio.sleep(1)
+        assert [each.message for each in caplog.records] == ["the file changes nothing"]
+        one.cluster.file.write_text(FILE + THREE)
+        one.reload()
+        await trio.sleep(1)
+        assert "three" in one._ended
+        nursery.cancel_scope.cancel()
+
+
+async def _here(function, **_):
+    await trio.lowlevel.checkpoint()
+    return function()

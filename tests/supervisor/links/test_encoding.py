@@ -1,0 +1,88 @@
+"""How the nodes of a file meet, and what may cross between them."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol import codec
+from protocol.errors import ActorLost, Left, PeerViolation
+from protocol.frames import Fail
+from protocol.messages import FlushCache, GetInfo, Respond
+from supervisor.config import load
+from supervisor.links.encoding import ANSWERS, failure, rules_of
+from tests.rig.assembly import built
+from tests.supervisor.config.test_load import GOOD, mistakes, written
+
+__all__ = ["written"]
+
+TWO = """
+[gateway]
+node = "front"
+[node.front]
+host = "one"
+listen = "{}"
+[node.back]
+host = "{}"
+listen = "{}"
+"""
+ONE_HOST = {
+    ("0.0.0.0:7401", "one", "0.0.0.0:7401"): True,
+    ("0.0.0.0:7401", "one", "[::]:7401"): True,
+    ("10.0.0.1:7401", "one", "0.0.0.0:7401"): True,
+    ("10.0.0.1:7401", "two", "10.0.0.1:7401"): True,
+    ("0.0.0.0:7401", "two", "0.0.0.0:7401"): False,
+    ("0.0.0.0:7401", "one", "0.0.0.0:7402"): False,
+    ("10.0.0.1:7401", "one", "10.0.0.2:7401"): False,
+}
+
+
+def text(*places):
+    return GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "back"') + TWO.format(*places)
+
+
+@pytest.mark.parametrize(("places", "wrong"), ONE_HOST.items(), ids=str)
+def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places, wrong, written):
+    path = written(text(*places))
+    if not wrong:
+        load.read(path)
+        return
+    ((line, said),) = mistakes(path)
+    assert said == "node.back.listen: is where node front listens"
+    assert path.read_text().splitlines()[line - 1] == f'listen = "{places[2]}"'
+
+
+def test_b16_a_node_that_listens_everywhere_is_dialed_at_its_host(written):
+    cluster = load.read(written(text("0.0.0.0:7401", "two", "[::]:7402")))
+    front, back = (built(cluster, name)[0] for name in ("front", "back"))
+    assert front.directory.nodes["back"][2] == "two:7402"
+    assert back.directory.nodes["front"][2] == "one:7401"
+    assert back.links.host == "two"
+
+
+@pytest.mark.parametrize(("streams", "wrong"), [(15, True), (16, False)])
+def test_d5_a_link_has_streams_for_all_slots_behind_it(streams, wrong, written):
+    path = written(text("a:7401", "two", "b:7401") + f"[cluster]\nstreams_max = {streams}\n")
+    if not wrong:
+        load.read(path)
+        return
+    ((_, said),) = mistakes(path)
+    assert said == f"cluster.streams_max: is {streams}, and node back has 16 slots to ask for"
+
+
+# What may cross -----------------------------------------------------------------------------
+
+
+def test_a_request_without_a_rule_of_replies_crosses_no_link():
+    assert FlushCache in ANSWERS
+    assert GetInfo in ANSWERS
+    with pytest.raises(TypeError, match="a Respond has no rule of replies"):
+        rules_of(Respond.__new__(Respond))
+    with pytest.raises(PeerViolation):
+        rules_of(FlushCache()).end(codec.decode(codec.encode(FlushCache())))
+
+
+def test_b18_an_answer_that_ends_as_left_though_its_asker_stayed_is_retried():
+    lost = failure(Fail(1, Left.code, "x"), asker_left=False)
+    assert isinstance(lost, ActorLost)
+    assert lost.retryable
+    assert isinstance(failure(Fail(1, Left.code, "x"), asker_left=True), Left)

@@ -1,0 +1,60 @@
+"""What a real kernel tells of the other end's: whether it still acknowledges what it is sent."""
+
+from __future__ import annotations
+
+import ssl
+import struct
+
+import pytest
+import trio
+import trio.testing
+
+from supervisor.links.handshake_stream import TCP_INFO, Line
+from tests.rig.nodes import LOOPBACK
+
+pytestmark = pytest.mark.realtime
+
+
+async def connected(nursery):
+    listener = (await trio.open_tcp_listeners(0, host=LOOPBACK))[0]
+    near = await trio.open_tcp_stream(LOOPBACK, listener.socket.getsockname()[1])
+    far = await listener.accept()
+    await listener.aclose()
+    return near, far
+
+
+async def test_d8_a_kernel_acknowledges_for_a_process_that_reads_nothing(nursery):
+    near, far = await connected(nursery)
+    async with near, far:
+        line = Line(near)
+        assert line.acknowledged_s() == 0.0
+        await near.send_all(bytes(1000))
+        await trio.sleep(0.3)  # it was acknowledged a while ago, and nothing is due
+        assert line.acknowledged_s() == 0.0
+        with trio.move_on_after(0.5):
+            while True:  # until both ends' buffers are full, and the window is closed
+                await near.send_all(bytes(1 << 20))
+        await trio.sleep(0.3)
+        assert line.acknowledged_s() < 0.3
+
+
+async def test_d8_a_kernel_that_owes_something_counts_by_its_last_acknowledgement(nursery, monkeypatch):
+    near, far = await connected(nursery)
+    async with near, far:
+        for probes, unacknowledged, is_s in ((0, 1, 2.5), (1, 0, 2.5), (0, 0, 0.0)):
+            told = bytearray(TCP_INFO.size)
+            told[3] = probes
+            struct.pack_into("=I", told, 24, unacknowledged)
+            struct.pack_into("=I", told, 56, 2500)
+            monkeypatch.setattr(type(near.socket), "getsockopt", lambda *_, told=bytes(told): told)
+            assert Line(near).acknowledged_s() == is_s
+        monkeypatch.setattr(type(near.socket), "getsockopt", lambda *_: b"less")
+        assert Line(near).acknowledged_s() is None
+
+
+async def test_d8_it_is_known_below_tls_and_not_on_what_is_no_socket(nursery):
+    near, far = await connected(nursery)
+    async with near, far:
+        line = Line(trio.SSLStream(near, ssl.create_default_context(), server_hostname="x"))
+        assert line.acknowledged_s() == 0.0
+    assert Line(trio.testing.memory_stream_pair()[0]).acknowledged_s() is None

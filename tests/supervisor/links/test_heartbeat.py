@@ -1,0 +1,301 @@
+"""A link does not die because a process stood still: what its node asks of others goes on as long as its kernel answers."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import trio
+from attrs import Factory, define, evolve
+from trio.testing import memory_stream_pair, wait_all_tasks_blocked
+
+from actors.kit.calls import Bugs, mailbox
+from actors.kit.priority_inbox import queue
+from protocol.cluster import Leg, NodeState, Offer
+from protocol.errors import ActorLost, LinkLost, PeerLost
+from protocol.frames import VERSION, Beat, Hello, encode
+from protocol.messages import FlushCache, Text
+from protocol.peer import Peer
+from supervisor.cluster import engine_control
+from supervisor.cluster.workers import Here
+from supervisor.links import encoding
+from supervisor.links.heartbeat import Heart
+from supervisor.links.link import STALLED, Link
+from supervisor.supervision.registration import Plug
+from tests.rig.gateway import INFO
+from tests.rig.nodes import Node
+from tests.supervisor.cluster.test_directory import waiting
+from tests.supervisor.links.test_link import answering
+from tests.system.simulator import sim_pair
+
+HEART = Heart(beat_s=1.0, silent_s=3.0, stalled_s=15.0)
+OFFER = Offer("b-0", "oak", Leg.BOTH, 4, up=True, engine=INFO)
+
+
+@pytest.fixture(autouse=True)
+def any_answer(monkeypatch):
+    """Let anything answer a FlushCache."""
+    monkeypatch.setitem(encoding.ANSWERS, FlushCache, ((object,), object))
+
+
+@define(eq=False)
+class Ends:
+    """Both ends of a link that ask each other, what ended each, and which requests each answers or has let go."""
+
+    links: dict[str, Link]
+    near: object
+    ended: dict[str, tuple[str, float]] = Factory(dict)
+    answering: list[str] = Factory(list)
+    freed: list[tuple[str, float]] = Factory(list)
+
+    async def carry(self, name):
+        try:
+            await self.links[name].run()
+        except PeerLost as error:
+            self.ended[name] = (str(error), trio.current_time())
+
+    async def hears_nothing(self, until):
+        """Let one end's process stand still: for its peer nothing comes, but its kernel acknowledges."""
+        self.near._into.stall(until)
+
+
+@asynccontextmanager
+async def both(knows=True):
+    """Two ends, each of which asks the other for an answer that never ends by itself."""
+    near, far = sim_pair()
+    boxes = {name: mailbox(4) for name in ("here", "there")}
+    links = {}
+    for name, transport in (("here", near), ("there", far)):
+        serves = {("", FlushCache): boxes[name][0]}
+        asked = transport.acknowledged_s if knows else lambda: None
+        links[name] = Link(transport, Peer(name, serves_max=4), serves, heart=HEART, acknowledged_s=asked)
+    ends = Ends(links, near)
+
+    def serve(name):
+        async def forever(call, replies):
+            ends.answering.append(name)
+            try:
+                number = 0
+                while True:
+                    await trio.sleep(0.5)
+                    replies.put(Text(str(number := number + 1), 1))
+            finally:
+                ends.freed.append((name, trio.current_time()))
+
+        return forever
+
+    async with trio.open_nursery() as nursery:
+        for name in links:
+            nursery.start_soon(ends.carry, name)
+            nursery.start_soon(answering, boxes[name][1], serve(name), Bugs())
+        for link in links.values():
+            await link.wait_ready()
+        yield ends
+        nursery.cancel_scope.cancel()
+
+
+@define(eq=False)
+class Asked:
+    """What came of a request over a link."""
+
+    texts: list[str] = Factory(list)
+    failed: tuple[str, float] | None = None
+
+    async def ask(self, link):
+        try:
+            async with link.ask(FlushCache(), 1000) as replies:
+                async for reply in replies:
+                    self.texts.append(reply.text)
+        except LinkLost as error:
+            self.failed = (error.detail, trio.current_time())
+
+
+async def test_d8_what_is_asked_of_a_process_that_stands_still_fails_at_silent_s_and_what_it_asks_goes_on(
+    nursery, autojump_clock
+):
+    async with both() as ends:
+        asks, is_asked = Asked(), Asked()
+        nursery.start_soon(asks.ask, ends.links["here"])
+        nursery.start_soon(is_asked.ask, ends.links["there"])
+        await trio.sleep(1.25)
+        await ends.hears_nothing(until=9.0)
+        await trio.sleep_until(8.9)
+        here = ends.links["here"]
+        assert asks.failed == (STALLED, pytest.approx(4.0, abs=0.01))  # heard last at 1.0
+        assert (here.lost, here.stalled, ends.ended) == (False, True, {})
+        with pytest.raises(LinkLost, match=STALLED):
+            here.open(FlushCache(), 1)
+        with pytest.raises(LinkLost, match=STALLED):
+            async with here.ask(FlushCache(), 1):
+                pass
+        assert ends.freed == [("there", pytest.approx(4.0, abs=0.01))]  # it hears the Cancel in this half of a stall
+        await trio.sleep_until(9.1)
+        assert not here.stalled
+        again = Asked()
+        nursery.start_soon(again.ask, here)
+        await trio.sleep(3)
+        assert len(again.texts) > 3
+        assert [int(text) for text in is_asked.texts] == list(range(1, len(is_asked.texts) + 1))
+        assert (len(is_asked.texts), is_asked.failed) == (24, None)
+        assert ends.freed == [("there", pytest.approx(4.0, abs=0.01))]
+
+
+async def test_d8_a_process_that_stands_still_for_stalled_s_is_lost_with_all_that_it_has_asked_for(
+    nursery, autojump_clock
+):
+    async with both() as ends:
+        nursery.start_soon(Asked().ask, ends.links["there"])
+        await trio.sleep(1.25)
+        await ends.hears_nothing(until=100.0)
+        await trio.sleep_until(15.9)
+        assert ends.freed == []
+        await trio.sleep_until(16.1)
+        assert ends.ended["here"] == ("the other end has stood still for 15 s", pytest.approx(16.0, abs=0.01))
+        assert ends.freed == [("here", pytest.approx(16.0, abs=0.01))]
+
+
+@pytest.mark.parametrize("knows", [True, False])
+async def test_d8_a_host_that_is_gone_is_lost_at_silent_s_whichever_end_has_asked(knows, nursery, autojump_clock):
+    async with both(knows=knows) as ends:
+        asks, is_asked = Asked(), Asked()
+        nursery.start_soon(asks.ask, ends.links["here"])
+        nursery.start_soon(is_asked.ask, ends.links["there"])
+        await trio.sleep(1.25)
+        ends.near.swallow()
+        await trio.sleep_until(4.2)
+        silent = ("the other end has been silent for 3 s", pytest.approx(4.0, abs=0.01))
+        assert ends.ended == {"here": silent, "there": silent}
+        assert sorted(name for name, _ in ends.freed) == ["here", "there"]
+        assert asks.failed is not None
+        assert is_asked.failed is not None
+
+
+async def test_d8_a_host_that_goes_while_its_process_stands_still_is_lost_a_beat_or_two_later(nursery, autojump_clock):
+    async with both() as ends:
+        await trio.sleep(1.25)
+        await ends.hears_nothing(until=100.0)
+        await trio.sleep_until(6.5)
+        assert ends.links["here"].stalled
+        ends.near.swallow()
+        await trio.sleep(2 * HEART.beat_s + 0.1)
+        assert ends.ended["here"][0] == "the other end has been silent for 7 s"
+
+
+async def test_d8_an_end_that_never_said_hello_is_lost_at_silent_s(autojump_clock):
+    near, _far = sim_pair()
+    with pytest.raises(PeerLost, match="silent for 3 s"):
+        await Link(near, Peer("here", serves_max=0), heart=HEART, acknowledged_s=near.acknowledged_s).run()
+
+
+@pytest.mark.parametrize("before_s", [3.5, 14.5])
+@pytest.mark.parametrize("stood_still_s", [3.2, 13.2, 50])
+async def test_d8_an_end_that_stood_still_itself_judges_nobody_by_that_whichever_bound_is_next(
+    before_s, stood_still_s, nursery, mock_clock
+):
+    near, far = sim_pair()
+    link = Link(near, Peer("here", serves_max=0), heart=HEART, acknowledged_s=near.acknowledged_s)
+
+    async def carry():
+        with suppress(PeerLost):
+            await link.run()
+
+    async def pass_s(seconds):
+        for _ in range(round(seconds / 0.05)):
+            mock_clock.jump(0.05)
+            await wait_all_tasks_blocked()
+
+    nursery.start_soon(carry)
+    await far.send_all(encode(Hello(VERSION, "there", 8)))
+    await link.wait_ready()
+    await pass_s(before_s)
+    assert link.stalled  # the other end stands still, and now this one does
+    mock_clock.jump(stood_still_s)
+    await wait_all_tasks_blocked()
+    assert (link.lost, link.stalled) == (False, True)
+    await far.send_all(encode(Beat()))  # lay unread
+    await wait_all_tasks_blocked()
+    await pass_s(2.5)
+    assert (link.lost, link.stalled) == (False, False)
+    await pass_s(1.0)
+    assert (link.lost, link.stalled) == (False, True)
+    await pass_s(12.5)
+    assert link.lost
+
+
+# What a node makes of it ------------------------------------------------------------------------
+
+
+@define(eq=False)
+class Wire:
+    """A wire whose other kernel always acknowledges."""
+
+    stream: trio.abc.Stream
+
+    async def send_all(self, data):
+        await self.stream.send_all(data)
+
+    async def receive_some(self):
+        return await self.stream.receive_some()
+
+    def acknowledged_s(self):
+        return 0.0
+
+
+async def linked(node, nursery):
+    """Link a node with one of the name b, and return the other end of their wire."""
+    near, far = memory_stream_pair()
+
+    async def carry():
+        with suppress(PeerLost):
+            await node.links._carry("b", Wire(near), "b")
+
+    nursery.start_soon(node.links.hearts.run)
+    nursery.start_soon(carry)
+    await far.send_all(encode(Hello(VERSION, "b", 8)))
+    await wait_all_tasks_blocked()
+    return far
+
+
+async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(nursery, autojump_clock):
+    node = Node("a", section=evolve(Node("a").section, beat_s=1.0, silent_s=3.0, stalled_s=15.0))
+    directory, (address, inbox) = node.directory, queue(2, lambda request: request.priority)
+    plug, offer = Plug(directory.changed), Offer("a-0", "oak", Leg.BOTH, 2, up=False)
+    here = directory.here["a-0"] = Here("a", offer, address, plug, directory.changed, inbox, directory)
+    far = await linked(node, nursery)
+    link = directory.nodes["b"][1]
+    link.told(NodeState((OFFER,)))
+    with trio.fail_after(5):
+        while not link.stalled:
+            await directory.changed.park()
+    async with waiting(here, 2) as heard:
+        assert heard == []
+        await far.send_all(encode(Beat()))
+        await wait_all_tasks_blocked()
+        assert heard == [ActorLost] * 2
+
+
+async def test_d8_nobody_chooses_a_node_that_stands_still_and_readiness_and_metrics_say_why(
+    nursery, autojump_clock, caplog
+):
+    node = Node("a", section=evolve(Node("a").section, beat_s=1.0, silent_s=3.0, stalled_s=15.0))
+    del node.directory.here["a-0"]
+    far = await linked(node, nursery)
+    link = node.directory.nodes["b"][1]
+    link.told(NodeState((OFFER,)))
+    assert [each.load.name for each in node.directory.workers("oak")] == ["b/b-0"]
+    pool = node.directory.pool("oak")
+    with trio.fail_after(3.5):
+        await pool.wait_changed()
+    assert link.stalled
+    assert node.directory.workers("oak") == []
+    assert len(pool.ranked(Leg.BOTH)) == 0
+    assert engine_control.unready(node.directory, ["oak"]) == "engine b-0 is on a node that stands still"
+    assert engine_control.up(node.directory) == {"b/b-0": 0.0}
+    assert caplog.messages == ["a node stands still"]
+    await trio.sleep(5)
+    assert node.directory.nodes["b"][1] is link
+    await far.send_all(encode(Beat()))
+    await wait_all_tasks_blocked()
+    assert [each.load.name for each in node.directory.workers("oak")] == ["b/b-0"]
+    assert engine_control.unready(node.directory, ["oak"]) is None
+    assert engine_control.up(node.directory) == {"b/b-0": 1.0}

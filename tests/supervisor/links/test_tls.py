@@ -1,0 +1,240 @@
+"""Certificates that bind names: a node is taken for the one whose name its certificate holds, and for no other."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from functools import partial
+
+import pytest
+from attrs import evolve
+
+from protocol import greeting
+from protocol.errors import PeerRefused, StartFailed
+from protocol.greeting import Greeter, names_node, shown
+from supervisor.config import load
+from supervisor.config.load import Misconfigured
+from supervisor.launcher import preflight
+from supervisor.links import websocket
+from supervisor.links.tls import contexts
+from tests.rig import certificate
+from tests.rig.gateway import FOLDER
+from tests.rig.nodes import LOOPBACK, QUICK, Node, all_linked, grove, until
+
+HOST = "IP:127.0.0.1"
+STRICT = evolve(QUICK, tls_names="nodes")
+
+
+@pytest.fixture(scope="module")
+def shows(tmp_path_factory):
+    """Make one certificate for each set of names, all signed by one authority, and return how each is shown."""
+    certificate.files()  # it skips where there is no openssl
+    folder = tmp_path_factory.mktemp("certificates")
+    authority, key = folder / "authority.pem", folder / "authority.key"
+    certificate.make(authority, key)
+    made = {}
+
+    def files(*names):
+        if names not in made:
+            at = folder / str(len(made))
+            made[names] = at.with_suffix(".pem"), at.with_suffix(".key"), authority
+            _sign(at, authority, key, ",".join((HOST, *names)))
+        return made[names]
+
+    return files
+
+
+def _sign(at, authority, key, names):
+    run = partial(subprocess.run, check=True, capture_output=True, timeout=30)
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", at.with_suffix(".key"))
+    run(["openssl", "req", *new, "-subj", "/CN=x", "-out", at.with_suffix(".csr")])
+    at.with_suffix(".ext").write_text(f"subjectAltName={names}\n")
+    signed = ("-CA", authority, "-CAkey", key, "-set_serial", "7", "-days", "2", "-extfile", at.with_suffix(".ext"))
+    run(["openssl", "x509", "-req", "-in", at.with_suffix(".csr"), *signed, "-out", at.with_suffix(".pem")])
+
+
+@pytest.fixture
+def reasons(caplog):
+    """Why nodes refused each other, as both of their logs say it."""
+    caplog.set_level(logging.INFO)
+    return lambda: [each.reason for each in caplog.records if each.message == "no link"]
+
+
+def node(name, files, section=STRICT):
+    return Node(name, section=section, tls=contexts(*files))
+
+
+# Between nodes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("form", ["DNS:{0}", "DNS:{0}.grove", "DNS:{0}.GROVE", "URI:espalier:{0}"])
+async def test_d9_nodes_whose_certificates_name_them_link(shows, form):
+    a, b = (node(name, shows(form.format(name))) for name in "ab")
+    async with grove(a, b):
+        await all_linked(a, b)
+        assert await a.ask(b) == await b.ask(a) == [0, 1, 2]
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")], ids=["it listens", "it dials"])
+async def test_d9_whoever_takes_another_nodes_name_is_refused_and_both_logs_say_it(shows, reasons, first, second):
+    honest, liar = node(first, shows(f"DNS:{first}")), node(second, shows("DNS:mallory"))
+    async with grove(honest, liar):
+        await until(lambda: len(reasons()) >= 2)
+        assert honest.linked == liar.linked == set()
+    said = f"its certificate must name it, as DNS:{second}, and names DNS:mallory, IP Address:127.0.0.1 (tls_names)"
+    assert set(reasons()) == {
+        f"node {second} of cluster grove was refused: {said}",
+        f"node {second} was refused by node {first} of cluster grove: {said}",
+    }
+
+
+@pytest.mark.realtime
+async def test_d9_where_hosts_are_named_a_certificate_of_the_cluster_is_enough(shows):
+    a, b = (node(name, shows("DNS:mallory"), QUICK) for name in "ab")
+    async with grove(a, b):
+        await all_linked(a, b)
+
+
+@pytest.mark.realtime
+async def test_d9_a_plain_link_names_nobody(reasons):
+    a, b = (Node(name, section=STRICT) for name in "ab")
+    async with grove(a, b):
+        await until(lambda: len(reasons()) >= 2)
+        assert a.linked == b.linked == set()
+    assert all("and names nobody (tls_names)" in each for each in reasons())
+
+
+@pytest.mark.realtime
+async def test_d9_an_operator_needs_no_name_and_is_told_by_a_node_that_has_one(shows):
+    a, mallory = node("a", shows("DNS:a")), node("b", shows("DNS:mallory"))
+    async with grove(a, mallory, know=False):
+        assert await greeted(a, shows("DNS:x")) == "a"
+        with pytest.raises(PeerRefused, match="its certificate must name it, as DNS:b, and names DNS:mallory"):
+            await greeted(mallory, shows("DNS:x"))
+
+
+async def greeted(node, files):
+    """Greet a node as an operator does, and return the name that it has proved."""
+    peers = []
+
+    async def talk(wire):
+        greeter = Greeter("dials", "grove", "operator-1", node.secret, bytes(31) + b"1", certified=wire.certified())
+        peers.append(await websocket.greet(wire, greeter, 1.0))
+
+    await websocket.dial(websocket.At(LOOPBACK, node.links.port), contexts(*files).dials, 1.0, talk)
+    return peers[0]
+
+
+# The greeting alone -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (), ("DNS:*",), ("DNS:*.grove",), ("DNS:oak2",), ("DNS:oak.other",), ("URI:oak",), ("URI:espalier:OAK",),
+        ("IP Address:oak",), ("email:oak",), ("dns:oak",), ("DNS:oak ",), ("DNS:oak.grove.evil",), ("oak",),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("role", ["dials", "listens"])
+def test_d9_a_name_that_is_not_in_the_certificate_is_refused_before_anything_is_proved(names, role):
+    other = Greeter("listens" if role == "dials" else "dials", "grove", "oak", b"s", b"2" * 32)
+    own = Greeter(role, "grove", "elm", b"s", b"1" * 32, certified=frozenset(names))
+    [hello] = other.start()
+    with pytest.raises(PeerRefused, match="its certificate must name it"):
+        own.receive(hello)
+    assert own.peer is None
+    refusal = greeting.decode(own.last_words)
+    assert refusal.code == "node"
+    with pytest.raises(PeerRefused, match=r"node oak was refused by the other end: its certificate must name it"):
+        other.receive(own.last_words)
+
+
+def test_d9_only_who_dials_is_an_operator():
+    own = Greeter("dials", "grove", "elm", b"s", b"1" * 32, certified=frozenset())
+    with pytest.raises(PeerRefused, match="its certificate must name it"):
+        own.receive(*Greeter("listens", "grove", "operator-1", b"s", b"2" * 32).start())
+
+
+def test_names_of_a_certificate_are_told_so_that_they_fit_a_refusal():
+    names = frozenset({"URI:\n", "DNS:\u00e9", *(f"DNS:{number:03}" for number in range(200))})
+    assert names_node(frozenset({"DNS:OAK.grove"}), "oak", "grove")
+    assert shown(names).startswith("DNS:000, DNS:001, ")
+    assert len(shown(names)) < greeting.DETAIL_LENGTH_MAX / 2
+
+
+# The file ------------------------------------------------------------------------------------------------
+
+TWO = f"""[cluster]
+name = "grove"
+{{}}
+[model.oak]
+path = "{FOLDER}"
+[node.main]
+listen = "127.0.0.1:7401"
+[node.far]
+host = "{{}}"
+listen = "127.0.0.1:7402"
+[engine.one]
+model = "oak"
+kind = "simulated"
+kv_tokens_max = 4096
+node = "far"
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    def reads(lines, host="localhost"):
+        (tmp_path / "cluster.toml").write_text(TWO.format(lines, host))
+        return load.read(tmp_path / "cluster.toml")
+
+    return reads
+
+
+def lines(files, names="nodes"):
+    keys = ("tls_certificate", "tls_key", "tls_authority")
+    return "\n".join([f'tls_names = "{names}"', *(f'{key} = "{file}"' for key, file in zip(keys, files, strict=True))])
+
+
+def test_d9_names_mean_nothing_without_certificates_and_are_hosts_or_nodes(read):
+    with pytest.raises(StartFailed, match=r"line 3: cluster.tls_names: means nothing without"):
+        read('tls_names = "nodes"')
+    with pytest.raises(StartFailed, match=r'line 3: cluster.tls_names: expected "hosts" or "nodes"'):
+        read('tls_names = "keys"')
+
+
+def test_d9_a_node_named_as_anothers_host_is_refused(read, shows):
+    with pytest.raises(StartFailed, match=r"node.main: is the host of other nodes, whose certificates name main"):
+        read(lines(shows("DNS:main")), host="main")
+    with pytest.raises(StartFailed, match=r"node.main: is the host of other nodes, whose certificates name main.grove"):
+        read(lines(shows("DNS:main")), host="main.grove")
+    read(lines(shows("DNS:main"), "hosts"), host="main")
+
+
+def test_d9_a_node_whose_own_certificate_does_not_name_it_is_told_before_it_starts(read, shows):
+    cluster = read(lines(shows("DNS:main", "URI:x")))
+    tls = preflight.link_tls(cluster)
+    assert tls.names == {"DNS:main", "URI:x", "IP Address:127.0.0.1"}
+    preflight.link_names(cluster, "main", tls)
+    with pytest.raises(Misconfigured, match=r"names DNS:main, IP Address:127.0.0.1, URI:x, and must name node far"):
+        preflight.link_names(cluster, "far", tls)
+    preflight.link_names(read(lines(shows("DNS:main"), "hosts")), "far", tls)
+
+
+def test_what_a_certificate_names_is_not_known_where_it_cannot_be_shown(shows, tmp_path):
+    _, _, authority = shows("DNS:a")
+    _sign(tmp_path / "a", authority, authority.with_suffix(".key"), "DNS:a\nextendedKeyUsage=clientAuth")
+    assert contexts(tmp_path / "a.pem", tmp_path / "a.key", authority).names is None
+
+
+def test_d9_a_check_shows_how_nodes_are_known(read, shows, monkeypatch):
+    monkeypatch.setattr(preflight, "is_here", lambda _: True)
+    files = shows("DNS:main", "DNS:far")
+    told = f"links: TLS with {files[0]}; certificates must name the"
+    assert f"{told} nodes that show them (tls_names)" in preflight.text(read(lines(files)), "main", {})
+    assert f"{told} hosts that are dialed (tls_names)" in preflight.text(read(lines(files, "hosts")), "main", {})
+    assert "links: plain" in preflight.text(read(""), "far", {})
+    with pytest.raises(Misconfigured, match="must name node far"):
+        preflight.text(read(lines(shows("DNS:main"))), "far", {})

@@ -1,0 +1,182 @@
+"""Whoever has a key finds room, however many have none."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.gateway.keys import KEYS, Keys, Sources
+from supervisor.sockets.unauthenticated import Strangers, address_of
+from tests.rig.gateway import at_rest, chat, head, post, rig
+
+
+@pytest.fixture
+def rather_slow():
+    """A clock for sockets: they are quick, but not as quick as virtual time."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
+
+
+def locked(made):
+    made.door.keys = Keys(Sources(None, {KEYS: "alice=a-secret-of-some-length"}))
+    made.door.keys.load()
+    return {"authorization": "Bearer a-secret-of-some-length"}
+
+
+async def test_o4_slow_heads_without_a_key_keep_nobody_out_who_has_one(rather_slow):
+    """Each of them is reopened when it ends; every request with a key is answered."""
+    async with rig(connections_max=20) as made:
+        key, answered = locked(made), 0
+
+        async def slow():
+            while True:
+                stream = await made.connect()
+                await stream.send_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n")
+                try:
+                    while await stream.receive_some(100):
+                        pass
+                except trio.BrokenResourceError:
+                    pass
+                await trio.sleep(0.2)
+                stream.socket.close()
+                made._streams.remove(stream)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(60):
+                nursery.start_soon(slow)
+            await trio.sleep(1)
+            held = await made.client()
+            await held.send(post(chat("n=20 s=1", stream=True, max_completion_tokens=20), **key))
+            for _ in range(15):
+                client = await made.client()
+                assert (await client.ask(post(chat("n=1"), **key))).status == 200
+                answered += 1
+                await client.stream.aclose()
+                await trio.sleep(1)
+            assert (await held.reply()).whole
+            assert len(made.door.connections) <= 20
+            nursery.cancel_scope.cancel()
+        assert answered == 15
+        assert b'espalier_clients_dropped_total{reason="stranger"}' in made.metrics.text({})
+
+
+async def test_the_oldest_stranger_makes_room_and_nobody_who_has_shown_a_key(rather_slow):
+    async with rig(connections_max=3) as made:
+        key = locked(made)
+        known, old, young = [await made.client() for _ in range(3)]
+        assert (await known.ask(post(chat("n=1"), **key))).status == 200
+        for client in (old, young):
+            await client.send(b"GET /hea")
+        assert (await (await made.client()).ask(post(chat("n=1"), **key))).status == 200
+        assert await old.closed()
+        await young.send(head()[8:])
+        assert (await young.reply()).status == 200
+        assert (await known.ask(post(chat("n=1"), **key))).status == 200
+
+
+async def test_where_all_have_shown_a_key_one_more_is_refused(rather_slow):
+    async with rig(connections_max=2) as made:
+        key = locked(made)
+        for _ in range(2):
+            assert (await (await made.client()).ask(post(chat("n=1"), **key))).status == 200
+        assert (await (await made.client()).reply()).status == 503
+        made.hang_up()
+        await at_rest(made)
+
+
+async def test_a_probe_makes_no_one_known_where_keys_are_wanted(rather_slow):
+    async with rig(connections_max=1) as made:
+        key = locked(made)
+        probe = await made.client()
+        assert (await probe.ask(head())).status == 200
+        assert (await (await made.client()).ask(post(chat("n=1"), **key))).status == 200
+        assert await probe.closed()
+
+
+async def test_o4_one_address_has_so_many_strangers_and_its_own_oldest_goes(rather_slow, monkeypatch):
+    from supervisor.gateway import server as module
+
+    addresses = iter(["far", "near", "far", "far"])
+    monkeypatch.setattr(module, "address_of", lambda _: next(addresses))
+    async with rig(address_connections_max=2) as made:
+        clients = []
+        for _ in range(4):
+            clients.append(await made.client())
+            await clients[-1].send(b"GET /hea")
+            await trio.sleep(0.1)
+        assert await clients[0].closed()
+        for client in clients[1:]:
+            await client.send(head()[8:])
+            assert (await client.reply()).status == 200
+
+
+class Named:
+    def __init__(self, address):
+        self.socket = self
+        self.address = address
+
+    def getpeername(self):
+        if self.address is None:
+            raise OSError
+        return self.address
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        (("127.0.0.1", 1), ""),
+        (("::1", 1, 0, 0), ""),
+        (("::ffff:127.0.0.1", 1, 0, 0), ""),
+        ("", ""),
+        (None, ""),
+        (("10.0.0.1", 1), "10.0.0.1"),
+        (("::ffff:10.0.0.1", 1, 0, 0), "10.0.0.1"),
+        (("2001:db8::1", 1, 0, 0), "20010db800000000"),
+        (("2001:db8::2:1", 1, 0, 0), "20010db800000000"),
+        (("fe80::1%eth0", 1, 0, 2), "fe80000000000000"),
+    ],
+)
+def test_an_address_is_what_one_client_has_one_of(name, address):
+    assert address_of(Named(name)) == address
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["add", "remove", "end", "end of"]), st.sampled_from("ab"), st.integers(0, 9)))
+)
+def test_strangers_are_those_who_came_in_their_order(steps):
+    made, all_, scopes = Strangers(), [], {}
+    for number, (what, address, at) in enumerate(steps):
+        if what == "add":
+            scopes[number] = trio.CancelScope()
+            made.add(number, address, scopes[number])
+            all_.append((number, address))
+        elif what == "remove" and all_:
+            gone, _ = all_.pop(at % len(all_))
+            assert made.remove(gone) is scopes[gone]
+            assert made.remove(gone) is None
+        elif what.startswith("end"):
+            of = None if what == "end" else address
+            oldest = next((each for each in all_ if of in {None, each[1]}), None)
+            assert made.end_oldest(of) == (None if oldest is None else oldest[0])
+            if oldest is not None:
+                all_.remove(oldest)
+                assert scopes[oldest[0]].cancel_called
+        assert all(made.of(each) == sum(own == each for _, own in all_) for each in "ab")
+    assert list(made._all) == [number for number, _ in all_]
+
+
+@given(st.lists(st.sampled_from("abc")))
+def test_d9_the_oldest_of_the_address_that_has_most_goes_first(addresses):
+    made, left = Strangers(), list(enumerate(addresses))
+    for number, address in left:
+        made.add(number, address, trio.CancelScope())
+    while left:
+        own = [address for _, address in left]
+        most = max(map(own.count, own))
+        expected = next(each for each in left if own.count(each[1]) == most)
+        assert len(made) == len(left)
+        assert made.end_oldest_of_most() == expected[0]
+        left.remove(expected)
+    assert (made.end_oldest_of_most(), len(made)) == (None, 0)

@@ -1,0 +1,161 @@
+"""A step that takes too long is counted by its function, said in the log now and then, and seen while it lasts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+import trio
+
+from supervisor.telemetry.event_loop import COLLECTION, LINES_EVERY_S, NAMES_MAX, OTHERS, Turns, function_of
+from supervisor.telemetry.metrics import Metrics
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def turns(clock):
+    return Turns(0.02, clock, start=lambda run: None)
+
+
+async def works(clock, seconds, times=1):
+    for _ in range(times):
+        await trio.lowlevel.checkpoint()
+        clock.now += seconds
+    await trio.lowlevel.checkpoint()
+
+
+async def beside(turns, *tasks):
+    with turns.watching():
+        async with trio.open_nursery() as nursery:
+            for function, *arguments in tasks:
+                nursery.start_soon(function, *arguments)
+
+
+async def test_a_step_beyond_its_budget_is_counted_by_its_function_and_logged(turns, clock, caplog):
+    await beside(turns, (works, clock, 0.019, 50), (works, clock, 0.5))
+    assert turns.exceeded == {"test_event_loop.works": 1}
+    (record,) = caplog.records
+    assert (record.message, record.task, record.took_s) == ("a turn took too long", "test_event_loop.works", 0.5)
+    assert record.waits_in.startswith("works > checkpoint")
+    metrics = Metrics()
+    metrics.sources.append(turns.families)
+    text = metrics.text({}).decode()
+    assert 'espalier_slow_turns_total{task="test_event_loop.works"} 1.0' in text
+    assert 'espalier_longest_turn_seconds{task="test_event_loop.works"} 0.5' in text
+
+
+async def test_waiting_is_no_turn_however_long(turns, clock):
+    async def waits():
+        await trio.sleep(0.001)
+        clock.now += 0.01
+
+    turns.before_io_wait(1.0)
+    clock.now += 100
+    turns.after_io_wait(1.0)
+    await beside(turns, (waits,))
+    assert turns.exceeded == {}
+
+
+async def test_the_same_function_is_not_logged_each_time(turns, clock, caplog):
+    await beside(turns, (works, clock, 0.1, 50))
+    assert turns.exceeded == {"test_event_loop.works": 50}
+    assert len(caplog.records) == 1
+    clock.now += LINES_EVERY_S
+    await beside(turns, (works, clock, 0.1))
+    assert [each.count for each in caplog.records] == [1, 51]
+
+
+async def test_however_many_functions_there_are_they_have_few_names(turns):
+    for number in range(3 * NAMES_MAX):
+        turns._exceeds(f"function {number}", 1.0)
+    assert len(turns.exceeded) == NAMES_MAX + 1
+    assert turns.exceeded[OTHERS] == 2 * NAMES_MAX
+
+
+async def test_garbage_that_is_collected_is_nobodys_turn(turns, clock):
+    async def collects():
+        await trio.lowlevel.checkpoint()
+        turns._collected("start", {"generation": 2})
+        clock.now += 0.3
+        turns._collected("stop", {"generation": 2})
+        clock.now += 0.01
+
+    await beside(turns, (collects,))
+    assert turns.exceeded == {COLLECTION: 1}
+
+
+async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock):
+    names = []
+
+    async def one(_):
+        names.append(function_of(trio.lowlevel.current_task()))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            nursery.start_soon(one, number, name=f"request {number}")
+    assert set(names) == {
+        "test_event_loop.test_a_name_says_nothing_of_whom_a_task_runs_for.<locals>.one",
+    }
+
+
+async def test_a_process_that_was_stopped_has_no_loop_that_stood_still(clock, caplog):
+    looks, stops = [], iter((7.0,))
+    turns = Turns(0.02, clock, start=looks.append)
+
+    def wait(_):
+        stop_s = next(stops, None)
+        clock.now += stop_s or 0.0
+        return stop_s is None
+
+    turns._over.wait = wait
+    with turns.watching():
+        await trio.lowlevel.checkpoint()
+        clock.now += 0.1
+        looks[0]()
+        await trio.lowlevel.checkpoint()
+    assert "the event loop stands still" not in caplog.messages
+
+
+async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog):
+    looking, said = [], threading.Event()
+
+    class Looked(logging.Handler):
+        def emit(self, record):
+            if "stands still" in record.getMessage():
+                said.set()
+
+    handler = Looked()
+    logging.getLogger("supervisor.telemetry.event_loop").addHandler(handler)
+    turns = Turns(0.02, clock, start=lambda run: looking.append(threading.Thread(target=run)))
+    turns._over.wait = lambda _: turns._over.is_set()
+
+    def stuck_in_here():
+        looking[0].start()
+        clock.now += 5.0
+        assert said.wait(20.0)
+
+    try:
+        with turns.watching():
+            await trio.lowlevel.checkpoint()
+            stuck_in_here()
+            await trio.lowlevel.checkpoint()
+        looking[0].join(20.0)
+    finally:
+        logging.getLogger("supervisor.telemetry.event_loop").removeHandler(handler)
+    (record,) = [each for each in caplog.records if each.message == "the event loop stands still"]
+    assert any("stuck_in_here" in line for line in record.stack)
+    assert record.for_s == 5.0

@@ -1,0 +1,266 @@
+"""What a node tells of itself: of links, calls, resumes and aborts, and where it tells it."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from actors.decode import Deadlines, Observer, decode
+from actors.kit.priority_inbox import queue
+from actors.routing.ports import Watch
+from protocol.errors import LinkLost, StartFailed
+from protocol.peer import Peer
+from supervisor.config import load
+from supervisor.gateway.keys import ADMIN
+from supervisor.gateway.server import gateway
+from supervisor.launcher import preflight
+from supervisor.links.link import Link
+from supervisor.node import monitoring
+from supervisor.telemetry.metrics import Metrics
+from tests.actors.test_router import Fake, Play, routed
+from tests.rig.assembly import built
+from tests.rig.fake_engine import Costs, FakeEngine, generate
+
+TINY = Path(__file__).parents[3] / "examples" / "tiny"
+
+
+def cluster(folder: Path, metrics: str = "127.0.0.1:0") -> load.Cluster:
+    file = folder / "cluster.toml"
+    file.write_text(f"""
+[node.front]
+[node.back]
+listen = "127.0.0.1:1"
+metrics = "{metrics}"
+[gateway]
+node = "front"
+[model.tiny]
+path = "{TINY}"
+[engine.tiny-0]
+node = "back"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 4096
+""")
+    return load.read(file)
+
+
+def lines(metrics: Metrics, name: str) -> dict[str, float]:
+    """Return the series of a name, with their values."""
+    found = (line.rpartition(" ") for line in metrics.text({}).decode().splitlines() if line.startswith(name))
+    return {series: float(value) for series, _, value in found}
+
+
+# Numbers ----------------------------------------------------------------------------------
+
+
+class Slots(Observer):
+    """Remembers how long slots were kept."""
+
+    def __init__(self):
+        self.aborts = []
+
+    def aborted(self, seconds):
+        self.aborts.append(seconds)
+
+
+async def test_the_time_to_abort_is_that_from_an_askers_leaving_to_its_slot(autojump_clock):
+    observer = Slots()
+    engine = FakeEngine(Costs())
+    address, inbox = queue(2, lambda _: 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.run)
+        await nursery.start(decode, inbox, engine, 2, Deadlines(), observer)
+        with trio.move_on_after(2.5):
+            wanted = generate(tokens_max=100)
+            async with address.ask(wanted, 100) as replies:
+                await replies.result()
+        left_at = trio.current_time()
+        await engine.wait_released(wanted.id)
+        await trio.testing.wait_all_tasks_blocked()
+        assert observer.aborts == [trio.current_time() - left_at]
+        nursery.cancel_scope.cancel()
+
+
+def test_slots_that_an_engine_keeps_are_told_as_long_as_it_keeps_them():
+    metrics = Metrics()
+    observer = metrics.decode("main/tiny-0")
+    observer.stuck(2)
+    assert lines(metrics, "espalier_engine_slots_stuck") == {'espalier_engine_slots_stuck{engine="main/tiny-0"}': 2.0}
+    observer.stuck(0)
+    assert lines(metrics, "espalier_engine_slots_stuck") == {'espalier_engine_slots_stuck{engine="main/tiny-0"}': 0.0}
+
+
+async def test_an_answer_that_ends_or_an_actor_that_is_stopped_is_no_abort(autojump_clock):
+    observer = Slots()
+    engine = FakeEngine(Costs())
+    address, inbox = queue(2, lambda _: 0)
+    actor = trio.CancelScope()
+
+    async def life(*, task_status):
+        with actor:
+            await decode(inbox, engine, 2, Deadlines(), observer, task_status=task_status)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.run)
+        await nursery.start(life)
+        async with address.ask(generate(tokens_max=3), 3) as replies:
+            await replies.result()
+        async with address.ask(generate("b", tokens_max=9), 9) as replies:
+            await trio.sleep(2)
+            actor.cancel()
+            await replies.over.wait()
+        nursery.cancel_scope.cancel()
+    assert observer.aborts == []
+
+
+def test_a_router_tells_how_calls_end_and_why_requests_went_on():
+    metrics = Metrics()
+    watch = metrics.router("tiny")
+    watch.called("back/tiny-0", "hand_off_failed")
+    watch.called("back/tiny-0", "ended")
+    watch.went_on("hand_off_failed", 0)
+    watch.went_on("engine_lost", 7)
+    assert lines(metrics, "espalier_calls_total") == {
+        'espalier_calls_total{model="tiny",outcome="hand_off_failed",worker="back/tiny-0"}': 1.0,
+        'espalier_calls_total{model="tiny",outcome="ended",worker="back/tiny-0"}': 1.0,
+    }
+    assert lines(metrics, "espalier_resumes_total") == {
+        'espalier_resumes_total{code="hand_off_failed",kind="retried",model="tiny"}': 1.0,
+        'espalier_resumes_total{code="engine_lost",kind="resumed",model="tiny"}': 1.0,
+    }
+
+
+async def test_what_crossed_a_link_is_told_though_there_is_none_now(tmp_path):
+    house, metrics = built(cluster(tmp_path), "front")
+    house.links.traffic["back"].received(40)
+    assert lines(metrics, 'espalier_link_up{node="back"}') == {'espalier_link_up{node="back"}': 0.0}
+    house.links.traffic["back"].received(2)
+    told = lines(metrics, 'espalier_link_bytes_total{direction="received",node="back"}')
+    assert list(told.values()) == [42.0]
+    assert list(lines(metrics, 'espalier_link_messages_total{direction="received"').values()) == [2.0]
+
+
+# Where they are told ----------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def told(folder, environment):
+    """A back node's own door on loopback; nothing else of the node runs."""
+    made = cluster(folder)
+    house, _ = built(made, "back")
+    house.scraped.keys = preflight.watchers(made, "back", environment)
+    house.scraped.new_id = lambda: "ab" * 16  # traces take no others
+    async with trio.open_nursery() as nursery:
+        await nursery.start(gateway, house.scraped, "127.0.0.1", 0)
+        yield house
+        nursery.cancel_scope.cancel()
+
+
+async def get(house, path, method="GET", **headers) -> tuple[int, str]:
+    request = urllib.request.Request(f"http://127.0.0.1:{house.scraped.port}{path}", headers=headers, method=method)
+
+    def ask() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(request, timeout=5) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    return await trio.to_thread.run_sync(ask)
+
+
+async def test_a_node_serves_its_numbers_and_probes_and_nothing_else(tmp_path):
+    async with told(tmp_path, {}) as house:
+        assert await get(house, "/health") == (200, "alive\n")
+        status, text = await get(house, "/metrics")
+        assert (status, 'espalier_engine_up{of="back/tiny-0"} 0.0' in text) == (200, True)
+        for path, method in (
+            ("/v1/models", "GET"),
+            ("/v1/chat/completions", "POST"),
+            ("/flush_cache", "POST"),
+            ("/server_info", "GET"),
+            ("/openapi.json", "GET"),
+        ):
+            assert (await get(house, path, method))[0] == 404
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+        assert (await get(house, "/v1/responses", **upgrade, **{"Sec-WebSocket-Key": "a" * 22 + "=="}))[0] == 404
+        assert (await get(house, "/metrics", Host="evil.example"))[0] == 403
+
+
+async def test_a_node_is_ready_when_its_engines_are_and_the_gateways_node_is_linked(tmp_path):
+    async with told(tmp_path, {}) as house:
+
+        async def why() -> str:
+            status, text = await get(house, "/ready")
+            return text if status == 503 else str(status)
+
+        assert "engine tiny-0 is starting" in await why()
+        with house.directory.here["tiny-0"].plug.offering(FakeEngine(Costs())):
+            assert "there is no link to node front" in await why()
+            house.directory.linked("front", Link(None, Peer("back", serves_max=1)))
+            assert await why() == "200"
+            house.directory.drain()
+            assert "the node drains" in await why()
+
+
+async def test_where_there_is_an_admin_key_the_numbers_take_it_and_the_probes_do_not(tmp_path):
+    async with told(tmp_path, {ADMIN: "quetzalcoatl"}) as house:
+        assert (await get(house, "/health"))[0] == 200
+        assert (await get(house, "/ready"))[0] == 503
+        assert (await get(house, "/metrics"))[0] == 401
+        assert (await get(house, "/metrics", Authorization="Bearer wrong"))[0] == 401
+        assert (await get(house, "/metrics", Authorization="Bearer quetzalcoatl"))[0] == 200
+
+
+def test_beyond_loopback_numbers_want_an_admins_key(tmp_path):
+    made = cluster(tmp_path, "0.0.0.0:7500")
+    with pytest.raises(StartFailed, match=r"node.back.metrics 0.0.0.0:7500 is not loopback"):
+        preflight.watchers(made, "back", {})
+    with pytest.raises(StartFailed, match=r"node.back.metrics 0.0.0.0:7500 is not loopback"):
+        preflight.text(made, "back", {})
+    assert preflight.watchers(made, "back", {ADMIN: "quetzalcoatl"}).names(admin=True) == ["admin"]
+    assert preflight.watchers(made, "front", {}).names(admin=True) == []
+
+
+def test_numbers_are_told_where_nothing_else_of_the_host_listens(tmp_path):
+    with pytest.raises(StartFailed, match=r"line 5: node.back.metrics: is where node back listens"):
+        cluster(tmp_path, "127.0.0.1:1")
+    with pytest.raises(StartFailed, match=r"node.back.metrics: is where the gateway is"):
+        cluster(tmp_path, "127.0.0.1:8000")
+
+
+def test_a_nodes_own_door_is_the_first_of_its_tree_and_the_last_to_go(tmp_path):
+    house, _ = built(cluster(tmp_path), "back")
+    assert house.tree.children[0].name == "metrics"
+    assert house.scraped.paths == monitoring.PATHS
+    assert built(cluster(tmp_path), "front")[0].scraped is None
+
+
+async def test_a_request_that_goes_on_elsewhere_is_told_once_and_each_call_as_it_ended(autojump_clock):
+    heard: list[tuple] = []
+
+    class Hears(Watch):
+        def called(self, worker: str, outcome: str) -> None:
+            heard.append((worker, outcome))
+
+        def went_on(self, code: str, sent: int) -> None:
+            heard.append((code, sent))
+
+    bad, good = Fake("bad", [Play(LinkLost("gone"), tokens=2)]), Fake("good", more=1)
+    async with routed(bad, good) as world:
+        world.routing.watch = Hears()
+        async with world.address.ask(generate(tokens_max=4), 4) as replies:
+            await replies.result()
+        with trio.move_on_after(1.5):
+            async with world.address.ask(generate("b", tokens_max=4), 4) as replies:
+                await replies.result()
+        await trio.testing.wait_all_tasks_blocked()
+    assert heard[:3] == [("bad", "link_lost"), ("link_lost", 2), ("good", "ended")]
+    assert [outcome for _, outcome in heard[3:]] == ["left"]

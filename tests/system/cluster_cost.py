@@ -1,0 +1,210 @@
+"""What a cluster costs to keep: bytes and CPU a node and a second, CPU a routing decision, at 10, 100 and 1,000 nodes.
+
+Real links, directories and tellers in one process, in virtual time, over a network in memory: WebSockets, TLS and the
+kernel are not in it. CPU is measured for all nodes together, and for the gateway's alone: each step of its tasks, which
+read frames, note loads, rank workers and tell others, by the thread's own clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
+
+import trio
+from attrs import define, field
+from trio.testing import MockClock
+
+from actors.kit.priority_inbox import queue
+from actors.routing.load import least_loaded
+from actors.routing.route import Limits, Need, Routing
+from protocol.cluster import Leg, Offer
+from protocol.messages import EngineInfo
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.mesh import Links
+from supervisor.cluster.workers import Here
+from supervisor.config.load import ClusterSection
+from supervisor.links.websocket import At
+from supervisor.supervision.registration import Plug
+from tests.system.simulator.node_network import Net
+
+MODEL, SLOTS, FRONT = "oak", 8, "front"
+CHANGES = 10  # of a worker's load a second, while it is busy
+LASTS_S = 10.0  # of each measurement, in virtual time
+NETWORK = {"delay_s": 0.0, "piece_max": 65536, "room": 1 << 20}
+
+
+@define(eq=False)
+class _Links(Links):
+    net: Net = field(kw_only=True)
+
+    async def _listen(self, nursery: trio.Nursery, at: At) -> None:
+        self.directory.address = str(at)
+        self.net.listening[str(at)] = self.name, partial(nursery.start_soon, self._accepted)
+
+
+class Steps(trio.abc.Instrument):
+    """Counts the steps of one task and of all below it, and the CPU seconds that they took."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.spent_s = 0.0
+        self._below: set[trio.lowlevel.Task] = set()
+        self._began = 0.0
+
+    async def run(self, job: Callable[..., Awaitable[None]], *, task_status: trio.TaskStatus[None]) -> None:
+        """Run what is to be measured."""
+        self._below.add(trio.lowlevel.current_task())
+        await job(task_status=task_status)
+
+    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+        """Count a task whose nursery is one of ours."""
+        if task.parent_nursery is not None and task.parent_nursery.parent_task in self._below:
+            self._below.add(task)
+
+    def task_exited(self, task: trio.lowlevel.Task) -> None:
+        """Forget a task."""
+        self._below.discard(task)
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Look at the clock."""
+        if task in self._below:
+            self._began = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Look at it again."""
+        if task in self._below:
+            self.number += 1
+            self.spent_s += time.thread_time() - self._began
+
+
+class _Engine:
+    def __init__(self, info: EngineInfo) -> None:
+        self.info = info
+
+
+def node(net: Net, name: str, stack: ExitStack) -> Links:
+    """Return a node's links; but for the gateway's it has one worker."""
+    routes = name == FRONT
+    directory = Directory(name, routes=routes, must_meet=frozenset({FRONT} - {name}))
+    if not routes:
+        address, inbox = queue(64, lambda _: 0)
+        offer, plug = Offer(f"{MODEL}-{name}", MODEL, Leg.BOTH, SLOTS, up=False), Plug(directory.changed)
+        directory.here[offer.name] = Here(name, offer, address, plug, directory.changed, inbox, directory)
+        stack.enter_context(plug.offering(_Engine(INFO)))
+        directory.expect(FRONT, f"{FRONT}:7400")
+    numbers = count()
+    return _Links(
+        name=name,
+        section=ClusterSection(),
+        directory=directory,
+        serves={},
+        listen=At(name, 7400),
+        secret=b"x" * 32,
+        new_nonce=lambda: f"{name} {next(numbers)}".encode().ljust(32),
+        chance=random.Random(name),
+        dial=partial(net.dial, name),
+        accept=net.accepted,
+        net=net,
+    )
+
+
+INFO = EngineInfo("simulated", "1", 1000, 4096, 65536, 4096, SLOTS, 16, honours_seed=True)
+
+
+async def measured(many: int) -> dict[str, float]:
+    """Return the costs of a cluster of so many workers."""
+    net, found = Net(random.Random(1), NETWORK), dict[str, float]()
+    with ExitStack() as stack:
+        names = [FRONT, *(f"w{number:04d}" for number in range(many))]
+        nodes = [node(net, name, stack) for name in names]
+        front, workers = nodes[0], nodes[1:]
+        for name in names[1:]:
+            front.directory.expect(name, f"{name}:7400")
+        async with trio.open_nursery() as nursery:
+            steps = Steps()
+            trio.lowlevel.add_instrument(steps)
+            await nursery.start(partial(steps.run, front.run))
+            for each in workers:
+                await nursery.start(each.run)
+            with trio.fail_after(600):
+                while len(front.directory.workers(MODEL)) < many:  # noqa: ASYNC110  # of many nodes
+                    await trio.sleep(1)
+            await trio.sleep(10)
+            gc.collect()
+            gc.freeze()  # what all other nodes hold is not the gateway's to look through
+            heres = [(each, here) for each in workers for here in each.directory.here.values()]
+            found["links of a worker"] = sum(len(each._carried) for each in workers) / many
+            for what, asker in (("idle", ""), ("asked by the gateway", FRONT), ("asked by others", None)):
+                found |= await _period(what, asker, nodes, heres, steps)
+            _routing(front.directory, found)
+            trio.lowlevel.remove_instrument(steps)
+            gc.unfreeze()
+            nursery.cancel_scope.cancel()
+    return found
+
+
+async def _period(
+    what: str, asker: str | None, nodes: list[Links], heres: list[tuple[Links, Here]], steps: Steps
+) -> dict[str, float]:
+    front, workers = nodes[0], nodes[1:]
+    before, began = _bytes(front), time.process_time()
+    own = sum(map(_bytes, workers))
+    front.directory.ranked(MODEL, Leg.BOTH)  # as a router has it, to be kept in order from now on
+    number, gateway_s = steps.number, steps.spent_s
+    for turn in range(int(LASTS_S * CHANGES)):
+        if asker != "":
+            for _, here in heres:
+                here._count(asker, -1 if turn % 2 else 1, -100 if turn % 2 else 100)
+        await trio.sleep(1 / CHANGES)
+    spent_s = time.process_time() - began
+    return {
+        f"{what}: bytes a second of the gateway": (_bytes(front) - before) / LASTS_S,
+        f"{what}: bytes a second of a worker": (sum(map(_bytes, workers)) - own) / LASTS_S / len(workers),
+        f"{what}: CPU of all, share of a core": spent_s / LASTS_S,
+        f"{what}: CPU of the gateway, share of a core": (steps.spent_s - gateway_s) / LASTS_S,
+        f"{what}: steps of the gateway a second": (steps.number - number) / LASTS_S,
+    }
+
+
+def _bytes(links: Links) -> int:
+    live = (carried.link.traffic for carried in links._carried.values())
+    return sum(each.bytes_sent + each.bytes_received for each in live)
+
+
+def _routing(directory: Directory, found: dict[str, float]) -> None:
+    numbers = count(1)
+    routing = Routing(directory.pool(MODEL), least_loaded, Limits(), partial(next, numbers), str, 0, frozenset())
+    routing.ranked = partial(directory.ranked, MODEL)
+    rounds, began = 200, time.process_time()
+    for _ in range(rounds):
+        assert engine_control.never_ready(directory, (MODEL,)) is None
+        assert engine_control.limits(directory, MODEL, 4096) is not None
+        engine_control.longest(directory, MODEL)
+        route = routing.choose(Need(100, 200))
+        assert route is not None
+        route.end()
+    found["a routing decision, ms"] = 1000 * (time.process_time() - began) / rounds
+
+
+def main() -> None:
+    """Print a table of what each size costs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sizes", nargs="*", type=int, default=[10, 100, 1000])
+    for many in parser.parse_args().sizes:
+        began = time.process_time()
+        found = trio.run(measured, many, clock=MockClock(autojump_threshold=0))
+        sys.stdout.write(f"{many} workers ({time.process_time() - began:.0f} s of CPU)\n")
+        for what, figure in found.items():
+            sys.stdout.write(f"  {what:48} {figure:12.3f}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What clients say in JSON at each door, and how it comes out wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from random import Random
+
+from tests.system.fuzz.values import KEYS, huge, nasty, spoiled, text
+
+MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "n=3"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+OPTIONS = {
+    "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "frequency_penalty": 0.1, "presence_penalty": -0.1,
+    "repetition_penalty": 1.1, "logit_bias": {"5": 1.5}, "stop": ["zz", "qq"], "stop_token_ids": [7], "seed": 3,
+    "include_stop_str_in_output": True, "min_tokens": 1, "ignore_eos": True, "return_token_ids": True, "priority": 2,
+    "cache_salt": "salt", "metadata": {"a": "b"}, "user": "u", "store": False, "service_tier": "auto",
+}  # fmt: skip
+SHARED = {
+    "n": 2,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+    "regex": "[a-z]+",
+}
+CHAT = {"logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4, "tools": [], **SHARED, **OPTIONS}
+COMPLETION = {"logprobs": 1, "max_tokens": 4, "echo": True, "best_of": 2, **SHARED, **OPTIONS}
+RESPONSE = {
+    "instructions": "be brief", "max_output_tokens": 4, "include": ["message.output_text.logprobs"], "top_logprobs": 1,
+    "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}, "truncation": "auto", "stream": True,
+    "previous_response_id": "resp_1", "tools": [], "reasoning": {}, **OPTIONS,
+}  # fmt: skip
+PROMPTS = ("n=3", ["n=2", "n=1"], [5, 6, 7], [[5, 6], [7]])
+INPUTS = (
+    "n=3",
+    [{"role": "user", "content": "n=2"}],
+    [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "n=2"}], "id": "m"}],
+)
+
+Body = dict[str, object]
+
+
+def _some(rng: Random, fields: Body) -> Body:
+    names = rng.sample(list(fields), rng.choice((0, 0, 1, 1, 2, 3, 6)))
+    return {name: deepcopy(fields[name]) for name in names}
+
+
+def chat(rng: Random) -> Body:
+    parts = [{"type": "text", "text": "n="}, {"type": "text", "text": "2"}]
+    messages = rng.choice((MESSAGES, [{"role": "user", "content": parts}], [*MESSAGES, *MESSAGES]))
+    return {"model": "tiny", "messages": deepcopy(messages), **_some(rng, CHAT)}
+
+
+def completion(rng: Random) -> Body:
+    return {"model": "tiny", "prompt": deepcopy(rng.choice(PROMPTS)), **_some(rng, COMPLETION)}
+
+
+def response(rng: Random) -> Body:
+    return {"model": "tiny", "input": deepcopy(rng.choice(INPUTS)), **_some(rng, RESPONSE)}
+
+
+def tokenize(rng: Random) -> Body:
+    said = rng.choice(({"prompt": "a b", "add_special_tokens": True}, {"messages": deepcopy(MESSAGES)}))
+    return {**said, **({"model": "tiny"} if rng.random() < 0.5 else {})}
+
+
+def detokenize(rng: Random) -> Body:
+    return {"tokens": [rng.randrange(520) for _ in range(rng.randrange(1, 9))], "skip_special_tokens": False}
+
+
+def event(rng: Random) -> Body:
+    """Return an event of a WebSocket; the lane `exact` is for what is looked at closely."""
+    if rng.random() < 0.15:
+        return {"type": "response.cancel", **rng.choice(({}, {"response_id": "resp_1"}, {"stream_id": "a"}))}
+    said = {"type": "response.create", **response(rng)}
+    if rng.random() < 0.4:
+        said["stream_id"] = rng.choice(("a", "b", "c.d"))
+    return said | ({"generate": False} if rng.random() < 0.1 else {})
+
+
+DOORS: dict[str, Callable[[Random], Body]] = {
+    "/v1/chat/completions": chat,
+    "/v1/completions": completion,
+    "/v1/responses": response,
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+}
+
+
+def mutated(rng: Random, body: Body) -> bytes:
+    """Return the JSON of a body that was right, and often is not any more."""
+    kind = rng.random()
+    if kind < 0.006:
+        name = rng.choice([*body])
+        whole = text({key: value for key, value in body.items() if key != name})
+        return whole[:-1] + (b"," if len(whole) > 2 else b"") + text(name) + b":" + huge(rng) + b"}"
+    if kind < 0.15:
+        return spoiled(rng, text(body))
+    if kind < 0.2:
+        name = rng.choice([*body])  # a key that stands twice
+        return text(body)[:-1] + b"," + text(name) + b":" + text(nasty(rng)) + b"}"
+    if kind < 0.23:
+        return text(rng.choice((nasty(rng), [body], {"a": body})))
+    if kind < 0.9:
+        for _ in range(rng.choice((1, 1, 1, 2, 4))):
+            _spoil(rng, body)
+    return text(body)
+
+
+def _spoil(rng: Random, body: Body) -> None:
+    """Change one place somewhere inside."""
+    place: object = body
+    while True:
+        keys = list(range(len(place))) if isinstance(place, list) else list(place) if isinstance(place, dict) else []
+        if not keys:
+            body[rng.choice(KEYS)] = nasty(rng)
+            return
+        key = rng.choice(keys)
+        inner = place[key]
+        if isinstance(inner, dict | list) and inner and rng.random() < 0.5:
+            place = inner
+            continue
+        match rng.randrange(6):
+            case 0:
+                del place[key]
+            case 1 if isinstance(place, dict):
+                place[rng.choice(KEYS)] = nasty(rng)
+            case 1:
+                place.insert(key, nasty(rng))
+            case 2 if isinstance(place, dict):
+                place[f"{key}{rng.choice(KEYS)}"] = place.pop(key)
+            case 3:
+                place[key] = [inner] if rng.random() < 0.5 else {"a": inner}
+            case _:
+                place[key] = nasty(rng)
+        return

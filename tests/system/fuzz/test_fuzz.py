@@ -1,0 +1,154 @@
+"""A fixed small share of the attack, and what its judge is worth. `make fuzz` plays two hundred thousand inputs."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.dialects import chat, completions, responses, tokens
+from protocol.errors import RequestError
+from tests.system.fuzz import answers, bodies, websocket
+from tests.system.fuzz.answers import Unfinished, Wrong
+from tests.system.fuzz.inputs import make
+from tests.system.fuzz.run import SHARE as FULL_SHARE
+from tests.system.fuzz.run import run
+
+SHARE = 1000
+PARSERS = {
+    "/v1/chat/completions": lambda body: chat.to_respond(chat.parse(body), request_id="r"),
+    "/v1/completions": lambda body: completions.to_respond(completions.parse(body), request_id="r"),
+    "/v1/responses": lambda body: responses.to_respond(responses.parse_http(body), request_id="r"),
+    "/tokenize": lambda body: tokens.to_tokenize(tokens.parse_tokenize(body)),
+    "/detokenize": lambda body: tokens.to_detokenize(tokens.parse_detokenize(body)),
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = {
+    path: sorted({*bodies.CHAT, *bodies.COMPLETION, *bodies.RESPONSE, "messages", "prompt", "input", "tokens"})
+    for path in PARSERS
+}
+
+
+def test_whatever_comes_is_answered_as_it_should_be_and_nothing_is_left():
+    report = run(range(SHARE))
+    assert report.problems == []
+    assert report.counts["exact"] == SHARE / 50
+    kinds = {kind: report.counts[kind] for kind in ("exchange", "event", "http", "websocket")}
+    assert all(count > SHARE / 20 for count in kinds.values()), kinds
+    assert {
+        "status 200",
+        "status 400",
+        "status 404",
+        "status 405",
+        "status 501",
+        "close 1002",
+        "close 1007",
+        "event response.completed",
+    } <= report.counts.keys()
+
+
+def test_a_gateway_that_wants_keys_answers_as_well_and_strangers_as_they_should_be():
+    report = run(range(7 * FULL_SHARE, 7 * FULL_SHARE + 500))
+    assert report.problems == []
+    assert {"status 200", "status 401", "event response.completed"} <= report.counts.keys()
+
+
+def test_an_input_is_made_from_its_number_alone():
+    assert [make(number) for number in range(1, 40)] == [make(number) for number in range(1, 40)]
+    assert make(3, seed=1) != make(3, seed=2)
+
+
+@pytest.mark.parametrize("path", PARSERS)
+def test_a_body_is_read_or_refused_whatever_stands_in_it(path):
+    @settings(max_examples=60)
+    @given(st.dictionaries(st.sampled_from(FIELDS[path]), JSON, max_size=3), st.integers(0, 999))
+    def attack(fields, seed):
+        body = bodies.DOORS[path](Random(seed)) | fields
+        try:
+            PARSERS[path](json.dumps(body).encode())
+        except RequestError as error:
+            said = str(error)
+        else:
+            said = "nothing"
+        assert 0 < len(said) < answers.MESSAGE_CHARACTERS_MAX
+
+    attack()
+
+
+@given(st.binary(max_size=64))
+def test_bytes_are_read_or_refused_too(data):
+    for parse in PARSERS.values():
+        with pytest.raises(RequestError):
+            parse(data)
+    try:
+        event = responses.parse(data.decode("utf-8", "surrogateescape"))
+    except RequestError:
+        return
+    assert isinstance(event, responses.CancelResponse)  # the only event that so few bytes can be
+
+
+# The judge ------------------------------------------------------------------------------------------
+
+HEAD = b"x-request-id: r\r\ndate: today\r\ncontent-type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 500 \r\n" + HEAD + b"content-length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 \r\n" + HEAD + b"content-length: 2\r\ncontent-length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 \r\n" + HEAD + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}",
+        b"HTTP/1.1 200 \r\n" + HEAD + b"content-length: 3\r\n\r\nNaN",
+        b"HTTP/1.1 200 \r\n" + HEAD + b"content-length: 13\r\n\r\n" + b'{"a":1,"a":2}',
+        b"HTTP/1.1 200 \r\n" + HEAD + b"set-cookie: \x01\r\ncontent-length: 2\r\n\r\n{}",
+        b"HTTP/1.1 400 \r\n" + HEAD + b"content-length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 \r\n" + HEAD + b"transfer-encoding: chunked\r\n\r\n-2\r\n{}\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 \r\ndate: today\r\ncontent-length: 2\r\n\r\n{}",
+        b"half an answer",
+    ],
+)
+def test_the_judge_knows_a_wrong_answer(said):
+    with pytest.raises(Wrong):
+        answers.take(said, ended=True)
+
+
+def test_the_judge_knows_a_right_answer_and_waits_for_the_rest_of_it():
+    said = b"HTTP/1.1 200 \r\n" + HEAD + b"content-length: 2\r\n\r\n{}"
+    answer, rest = answers.take(said + b"HTTP", ended=False)
+    assert (answer.status, answer.json, rest) == (200, {}, b"HTTP")
+    with pytest.raises(Unfinished):
+        answers.take(said[:-1], ended=False)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x81\x02{}",
+        b'\x81\x0c{"type":"a"}'[:-1] + b"\xff",
+        b"\xc1\x02{}",
+        b"\x81\x82\0\0\0\0{}",
+        b"\x88\x02\x03\xf3",
+        b"\x88\x00\x8a\x00",
+        b"\x83\x00",
+        b"\x81",
+    ],
+)
+def test_the_judge_knows_a_wrong_frame(said):
+    with pytest.raises(Wrong):
+        answers.frames(said, ended=True)
+
+
+def test_the_judge_reads_events_and_the_close_code():
+    said = b'\x81\x0c{"type":"a"}' + b"\x8a\x01x" + b"\x88\x02\x03\xe8"
+    assert answers.frames(said, ended=True) == ([{"type": "a"}], 1000, b"")
+
+
+def test_a_frame_of_ours_is_masked_as_it_should_be():
+    assert websocket.frame(b"Hello", mask=b"\x37\xfa\x21\x3d") == bytes.fromhex("8185 37fa213d 7f9f4d5158")

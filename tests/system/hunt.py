@@ -1,0 +1,89 @@
+"""Run many seeds, on all cores: `python -m tests.system.hunt [--cluster] [--seeds 2000] [--first 0] [--only SEED]`.
+
+A seed is one run of a node with everything in it or, with `--cluster`, of several nodes and the links between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from multiprocessing import Pool
+
+from tests.rig import certificate
+from tests.system.simulator.cluster_seed import run_cluster_seed
+from tests.system.simulator.seed import run_seed
+
+ON_ALL_CORES_AT_ONCE = 10  # seeds that a process takes at a time
+
+
+def one(seed: int, *, cluster: bool = False) -> tuple[int, str | None]:
+    """Run one seed; return it with what it raised, if anything."""
+    try:
+        runner(cluster=cluster).__wrapped__(seed)
+    except BaseException as error:  # noqa: BLE001  # whatever it is, it is what we hunt
+        return seed, _first(error)
+    return seed, None
+
+
+def runner(*, cluster: bool) -> Callable[[int], str]:
+    """Return what runs a seed."""
+    return run_cluster_seed if cluster else run_seed
+
+
+def _first(error: BaseException) -> str:
+    """Return the first of what a group was raised for, in one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def hunt(seeds: range, processes: int | None, *, cluster: bool = False) -> int:
+    """Run the seeds, tell of each that fails in one line, and return how many did."""
+    certificate.files()  # else each process would write its own to the folder that they share
+    begun, failed = time.perf_counter(), 0
+    again = "python -m tests.system.hunt --cluster" if cluster else "python -m tests.system.hunt"
+    with Pool(processes) as pool:
+        for seed, error in pool.imap_unordered(partial(one, cluster=cluster), seeds, ON_ALL_CORES_AT_ONCE):
+            if error is not None:
+                failed += 1
+                print(f"seed {seed}: {again} --only {seed}  # {error}", flush=True)  # noqa: T201
+    took_s = time.perf_counter() - begun
+    print(f"{len(seeds)} seeds in {took_s:.0f} s, {len(seeds) / took_s:.0f} a second, {failed} failed")  # noqa: T201
+    return failed
+
+
+def only(seed: int, *, cluster: bool = False) -> int:
+    """Run one seed and print what happened in it, up to its end or its failure."""
+    try:
+        print(runner(cluster=cluster)(seed))  # noqa: T201
+    except BaseException as error:  # noqa: BLE001
+        traceback.print_exception(error)
+        return 1
+    return 0
+
+
+def main() -> int:
+    """Hunt; the exit status says whether a seed failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--cluster", action="store_true", help="run several nodes and the links between them")
+    parser.add_argument("--traces", action="store_true", help="print what happened in each, in order, on one core")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    seeds = range(options.first, options.first + options.seeds)
+    if options.only is not None:
+        return only(options.only, cluster=options.cluster)
+    if options.traces:
+        return max(only(seed, cluster=options.cluster) for seed in seeds)
+    return min(hunt(seeds, options.processes, cluster=options.cluster), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""What the tokens of a link notice while a tensor crosses it: two processes, one real WebSocket.
+
+`python -m tests.system.link_tensor` asks a second process for 64 streams of tokens, 20 a second each, and beside them
+for one tensor of 100 MB, again and again. Every token carries when it was sent, on the clock that all processes of a
+machine share, so its delay is known exactly. Alternated are stretches in which a tensor crosses and stretches of the
+same length in which none does; compared are the delays of the tokens that were sent in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import trio
+from attrs import define, field
+
+from actors.kit.calls import Bugs, Call, mailbox
+from protocol.errors import PeerLost
+from protocol.greeting import Greeter
+from protocol.messages import Embedded, Finished, FinishReason, Generate, GetInfo, Sampling, Started, Tokens, Usage
+from protocol.peer import Peer
+from protocol.tensors import Dtype, Tensor
+from supervisor.links import websocket
+from supervisor.links.encoding import TOKEN_IDS
+from supervisor.links.heartbeat import Heart
+from supervisor.links.link import Link
+
+ROOT = Path(__file__).parents[2]
+STREAMS = 64
+TOKENS_A_SECOND = 20.0
+TENSOR_BYTES = 100 * 1000 * 1000
+TIMES = 5
+BOUND_MS = 10.0
+GREET_S = 5.0
+TOKENS, TENSORS = "tokens", "tensors"
+CLUSTER, LISTENS, DIALS = "bench", "listens", "dials"
+
+
+def now_us() -> int:
+    """Return a reading, in microseconds, of a clock that every process of this machine reads the same.
+
+    It begins anew within half an hour, since no token's id is longer: a run in which it does is no measurement.
+    """
+    return time.monotonic_ns() // 1000 % TOKEN_IDS
+
+
+def tell(line: str) -> None:
+    """Say something to whoever started this."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+# The end that answers --------------------------------------------------------------------
+
+
+async def say_tokens(inbox: trio.MemoryReceiveChannel[Call[Generate, Started | Tokens, Finished]]) -> None:
+    """Answer each request with tokens at a steady pace; a token's id is when it was sent."""
+
+    async def one(call: Call[Generate, Started | Tokens, Finished]) -> None:
+        with call.answering(bugs) as answer:
+            most = call.request.sampling.tokens_max
+            at = trio.current_time() + int(call.request.id, 16) / STREAMS / TOKENS_A_SECOND
+            answer.put(Started(0), 0)
+            for _ in range(most):
+                at += 1 / TOKENS_A_SECOND
+                await trio.sleep_until(at)
+                answer.put(Tokens([now_us()]), 1)
+            answer.end(Finished(FinishReason.LENGTH, Usage(1, most)))
+
+    bugs = Bugs()
+    async with trio.open_nursery() as nursery:
+        async for call in inbox:
+            nursery.start_soon(one, call)
+
+
+async def give_tensors(inbox: trio.MemoryReceiveChannel[Call[GetInfo, Embedded, None]], size: int) -> None:
+    """Answer each request with one tensor of `size` bytes."""
+    bugs, tensor = Bugs(), Tensor(Dtype.UINT8, (size,), memoryview(bytes(size)))
+    async for call in inbox:
+        with call.answering(bugs) as answer:
+            answer.put(Embedded((tensor,)), 1)
+            answer.end(None)
+
+
+async def serve(size: int) -> None:
+    """Listen on a free port, print it, and serve one link after the other."""
+    tokens, tokens_inbox = mailbox(2 * STREAMS)
+    tensors, tensors_inbox = mailbox(1)
+    serves = {(TOKENS, Generate): tokens, (TENSORS, GetInfo): tensors}
+
+    async def talk(wire: websocket.Wire) -> None:
+        await websocket.greet(wire, Greeter("listens", CLUSTER, LISTENS, b"", bytes(32), None), GREET_S)
+        with suppress(PeerLost):
+            await Link(wire, Peer(LISTENS, serves_max=2 * STREAMS), serves, heart=Heart()).run()
+
+    async def accepted(stream: trio.SocketStream) -> None:
+        await websocket.accepted(stream, None, GREET_S, talk)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(say_tokens, tokens_inbox)
+        nursery.start_soon(give_tensors, tensors_inbox, size)
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        tell(str(listeners[0].socket.getsockname()[1]))
+        await trio.serve_listeners(accepted, listeners)
+
+
+# The end that asks -----------------------------------------------------------------------
+
+
+@define
+class Heard:
+    """Every token that came: when it was sent and when it was here, in microseconds."""
+
+    tokens: list[tuple[int, int]] = field(factory=list)
+
+    def delays_ms(self, begin_us: int, end_us: int) -> list[float]:
+        """Return the delays of the tokens that were sent in a stretch of time, in order of size."""
+        return sorted((here - sent) / 1000 for sent, here in self.tokens if begin_us <= sent <= end_us)
+
+
+async def listen_to(link: Link, number: int, tokens_max: int, heard: Heard) -> None:
+    """Ask for one stream, and note its tokens until cancelled."""
+    request = Generate(f"{number:032x}", [1], Sampling(tokens_max=tokens_max))
+    async with link.ask(request, tokens_max, TOKENS) as replies:
+        async for reply in replies:
+            if isinstance(reply, Tokens):
+                here = now_us()
+                heard.tokens += [(sent, here) for sent in reply.ids]
+
+
+async def fetch(link: Link, size: int) -> None:
+    """Ask for one tensor, and wait until it is here and whole."""
+    async with link.ask(GetInfo(), 1, TENSORS) as replies:
+        async for reply in replies:
+            assert isinstance(reply, Embedded)
+            assert len(reply.tensors[0].data) == size, "the tensor is not whole"
+
+
+@asynccontextmanager
+async def linked(port: int) -> AsyncIterator[Link]:
+    """Dial the other process, and yield the link."""
+    made: list[Link] = []
+    up, over = trio.Event(), trio.Event()
+
+    async def talk(wire: websocket.Wire) -> None:
+        await websocket.greet(wire, Greeter("dials", CLUSTER, DIALS, b"", bytes(range(32)), LISTENS), GREET_S)
+        made.append(Link(wire, Peer(DIALS, serves_max=1), heart=Heart()))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(made[0].run)
+            up.set()
+            await over.wait()
+            nursery.cancel_scope.cancel(reason="all is measured")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(websocket.dial, websocket.At("127.0.0.1", port), None, GREET_S, talk)
+        await up.wait()
+        yield made[0]
+        over.set()
+
+
+@define
+class Stretch:
+    """What the tokens' delays were, and for how long it was looked at; in milliseconds and seconds."""
+
+    p50: float
+    p99: float
+    most: float
+    tokens: int
+    took_s: float
+
+    @classmethod
+    def of(cls, heard: Heard, begin_us: int, end_us: int) -> Stretch:
+        """Return the stretch between two readings of the clock."""
+        delays = heard.delays_ms(begin_us, end_us)
+        return cls(at(delays, 0.5), at(delays, 0.99), delays[-1], len(delays), (end_us - begin_us) / 1e6)
+
+
+def at(ordered: Sequence[float], share: float) -> float:
+    """Return the value below which such a share of an ordered list is."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+async def measure(port: int, times: int, size: int) -> list[tuple[Stretch, Stretch]]:
+    """Return so many pairs of stretches: one while a tensor crosses, and one of its length in which none does."""
+    heard, found = Heard(), []
+    async with linked(port) as link, trio.open_nursery() as nursery:
+        for number in range(STREAMS):
+            nursery.start_soon(listen_to, link, number, 1_000_000, heard)
+        await trio.sleep(1.0)
+        await fetch(link, size)  # the first of anything is slower
+        for _ in range(times):
+            begin_us = now_us()
+            await fetch(link, size)
+            crossed_us = now_us()
+            await trio.sleep(0.5)  # what was late is here
+            quiet_us = now_us()
+            await trio.sleep((crossed_us - begin_us) / 1e6)
+            end_us = now_us()
+            await trio.sleep(0.5)
+            found.append((Stretch.of(heard, begin_us, crossed_us), Stretch.of(heard, quiet_us, end_us)))
+        nursery.cancel_scope.cancel(reason="all is measured")
+    return found
+
+
+@contextmanager
+def other_end(size: int) -> Iterator[int]:
+    """Start the process that answers, and end it whatever happens in the body; yield its port."""
+    command = [sys.executable, "-m", "tests.system.link_tensor", "--serve", "--bytes", str(size)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    assert process.stdout is not None
+    try:
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def main() -> int:
+    """Print every stretch and the medians of what the tensor added; return 1 if its p99 is over the bound."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=TIMES)
+    parser.add_argument("--bytes", type=int, default=TENSOR_BYTES)
+    parser.add_argument("--serve", action="store_true", help="be the process that answers")
+    arguments = parser.parse_args()
+    if arguments.serve:
+        trio.run(serve, arguments.bytes)
+        return 0
+    with other_end(arguments.bytes) as port:
+        found = trio.run(partial(measure, port, arguments.times, arguments.bytes))
+    tell(f"{STREAMS} streams of {TOKENS_A_SECOND:g} tokens a second; a tensor of {arguments.bytes / 1e6:g} MB; in ms")
+    tell(f"{'':<10}{'s':>7}{'tokens':>8}{'p50':>8}{'p99':>8}{'max':>8}")
+    for crossing, quiet in found:
+        for name, each in (("crossing", crossing), ("quiet", quiet)):
+            tell(f"{name:<10}{each.took_s:>7.2f}{each.tokens:>8}{each.p50:>8.2f}{each.p99:>8.2f}{each.most:>8.2f}")
+    added_p50 = median(crossing.p50 - quiet.p50 for crossing, quiet in found)
+    added_p99 = median(crossing.p99 - quiet.p99 for crossing, quiet in found)
+    tell(f"added, median of {len(found)}: p50 {added_p50:.2f} ms, p99 {added_p99:.2f} ms (bound {BOUND_MS:g} ms)")
+    return 0 if added_p99 < BOUND_MS else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Every ending once, with real processes, signals and an engine; `make endings` has each ten times, with times."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from bench import endings
+from bench.rig.node import node
+
+pytestmark = pytest.mark.engine
+
+
+def test_a_node_survives_its_parts(folder):
+    """Scheduler, host, a loading host and zygote die one after the other under running streams; then SIGTERM."""
+    with node(folder) as of:
+        texts = endings.references(of)
+        for scene in endings.ON_A_NODE.values():
+            scene(of, texts)
+        assert of.metric("espalier_restarts_total", child="main/zygote/process") == 1
+        assert of.metric("espalier_engine_running") == of.metric("espalier_engine_kv_tokens_used") == 0
+        of.signal(signal.SIGTERM)
+        endings.ended(of, 0, time.perf_counter(), within_s=20.0)
+
+
+# What `test_a_node_survives_its_parts` leaves of `make endings`, without the scenes that only vary another one.
+SCENES = [
+    "host kill -9 at the first start",
+    "node kill -9",
+    "node kill -9, engine loads",
+    "SIGTERM, streams run",
+    "second SIGTERM",
+    "second Ctrl-C, engine stopped",
+    "Ctrl-C, zygote imports",
+    "second Ctrl-C, engine loads",
+]
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_node_ends(scene, folder):
+    endings.OF_A_NODE[scene](folder)

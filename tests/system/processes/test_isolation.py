@@ -1,0 +1,154 @@
+"""Beside an honest stream things fail again and again: it is never cut, and waits no longer than its engine makes it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from bench.rig.clients import Chat, chat_body
+from bench.rig.cluster import free_ports
+from bench.rig.node import ROOT, open_files, wait_until
+from tests.rig.launched import launched
+
+pytestmark = pytest.mark.realtime
+
+WITHIN_S = 30.0
+PACE_S = 0.05  # of the simulated engines, a token
+GAP_S = 0.25  # beyond it
+CLUSTER = """\
+[node.main]
+drain_s = 5.0
+[gateway]
+port = {port}
+{gateway}
+[model.good]
+path = "{tiny}"
+[model.bad]
+path = "{tiny}"
+[engine.good-0]
+model = "good"
+kind = "simulated"
+kv_tokens_max = 65536
+simulated.costs.fixed_s = 0.05
+[engine.bad-0]
+model = "bad"
+kind = "simulated"
+kv_tokens_max = 65536
+{bad}
+"""
+
+
+class Honest:
+    """One client that streams and notes when its tokens come."""
+
+    def __init__(self, port, tokens):
+        self.at, self.outcome = [], None
+        self.chat = Chat(port, chat_body("Tell me about the oak", tokens, model="good"))
+        self.thread = threading.Thread(target=self._read)
+        self.thread.start()
+
+    def _read(self):
+        count = self.chat._count
+
+        def counted(event):
+            self.at.append(time.perf_counter())
+            count(event)
+
+        self.chat._count = counted
+        self.outcome = self.chat.read()
+
+    def check(self):
+        """Wait for the end: the answer is whole, and came at the engine's own pace."""
+        self.thread.join(WITHIN_S)
+        assert self.outcome is not None
+        assert self.outcome.whole, self.outcome
+        gaps = [after - before for before, after in zip(self.at, self.at[1:], strict=False)]
+        assert max(gaps) < PACE_S + GAP_S, max(gaps)
+
+
+def served(folder, bad="", gateway=""):
+    (port,) = free_ports(1)
+    return launched(folder, CLUSTER.format(port=port, bad=bad, gateway=gateway, tiny=ROOT / "examples" / "tiny"), port)
+
+
+def ready(of, within_s=WITHIN_S):
+    assert wait_until(lambda: "Ready:" in of.output(), within_s) is not None, of.output()
+
+
+def get(of, path):
+    connection = HTTPConnection("127.0.0.1", of.port, timeout=WITHIN_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_b7_an_engine_that_crashes_again_and_again_is_noticed_by_nobody(folder):
+    with served(folder, "simulated.faults.crash_after_s = 0.3") as of:
+        ready(of)
+        honest = Honest(of.port, 200)  # ten seconds
+        assert wait_until(lambda: of.metric("espalier_restarts_total", child="main/bad-0/engine") >= 4, WITHIN_S)
+        told = []
+        wait_until(lambda: told.append(get(of, "/ready")) or "failed" in told[-1][1], WITHIN_S, every_s=0.05)
+        status, why = told[-1]
+        assert status == 503
+        assert "engine bad-0 failed: " in why, why
+        assert "next try " in why, why
+        honest.check()
+        of.signal(signal.SIGTERM)
+        assert of.wait_exit(WITHIN_S) is not None
+        assert (of.process.returncode, of.left()) == (0, [])
+
+
+def test_b7_one_engine_that_cannot_start_ends_neither_its_node_nor_its_neighbours(folder):
+    """It crashes as it starts; before anything else of the node is up, too."""
+    with served(folder, "simulated.faults.crash_after_s = 0.000001") as of:
+        assert wait_until(lambda: "main/good-0 is ready" in of.output(), WITHIN_S) is not None, of.output()
+        honest = Honest(of.port, 40)
+        honest.check()
+        of.signal(signal.SIGTERM)
+        assert of.wait_exit(WITHIN_S) is not None
+        assert (of.process.returncode, of.left()) == (0, [])
+
+
+def cpu_s(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_b6_without_descriptors_connections_are_refused_and_nothing_else_happens(folder):
+    with served(folder, "simulated.faults.crash_after_s = 2.0") as of:
+        ready(of)
+        honest = Honest(of.port, 120)
+        pid, strangers = of.process.pid, []
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (64, 64))
+        try:
+            for _ in range(100):  # more than there are descriptors; the kernel's queue takes the rest
+                made = socket.create_connection(("127.0.0.1", of.port), timeout=WITHIN_S)
+                strangers.append(made)
+            assert wait_until(lambda: open_files(pid) >= 60, WITHIN_S) is not None
+            before = cpu_s(pid)
+            os.kill(pid, signal.SIGCHLD)  # as if a child had ended
+            restarts = of.output().count('"main/bad-0/engine is ready')
+            again = wait_until(lambda: of.output().count('"main/bad-0/engine is ready') >= restarts + 1, WITHIN_S)
+            assert again is not None, "an engine that crashes is started again"
+            assert "no file descriptors are left" in of.output()
+            honest.check()
+            assert cpu_s(pid) - before < 3.0, "nobody spins"
+        finally:
+            for each in strangers:
+                each.close()
+        assert wait_until(lambda: get(of, "/health")[0] == 200, WITHIN_S) is not None
+        of.signal(signal.SIGTERM)
+        assert of.wait_exit(WITHIN_S) is not None
+        assert (of.process.returncode, of.left()) == (0, [])

@@ -1,0 +1,422 @@
+"""The nodes of one host, run by one command: they come up in any order, end together, and one that dies is remade."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from http.client import HTTPConnection
+from threading import Thread
+
+import pytest
+
+from bench.rig.clients import Chat, Running, chat_body
+from bench.rig.cluster import free_ports
+from bench.rig.node import GONE_WITHIN_S, MODEL, ROOT, wait_until
+from supervisor.gateway.keys import line
+from tests.rig.launched import SIMULATED, THIRD, launched, lines, nodes, operate, seen, told
+
+pytestmark = pytest.mark.realtime
+
+WITHIN_S = 20.0
+TINY = ROOT / "examples" / MODEL
+NAMES = ["front", "one", "two"]
+LISTENS = re.compile(r'listen = "(.*)"')
+JOINING = """\
+[node.far-1]
+listen = "127.0.0.1:{ports[0]}"
+[node.far-2]
+listen = "127.0.0.1:{ports[1]}"
+[model.tiny]
+path = "{tiny}"
+[engine.tiny-far-1]
+node = "far-1"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 65536
+[engine.tiny-far-2]
+node = "far-2"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 65536
+"""
+
+
+@pytest.fixture
+def running(folder):
+    """A launcher with a front and two workers, all ready."""
+    ports = free_ports(3)
+    with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
+        assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
+        of.alive()
+        yield of
+
+
+def asked(of):
+    """Ask for four tokens over a connection of its own, and return the answer's status."""
+    connection = HTTPConnection("127.0.0.1", of.port, timeout=WITHIN_S)
+    try:
+        body = json.dumps({"model": MODEL, "prompt": "The oak", "max_tokens": 4, "ignore_eos": True})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        usage = json.loads(answer.read()).get("usage", {})
+        return answer.status, usage.get("completion_tokens")
+    finally:
+        connection.close()
+
+
+def stream(of, tokens):
+    """Begin a stream of so many tokens, and return it once its first token has come."""
+    chat = Chat(of.port, chat_body("Tell me a long story", tokens, stream_options={"include_usage": True}))
+    running = Running(chat.read)
+    assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None
+    return running
+
+
+def pids(of):
+    """Return the process ids of nodes by their names."""
+    return {name: each.pid for name, each in of.items()}
+
+
+def test_all_nodes_come_up_and_one_line_says_so(running):
+    assert list(nodes(running)) == NAMES
+    assert asked(running) == (200, 4)
+    assert all(text.startswith("{") for text in running.output().splitlines())
+    ready = [each["event"] for each in lines(running) if each["event"].startswith("Ready: ")]
+    assert ready == [f"Ready: http://127.0.0.1:{running.port}  models: tiny  (Ctrl-C drains and stops)"]
+    by = {each.get("node") for each in lines(running)}
+    assert by == {None, *NAMES}  # None: the launcher's own
+    assert (
+        len({seen.session for seen in nodes(running).values()}) == 3
+    )  # a terminal's Ctrl-C reaches the launcher alone
+
+
+def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running):
+    answer = stream(running, 40)
+    running.signal(signal.SIGINT)
+    outcome = answer.wait(WITHIN_S)
+    assert outcome.whole
+    assert outcome.usage["completion_tokens"] == 40
+    assert running.wait_exit(WITHIN_S) is not None, running.output()
+    assert (running.process.returncode, running.left()) == (0, [])
+    stopped = [each["node"] for each in told(running, "stopped", exit_code=0) if "node" in each]
+    assert (stopped[0], sorted(stopped)) == ("front", NAMES)
+
+
+def test_a_second_signal_ends_all_within_two_seconds(running):
+    answer = stream(running, 4000)
+    running.signal(signal.SIGTERM)
+    assert wait_until(lambda: told(running, "draining", node="front"), WITHIN_S) is not None
+    began = time.perf_counter()
+    running.signal(signal.SIGTERM)
+    assert running.wait_exit(GONE_WITHIN_S) is not None, running.output()
+    assert running.wait_gone(GONE_WITHIN_S - (time.perf_counter() - began)) is not None
+    assert (running.process.returncode, running.left()) == (128 + signal.SIGTERM, [])
+    outcome = answer.wait(WITHIN_S)
+    assert not outcome.whole
+    assert outcome.error["code"] == "draining"
+
+
+def test_a_second_signal_ends_a_node_that_hears_nothing_as_soon_as_the_others(running):
+    os.kill(nodes(running)["one"].pid, signal.SIGSTOP)
+    running.signal(signal.SIGTERM)
+    assert wait_until(lambda: told(running, "stopped", node="front"), WITHIN_S) is not None
+    began = time.perf_counter()
+    running.signal(signal.SIGTERM)
+    assert running.wait_exit(GONE_WITHIN_S) is not None, running.output()
+    assert time.perf_counter() - began < 1.2 + 0.4  # the rest is this machine's, which may be busy
+    assert (running.process.returncode, running.left()) == (128 + signal.SIGTERM, [])
+
+
+def test_kill_9_of_the_launcher_leaves_no_process(running):
+    answer = stream(running, 4000)
+    running.signal(signal.SIGKILL)
+    assert running.wait_gone(GONE_WITHIN_S) is not None, running.left()
+    assert not answer.wait(WITHIN_S).whole
+
+
+def test_kill_9_of_a_launcher_whose_nodes_load_leaves_no_process(folder):
+    ports = free_ports(3)
+    with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
+        assert wait_until(lambda: len(nodes(of)) == 3, WITHIN_S) is not None
+        of.signal(signal.SIGKILL)
+        assert of.wait_gone(GONE_WITHIN_S) is not None, of.left()
+
+
+def test_ctrl_c_while_nodes_load_ends_all_of_them(folder):
+    ports = free_ports(3)
+    with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
+        assert wait_until(lambda: len(nodes(of)) == 3, WITHIN_S) is not None
+        of.signal(signal.SIGINT)
+        assert of.wait_exit(WITHIN_S) is not None, of.output()
+        assert (of.process.returncode, of.left()) == (0, [])
+        assert not [each for each in lines(of) if each.get("happening") == "restarting"]
+
+
+def test_a_hang_up_is_for_the_nodes_to_hear_and_ends_none(folder):
+    keys, ports = folder / "keys.toml", free_ports(3)
+    keys.write_text(line("alice", "alices-secret-of-32-characters-01"))
+    text = SIMULATED.format(ports=ports, tiny=TINY).replace("[gateway]", f'[gateway]\nkeys = "{keys}"')
+    with launched(folder, text, ports[0]) as of:
+        assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
+        before = {seen.pid for seen in nodes(of).values()}
+        of.signal(signal.SIGHUP)
+        assert wait_until(lambda: told(of, "read the keys", node="front"), WITHIN_S) is not None, of.output()
+        assert {seen.pid for seen in nodes(of).values()} == before
+        assert not told(of, "draining")
+
+
+# A file that changes ----------------------------------------------------------------------
+
+
+def rewrite(of, text):
+    (of.folder / "cluster.toml").write_text(text)
+
+
+def file_of(of):
+    return (of.folder / "cluster.toml").read_text()
+
+
+@pytest.mark.parametrize("how", ["reload", "SIGHUP"])
+def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_stay(how, running):
+    before, text = nodes(running), file_of(running)
+    rewrite(running, text + THIRD.format(port=free_ports(1)[0]))
+    if how == "reload":
+        code, said = operate(running, "reload")
+        sentence = "  node three is known now, and the launcher here starts it"
+        assert code == 0, said
+        assert said.splitlines() == ["front:", sentence, "one:", sentence, "two:", sentence, "three: it runs now"]
+    else:
+        running.signal(signal.SIGHUP)
+
+    def serves():
+        told = seen(running)
+        return all("tree" in each and all(link["up"] for link in each["links"]) for each in told.values()) and any(
+            offer["up"] for offer in told["three"]["state"]["offers"]
+        )
+
+    assert wait_until(serves, WITHIN_S, every_s=0.1) is not None, running.output()
+    after = nodes(running)
+    assert list(after) == ["front", "one", "three", "two"]
+    assert {name: after[name].pid for name in NAMES} == {name: before[name].pid for name in NAMES}
+    assert operate(running, "drain", "one")[0] == operate(running, "drain", "two")[0] == 0
+    assert asked(running) == (200, 4)  # three alone is left
+    running.signal(signal.SIGTERM)
+    assert running.wait_exit(WITHIN_S) is not None, running.output()
+    assert (running.process.returncode, running.left()) == (0, [])
+
+
+def test_a_new_node_that_cannot_start_disturbs_nobody_and_is_tried_again(running):
+    before, text = nodes(running), file_of(running)
+    third = THIRD.format(port=free_ports(1)[0])
+    rewrite(running, text + third.replace("[node.three]", '[node.three]\nlogs = "/dev/null/logs"'))
+    running.signal(signal.SIGHUP)
+    refused = "node three was not started; the others run on"
+    assert wait_until(lambda: told(running, refused), WITHIN_S) is not None, running.output()
+    assert told(running, refused)[0]["reason"].startswith("node three did not start: the folder for logs cannot be")
+    assert pids(nodes(running)) == pids(before)
+    assert asked(running) == (200, 4)
+    rewrite(running, text + third)
+    running.signal(signal.SIGHUP)
+    assert (
+        wait_until(
+            lambda: [
+                each
+                for each in lines(running)
+                if each.get("child") == "three/process" and each["happening"] == "started"
+            ],
+            WITHIN_S,
+        )
+        is not None
+    ), running.output()
+    assert len(nodes(running)) == 4
+
+
+def test_a_node_that_is_in_the_file_no_more_runs_until_it_ends_and_is_not_remade(running):
+    text = file_of(running)
+    head, _, rest = text.partition("[node.two]")
+    without = head + rest.partition("\n")[2].partition("\n")[2]  # its table, and below the engine's
+    rewrite(running, without.partition("[engine.tiny-2]")[0])
+    code, said = operate(running, "reload")
+    gone = "  node two stays known as it was until this node is started again; drain it if it is to go"
+    assert code == 0, said
+    assert said.splitlines().count(gone) == 2
+    assert "  the file changes nothing: there is no node two in " in said
+    assert (
+        wait_until(lambda: told(running, "node two is in the file no more, and runs until it is drained"), 5)
+        is not None
+    )
+    os.kill(nodes(running)["two"].pid, signal.SIGKILL)
+    last = "node two has ended, and is not started again: the file has it no more"
+    assert wait_until(lambda: told(running, last), WITHIN_S) is not None, running.output()
+    assert asked(running) == (200, 4)
+    assert list(nodes(running)) == ["front", "one"]
+    assert not [each for each in lines(running) if each.get("happening") == "restarting"]
+
+
+def test_nodes_of_a_second_file_join_serve_leave_and_come_back_and_the_others_stay(running, folder):
+    before, ports = nodes(running), free_ports(2)
+    at = LISTENS.search(file_of(running))[1]
+    text = JOINING.format(ports=ports, tiny=TINY)
+
+    def joined():
+        state = seen(running)
+        names = {"far-1", "far-2"}
+        return (
+            names <= state.keys()
+            and all("tree" in state[name] for name in names)
+            and {link["node"] for link in state["front"]["links"] if link["up"]} >= names  # the one that routes
+        )
+
+    for _ in range(2):
+        place = folder / "second"
+        place.mkdir(exist_ok=True)
+        with launched(place, text, 0, "--join", at) as second:
+            assert wait_until(joined, WITHIN_S, every_s=0.1) is not None, second.output()
+            for name in ("one", "two"):
+                os.kill(before[name].pid, signal.SIGSTOP)
+            try:
+                assert wait_until(lambda: asked(running) == (200, 4), WITHIN_S) is not None
+            finally:
+                for name in ("one", "two"):
+                    os.kill(before[name].pid, signal.SIGCONT)
+            second.signal(signal.SIGTERM)
+            assert second.wait_exit(WITHIN_S) is not None, second.output()
+            assert (second.process.returncode, second.left()) == (0, [])
+        assert asked(running) == (200, 4)
+    assert pids(nodes(running)) == pids(before)
+    assert not [each for each in lines(running) if each.get("happening") == "restarting"]
+
+
+@pytest.mark.parametrize("name", ["one", "front"])
+def test_kill_9_of_a_node_remakes_it_and_requests_go_on(name, running):
+    before = nodes(running)
+    os.kill(before[name].pid, signal.SIGKILL)
+    if name != "front":  # there is another worker
+        assert asked(running) == (200, 4)
+
+    def again():
+        with suppress(OSError):
+            return len(nodes(running)) == 3 and running.get("/ready")[0] == 200 and asked(running) == (200, 4)
+        return False
+
+    assert wait_until(again, WITHIN_S, every_s=0.05) is not None, running.output()
+    after = nodes(running)
+    assert {each for each in NAMES if before[each].pid != after[each].pid} == {name}
+
+    def restarting():
+        return [each["child"] for each in lines(running) if each.get("happening") == "restarting"]
+
+    assert wait_until(restarting, WITHIN_S) is not None
+    assert restarting() == [f"{name}/process"]
+    running.signal(signal.SIGTERM)
+    assert running.wait_exit(WITHIN_S) is not None, running.output()
+    assert running.process.returncode == 0
+
+
+def test_a_node_that_is_told_to_end_stays_ended_and_the_launcher_ends_with_the_last(running):
+    for count, name in enumerate(["one", "front", "two"], start=1):
+        os.kill(nodes(running)[name].pid, signal.SIGTERM)
+        assert wait_until(lambda: len(nodes(running)) == 3 - count, WITHIN_S) is not None, running.output()  # noqa: B023
+    assert running.wait_exit(WITHIN_S) is not None
+    assert (running.process.returncode, running.left()) == (0, [])
+    assert not [each for each in lines(running) if each.get("happening") == "restarting"]
+
+
+def test_a_node_that_cannot_start_ends_all_with_its_sentence(folder):
+    ports = free_ports(3)
+    text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.two]", '[node.two]\nlogs = "/dev/null/logs"')
+    with launched(folder, text, ports[0]) as of:
+        assert of.wait_exit(WITHIN_S) is not None
+        assert (of.process.returncode, of.left()) == (1, [])
+        assert lines(of)[-1]["event"].startswith(
+            "espalier: node two did not start: the folder for logs cannot be made: "
+        )
+
+
+def test_a_port_that_is_taken_is_said_before_any_node_starts(folder):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = [*free_ports(2), taken.getsockname()[1]]
+        with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
+            assert of.wait_exit(WITHIN_S) is not None
+            assert of.process.returncode == 1
+            assert of.output().startswith(f"espalier: port {ports[2]} of 127.0.0.1 cannot be had: ")
+            assert of.output().rstrip().endswith("name another as node.two.listen")
+
+
+def test_one_node_of_several_can_be_run_alone(folder):
+    ports = free_ports(3)
+    with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0], "--node", "one") as of:
+        assert wait_until(lambda: "Ready: node one with tiny-1" in of.output(), WITHIN_S) is not None, of.output()
+        assert len(of.alive()) == 1
+        of.signal(signal.SIGTERM)
+        assert of.wait_exit(WITHIN_S) is not None
+        assert of.process.returncode == 0
+
+
+def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(folder):
+    ports = free_ports(3)
+    (folder / "cluster.toml").write_text(SIMULATED.format(ports=ports, tiny=TINY))
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "supervisor", str(folder / "cluster.toml")],
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(folder)},
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    shown = bytearray()
+
+    def read():
+        with suppress(OSError):  # the last writer has closed it
+            while data := os.read(ours, 4096):
+                shown.extend(data)
+
+    reader = Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        assert wait_until(lambda: b"Ready: " in shown, WITHIN_S) is not None, shown.decode()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WITHIN_S) == 0
+    finally:
+        process.kill()
+        reader.join(WITHIN_S)
+        os.close(ours)
+    text = shown.decode()
+    assert text.count("Ready: ") == 1
+    for wanted in ("front: front/gateway is ready", "one: stopped  exit_code=0", "two/process has stopped"):
+        assert wanted in text
+    assert '"event"' not in text
+
+
+def test_d8_a_node_that_is_stopped_is_ended_and_made_anew_and_says_why(folder):
+    ports = free_ports(3)
+    text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.one]", "[node.one]\nhung_s = 2.0")
+    with launched(folder, text, ports[0]) as of:
+        assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
+        before = pids(nodes(of))
+        os.kill(before["one"], signal.SIGSTOP)
+        assert wait_until(lambda: told(of, "node one hangs, and is ended"), WITHIN_S) is not None
+
+        def is_back():
+            return pids(nodes(of)).get("one", before["one"]) != before["one"] and "tree" in seen(of)["one"]
+
+        assert wait_until(is_back, WITHIN_S, every_s=0.1) is not None, of.output()
+        after = pids(nodes(of))
+        assert {name: after[name] for name in ("front", "two")} == {name: before[name] for name in ("front", "two")}
+        root = seen(of)["one"]["tree"][0]
+        assert (root["restarts"], root["why"]) == (1, "its event loop did not turn for 2 s")
+        assert asked(of) == (200, 4)

@@ -1,0 +1,92 @@
+"""Whoever reads the log, or keeps it, and however slowly: requests are answered, and a signal ends the node."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from bench.rig.clients import Chat, Running, chat_body
+from bench.rig.cluster import free_ports
+from bench.rig.node import MARK, MODEL, ROOT, Node, started
+
+pytestmark = pytest.mark.realtime
+
+WITHIN_S = 30.0
+REQUESTS = 2000
+CLUSTER = """\
+[gateway]
+port = {port}
+[model.tiny]
+path = "{tiny}"
+[engine.tiny]
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 65536
+simulated.costs.fixed_s = 0.001
+"""
+
+
+@contextmanager
+def logging_to(folder, output, text=CLUSTER):
+    """Run a node that logs to a file of ours, until it is ready and then for the body."""
+    (port,) = free_ports(1)
+    tmp, file = folder / "t", folder / "cluster.toml"
+    tmp.mkdir(exist_ok=True)
+    file.write_text(text.format(port=port, tiny=ROOT / "examples" / MODEL))
+    (folder / "output").touch()
+    mark = f"{os.getpid()}-{port}"
+    process = started([str(file)], output, {"TMPDIR": str(tmp), MARK: mark})
+    of = Node(process, port, folder, tmp, mark, time.perf_counter())
+    try:
+        of.wait_ready()
+        yield of
+    finally:
+        of.end()
+
+
+def ask(connection):
+    """Ask for one token over a connection that is kept, and return the answer's status."""
+    body = json.dumps({"model": MODEL, "prompt": "The oak", "max_tokens": 1})
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def test_b4_a_log_that_nobody_reads_stops_neither_requests_nor_the_end(folder):
+    reads, writes = os.pipe()
+    with os.fdopen(reads, "rb"), os.fdopen(writes, "wb") as output, logging_to(folder, output) as of:
+        output.close()
+        beside = Running(Chat(of.port, chat_body("Tell me a long story", 1000)).read)
+        connection = HTTPConnection("127.0.0.1", of.port, timeout=WITHIN_S)
+        assert [ask(connection) for _ in range(REQUESTS)] == [200] * REQUESTS
+        full = select.poll()
+        full.register(reads, select.POLLIN)
+        assert full.poll(0), "it did log"
+        assert beside.wait(WITHIN_S).whole
+        connection.close()
+        of.signal(signal.SIGTERM)
+        assert of.wait_exit(WITHIN_S) is not None
+        assert (of.process.returncode, of.left()) == (0, [])
+
+
+def test_b4_a_full_disk_under_the_log_stops_neither_requests_nor_the_end(folder):
+    with Path("/dev/full").open("wb", buffering=0) as output, logging_to(folder, output) as of:
+        beside = Running(Chat(of.port, chat_body("Tell me a long story", 500)).read)
+        connection = HTTPConnection("127.0.0.1", of.port, timeout=WITHIN_S)
+        assert [ask(connection) for _ in range(100)] == [200] * 100
+        assert of.metric("espalier_log_failing", log="main") == 1
+        assert of.metric("espalier_log_lost_bytes_total", log="main") > 100 * 200
+        connection.close()
+        assert beside.wait(WITHIN_S).whole
+        of.signal(signal.SIGTERM)
+        assert of.wait_exit(WITHIN_S) is not None
+        assert (of.process.returncode, of.left()) == (0, [])

@@ -1,0 +1,217 @@
+"""An operator looks at two nodes that run, has their file read anew, and drains one, and the other through it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection
+
+import pytest
+
+from bench.rig.node import MODEL, ROOT, free_port, place, started, wait_until
+from tests.rig.launched import operate
+
+pytestmark = pytest.mark.realtime
+
+WITHIN_S = 20.0
+ENGINE = """
+[engine.{model}-{number}]
+node = "{node}"
+model = "{model}"
+kind = "simulated"
+kv_tokens_max = 65536
+[engine.{model}-{number}.simulated.costs]
+fixed_s = 0.02
+"""
+CLUSTER = """
+[node.front]
+[node.back]
+listen = "127.0.0.1:{listen}"
+[cluster]
+name = "proving"
+secret = "secret"
+[gateway]
+node = "front"
+port = {port}
+[model.{model}]
+path = "{path}"
+"""
+
+
+class Running:
+    """A cluster's file, and its nodes that were started."""
+
+    def __init__(self, folder, stack):
+        self.folder, self.stack, self.port = folder, stack, free_port()
+        (folder / "secret").write_text("a-secret-that-nobody-guesses")
+        self.file = folder / "cluster.toml"
+        text = CLUSTER.format(listen=free_port(), port=self.port, model=MODEL, path=ROOT / "examples" / MODEL)
+        engines = (
+            ENGINE.format(model=MODEL, number=number, node=node) for number, node in enumerate(("front", "back"))
+        )
+        self.text = text + "".join(engines)
+        self.file.write_text(self.text)
+
+    def start(self, name):
+        output = self.stack.enter_context((self.folder / f"{name}.log").open("wb"))
+        process = started([str(self.file), "--node", name], output, {})
+        self.stack.callback(end, process)
+        return process
+
+    def seen(self):
+        code, said = self.from_elsewhere("status", "--json")
+        told = json.loads(said)
+        assert told["cluster"] == "proving"
+        return code, told["nodes"]
+
+    def from_elsewhere(self, *arguments):
+        """Operate as from another host: by what listens alone."""
+        return operate(self, *arguments, temporary=self.folder)
+
+    def wait_whole(self):
+        assert wait_until(self.whole, WITHIN_S, every_s=0.1) is not None, self.logs()
+
+    def whole(self):
+        code, nodes = self.seen()
+        return code == 0 and all(
+            node["tree"][0]["state"] == "up" and all(link["up"] for link in node["links"]) for node in nodes.values()
+        )
+
+    def logs(self):
+        return "".join(path.read_text() for path in self.folder.glob("*.log"))
+
+    def ask(self, tokens):
+        """Return how many tokens one answer has and how it ended."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=WITHIN_S)
+        try:
+            body = {"model": MODEL, "prompt": "The oak", "max_tokens": tokens, "ignore_eos": True}
+            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+            answer = json.loads(connection.getresponse().read())
+            return answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]
+        finally:
+            connection.close()
+
+
+def end(process):
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
+
+
+@pytest.fixture
+def running():
+    with cluster() as made:
+        yield made
+
+
+@contextmanager
+def cluster():
+    with place() as folder, ExitStack() as stack:
+        yield Running(folder, stack)
+
+
+def test_an_operator_sees_reloads_and_drains_a_cluster_that_runs(running):
+    front, back = running.start("front"), running.start("back")
+    running.wait_whole()
+
+    _, nodes = running.seen()
+    assert [child["path"] for child in nodes["back"]["tree"]] == [
+        "back",
+        "back/links",
+        f"back/{MODEL}-1",
+        f"back/{MODEL}-1/engine",
+        f"back/{MODEL}-1/decode",
+    ]
+    assert f"front/processor-{MODEL}" in {child["path"] for child in nodes["front"]["tree"]}  # told through `back`
+    assert [(link["node"], link["up"]) for link in nodes["front"]["links"]] == [("back", True)]
+    assert not any("operator" in each["name"] for node in nodes.values() for each in node["state"]["neighbours"])
+    assert "operator" not in running.logs()
+    code, said = operate(running, "status")
+    assert (code, f"{MODEL}-1" in said, "2 of 2 nodes answer" in said) == (0, True, True)
+
+    more = running.text.replace('node = "front"\nport', 'node = "front"\nadmit_s = 2\nport')
+    running.file.write_text(more + "slots = 3\n")  # which is no cost
+    assert operate(running, "reload")[0] == 1  # the operator reads the file too
+    running.file.write_text(more.replace("[node.back]", "[node.back]\ndrain_s = 15"))
+    code, said = operate(running, "reload")
+    assert code == 0, said
+    assert said.splitlines() == [
+        "front:",
+        "  gateway.admit_s is 2 now, and was 5",
+        "back:",
+        "  node.back.drain_s is 15 now, and was 30",
+    ]
+
+    with ThreadPoolExecutor(8) as clients:
+        answers = [clients.submit(running.ask, 100) for _ in range(8)]
+        assert wait_until(lambda: running_on(running, "back"), WITHIN_S, every_s=0.05) is not None
+        code, said = operate(running, "drain", "back")
+        assert (code, "Node back has gone." in said) == (0, True), said
+        assert back.wait(WITHIN_S) == 0
+        assert [answer.result() for answer in answers] == [(100, "length")] * 8
+    assert running.ask(3) == (3, "length")
+
+    code, nodes = running.seen()
+    assert (code, list(nodes), set(nodes["back"])) == (1, ["front", "back"], {"unreachable"})
+    code, said = running.from_elsewhere("drain", "front")
+    assert (code, "SIGTERM" in said) == (1, True), said
+
+    again = running.start("back")
+    running.wait_whole()
+    code, said = running.from_elsewhere("drain", "front")  # through `back`
+    assert (code, "Node front has gone." in said) == (0, True), said
+    assert front.wait(WITHIN_S) == 0
+    assert again.poll() is None
+
+
+def test_o17_a_node_that_listens_nowhere_is_asked_by_its_socket(running):
+    """Status, reload and drain of the one node of a file without `listen`, and of a file that is broken by now."""
+    alone = running.text.replace('node = "back"', 'node = "front"').replace("[node.back]\n", "")
+    alone = "".join(line for line in alone.splitlines(keepends=True) if not line.startswith(("listen", "secret")))
+    running.file.write_text(alone)
+    front = running.start("front")
+    assert wait_until(lambda: operate(running, "status", "--json")[0] == 0, WITHIN_S, every_s=0.1) is not None
+    code, said = operate(running, "status", "--json")
+    assert (code, json.loads(said)["nodes"]["front"]["tree"][0]["path"]) == (0, "front")
+    code, said = running.from_elsewhere("status")
+    assert (code, "none runs here below the temporary folder" in said) == (1, True), said
+
+    running.file.write_text(alone.replace('node = "front"\nport', 'node = "front"\nadmit_s = 2\nport'))
+    assert operate(running, "reload") == (0, "front:\n  gateway.admit_s is 2 now, and was 5\n")
+    for broken in (alone + "slots = 0\n", "[gateway"):  # no mistake keeps a node from reading its keys anew
+        running.file.write_text(broken)
+        code, said = operate(running, "reload")
+        assert (code, "front:\n  the file changes nothing: " in said) == (1, True), said
+        code, said = operate(running, "status")
+        assert (code, "nodes that run here are asked all the same" in said, "tiny-0  front" in said) == (
+            0,
+            True,
+            True,
+        ), said
+        code, said = operate(running, "drain", "nobody")
+        assert (code, "There is no node nobody; there is front." in said) == (1, True), said
+        code, said = running.from_elsewhere("status")
+        assert (code, "asked all the same" in said) == (1, False), said
+    running.file.write_text(alone)
+
+    twin = running.start("front")  # whose port is taken
+    assert twin.wait(WITHIN_S) == 1
+    code, said = operate(running, "drain", "front")
+    assert (code, "Node front has gone." in said) == (0, True), said
+    assert front.wait(WITHIN_S) == 0
+
+
+def running_on(running, name):
+    return any(offer["running"] for offer in running.seen()[1][name]["state"]["offers"])
+
+
+def test_an_operator_with_another_secret_is_told_so_and_changes_nothing(running):
+    back = running.start("back")
+    assert wait_until(lambda: "unreachable" not in running.seen()[1]["back"], WITHIN_S, every_s=0.1) is not None
+    (running.folder / "secret").write_text("another-secret-that-is-wrong")
+    code, said = operate(running, "drain", "back")
+    assert (code, "it has another secret, or none" in said) == (1, True), said
+    assert back.poll() is None

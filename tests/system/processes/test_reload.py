@@ -1,0 +1,80 @@
+"""A hang-up makes a node that runs read its keys anew, and changes nothing else about it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from http.client import HTTPConnection
+
+import pytest
+
+from bench.rig.node import MODEL, SIMULATED, node, wait_until
+from supervisor.gateway.keys import line
+from tests.rig.launched import lines, told
+
+pytestmark = pytest.mark.realtime
+
+ALICE, BOB = "alices-secret-of-32-characters-01", "bobs-secret-of-32-characters-0002"
+READ, KEPT = "read the keys", "the keys stay as they were"
+QUICK = SIMULATED.replace("fixed_s = 0.05", "fixed_s = 0.001")
+WITHIN_S = 10.0
+
+
+def asked(of, secret):
+    """Ask a node for one token, over a connection of its own, and return the answer's status."""
+    connection = HTTPConnection("127.0.0.1", of.port, timeout=WITHIN_S)
+    try:
+        body = json.dumps({"model": MODEL, "prompt": "The oak", "max_tokens": 1})
+        headers = {"authorization": f"Bearer {secret}", "content-type": "application/json"}
+        connection.request("POST", "/v1/completions", body, headers)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+    finally:
+        connection.close()
+
+
+def hang_up(of, event):
+    """Send SIGHUP, and return the one line more that tells of `event`."""
+    before = len(told(of, event))
+    of.signal(signal.SIGHUP)
+    assert wait_until(lambda: len(told(of, event)) > before, WITHIN_S) is not None, of.output()
+    return told(of, event)[before]
+
+
+def processes(of):
+    return {(seen.pid, seen.started) for seen in of.alive()}
+
+
+def test_a_hang_up_lets_new_keys_in_and_old_ones_out_and_broken_ones_change_nothing(folder):
+    keys = folder / "keys.toml"
+    keys.write_text(line("alice", ALICE))
+    with node(folder, engine=QUICK, gateway=f'keys = "{keys}"') as of:
+        before = processes(of)
+        assert (asked(of, ALICE), asked(of, BOB)) == (200, 401)
+
+        keys.write_text(line("bob", BOB))
+        assert (asked(of, ALICE), asked(of, BOB)) == (200, 401)  # nobody has told the node yet
+        assert hang_up(of, READ)["keys"] == 1
+        assert (asked(of, ALICE), asked(of, BOB)) == (401, 200)
+
+        for broken, reason in [
+            ("[key.alice\n", f"{keys} is not TOML: "),
+            (line("alice", ALICE) + "\nrate_per_s = 0", f"{keys}: "),
+            (None, f"{keys} cannot be read: No such file or directory"),
+        ]:
+            keys.unlink() if broken is None else keys.write_text(broken)
+            why = hang_up(of, KEPT)
+            assert why["reason"].startswith(reason)
+            assert (why["level"], "traceback" in why) == ("error", False)
+            assert (asked(of, ALICE), asked(of, BOB)) == (401, 200)
+
+        assert (len(told(of, READ)), len(told(of, KEPT)), len(told(of, "draining"))) == (1, 3, 0)
+        assert processes(of) == before
+        assert "restarting" not in {each.get("happening") for each in lines(of)}
+        assert ALICE not in of.output()
+        assert BOB not in of.output()
+
+        of.signal(signal.SIGTERM)
+        assert of.wait_exit(WITHIN_S) is not None, of.output()
+        assert (of.process.returncode, of.left()) == (0, [])

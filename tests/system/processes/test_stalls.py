@@ -1,0 +1,69 @@
+"""A node's process stands still for longer than `silent_s`, and goes on: real kernels, links and signals."""
+
+from __future__ import annotations
+
+import time
+from signal import SIGCONT, SIGSTOP
+
+import pytest
+
+from bench import rolling
+from bench.rig.cluster import Plan, cluster, simulated
+
+pytestmark = pytest.mark.realtime
+
+CLIENTS = 8
+STANDS_STILL_S = 5.0  # silent_s is 3
+MOVED = "espalier_resumes_total"
+
+
+def long_answers():
+    """Two workers whose answers take longer than a node stands still."""
+    texts = {
+        name: simulated(name, slots=4 * CLIENTS, costs=rolling.COSTS, length_min=200, length_max=240)
+        for name in ("w1", "w2")
+    }
+    return Plan(texts, drain_s=0.5, front_drain_s=rolling.FRONT_DRAIN_S)
+
+
+def stopped(node):
+    """Let a node's process stand still, and go on."""
+    node.signal(SIGSTOP)
+    time.sleep(STANDS_STILL_S)
+    node.signal(SIGCONT)
+
+
+def test_d8_streams_go_on_when_the_gateways_process_stood_still(folder):
+    with cluster(folder, long_answers()) as of:
+        before = {name: len(of.nodes[name].output()) for name in of.workers}
+        with rolling.steady(of, CLIENTS, seed=1) as tally:
+            time.sleep(1.0)
+            stopped(of.front)
+        assert not tally.bad
+        assert tally.counts["whole"] == tally.requests >= CLIENTS
+        assert of.front.metric(MOVED) == 0
+        for name in of.workers:
+            said = of.nodes[name].output()[before[name] :]
+            assert "a node stands still" in said
+            assert "a node that stood still is heard again" in said
+            assert "no link" not in said
+        assert not of.wait_idle(10.0)
+        assert not of.stop(10.0)
+
+
+def test_d8_streams_move_from_a_worker_whose_process_stands_still_and_it_is_used_again_after(folder):
+    with cluster(folder, long_answers()) as of:
+        before = len(of.front.output())
+        with rolling.steady(of, CLIENTS, seed=1) as tally:
+            time.sleep(1.0)
+            stopped(of.nodes["w1"])
+            of.wait_ready(10.0)
+            asked = of.front.metric("espalier_link_messages_total", node="w1", direction="received")
+            time.sleep(2.0)
+            assert of.front.metric("espalier_link_messages_total", node="w1", direction="received") > asked + CLIENTS
+        assert not tally.bad
+        assert tally.counts["whole"] == tally.requests >= CLIENTS
+        assert of.front.metric(MOVED, code="link_lost") > 0
+        assert "no link" not in of.front.output()[before:]
+        assert not of.wait_idle(10.0)
+        assert not of.stop(10.0)

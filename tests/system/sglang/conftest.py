@@ -1,0 +1,84 @@
+"""The real engine: once behind a node that clients can reach, and once alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from attrs import evolve
+from openai import OpenAI
+
+from actors.engines.port import Engine
+from actors.engines.sglang.host_settings import EngineSpec
+from bench.rig.node import MODEL, ROOT, Node, node, place
+from supervisor.engines.sglang import spawn
+from supervisor.engines.sglang.engine import EngineHouse, engine
+from supervisor.processes import run_folder
+from supervisor.processes.output_log import Chatter
+from supervisor.processes.process import Hurry, Ladder
+from supervisor.supervision.registration import Plug
+
+STARTED_WITHIN_S = 120.0
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[Node]:
+    with place() as folder, node(folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(served: Node) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key="none", max_retries=0) as stock:
+        yield stock
+
+
+@pytest.fixture
+def make_engine() -> Callable[[], AsyncIterator[Engine]]:
+    return real_engine
+
+
+Keep = Callable[..., Awaitable[None]]  # an engine, given where it is offered and what its spec says otherwise
+
+
+@asynccontextmanager
+async def kept_engines(silent_s: float = 10.0) -> AsyncIterator[Keep]:
+    """Run a zygote without a node around it, and say how an engine forked from it is kept."""
+    with place() as base, run_folder.folder(base) as folder:
+        spec = EngineSpec(MODEL, str(ROOT / "examples" / MODEL), "cpu", slots=16, kv_tokens_max=16384)
+        zygotes: Plug[spawn.Zygote] = Plug()
+        hurry = Hurry()
+
+        def chatter(name: str) -> Chatter:
+            return Chatter(Path(base) / f"{name}.log")
+
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        environment["TMPDIR"] = str(base)
+        zygote = partial(spawn.zygote, zygotes, chatter("zygote"), hurry, Ladder(0.5, 0.5, 1.0), environment)
+        house = EngineHouse(folder, chatter, hurry, Ladder(), time.time, silent_s)
+
+        async def keep(plug: Plug[Engine], *, task_status=trio.TASK_STATUS_IGNORED, **changes: object) -> None:
+            await engine(evolve(spec, **changes), spawn.forked(zygotes), plug, house, task_status=task_status)
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(zygote)
+            yield keep
+            nursery.cancel_scope.cancel(reason="the test has ended")
+
+
+@asynccontextmanager
+async def real_engine(**changes: object) -> AsyncIterator[Engine]:
+    """Run a zygote, and an engine forked from it, without a node around them."""
+    engines: Plug[Engine] = Plug()
+    async with kept_engines() as keep, trio.open_nursery() as nursery:
+        with trio.fail_after(STARTED_WITHIN_S):
+            await nursery.start(partial(keep, engines, **changes))
+        assert engines.now is not None
+        yield engines.now
+        nursery.cancel_scope.cancel(reason="the test has ended")

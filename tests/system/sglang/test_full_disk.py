@@ -1,0 +1,30 @@
+"""A disk that is full under the folder of engines' logs costs the logs, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench.rig.node import MODEL, node, place, wait_until
+
+pytestmark = pytest.mark.engine
+
+WITHIN_S = 60.0
+
+
+def test_o16_a_full_disk_under_the_engines_logs_is_told_and_the_engine_serves():
+    with place() as folder:
+        logs = folder / "logs"
+        logs.mkdir()
+        names = ("zygote", f"{MODEL}-0")
+        for name in names:
+            (logs / f"{name}.log").symlink_to("/dev/full")
+        with node(folder) as of:
+            assert wait_until(lambda: of.metric("espalier_log_failing") == len(names), WITHIN_S) is not None, (
+                of.output()
+            )
+            told = [json.loads(line) for line in of.output().splitlines() if "cannot be kept" in line]
+            assert sorted(each["file"] for each in told) == sorted(str(logs / f"{name}.log") for name in names)
+            assert all("No space left" in each["reason"] for each in told)
+            assert of.metric("espalier_engine_up") == 1

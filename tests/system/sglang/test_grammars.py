@@ -1,0 +1,170 @@
+"""Explosive grammars beside an honest stream, on the real engine: none holds it, and every ordinary one is accepted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
+
+import pytest
+
+from bench.rig.clients import OAK
+from bench.rig.node import MODEL
+from tests.rig.grammar_samples import ATTACKS, BENIGN, Sample
+from tests.system.sglang.test_options import MESSAGES, ids, post
+
+pytestmark = pytest.mark.engine
+log = logging.getLogger(__name__)
+
+# Beyond the engine's own: what `make attacks` asks of a machine that does nothing else, and how long nothing may take anywhere.
+GAP_S = 0.25 if "ESPALIER_ALONE" in os.environ else 5.0
+
+
+def body(sample: Sample, **more) -> dict:
+    asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 16, "temperature": 0} | more
+    if sample.kind == "json_schema":
+        named = {"name": "x", "schema": json.loads(sample.text)}
+        return asked | {"response_format": {"type": "json_schema", "json_schema": named}}
+    if sample.kind == "structural_tag":
+        return asked | {"structural_tag": json.loads(sample.text)}
+    return asked | {sample.kind: sample.text}
+
+
+class Honest:
+    """Streams one answer after the other, and notes the gaps between tokens and what was not whole."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.gaps, self.lost, self.whole = port, [], [], 0
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self._run)
+
+    def worst(self) -> float:
+        return max(self.gaps, default=0.0)
+
+    def _run(self) -> None:
+        while not self.stop.is_set():
+            try:
+                self._one()
+            except (OSError, HTTPException, ValueError) as error:
+                self.lost.append(repr(error))
+
+    def _one(self) -> None:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        asked = {"model": MODEL, "prompt": OAK, "max_tokens": 200, "stream": True, "ignore_eos": True, "temperature": 0}
+        connection.request("POST", "/v1/completions", json.dumps(asked), {"content-type": "application/json"})
+        answer, last, ended = connection.getresponse(), None, False
+        for line in answer:
+            if not line.startswith(b"data: "):
+                continue
+            now = time.perf_counter()
+            if last is not None:
+                self.gaps.append(now - last)
+            last = now
+            ended = ended or b'"finish_reason":"length"' in line.replace(b" ", b"")
+        connection.close()
+        if ended:
+            self.whole += 1
+        else:
+            self.lost.append("an answer was not whole")
+
+
+@contextmanager
+def honest(port: int):
+    client = Honest(port)
+    client.thread.start()
+    try:
+        yield client
+    finally:
+        client.stop.set()
+        client.thread.join(60)
+
+
+@pytest.fixture(scope="module")
+def own_gap(served) -> float:
+    """The engine's own worst gap, beside as many ordinary requests."""
+    with honest(served.port) as client:
+        for sample in BENIGN:
+            post(served.port, "/v1/chat/completions", body(sample))
+    assert not client.lost
+    return client.worst()
+
+
+def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answer(served, own_gap):
+    """Each is asked for with a bias toward the letter by which it hurts, and long enough that it would."""
+    before = {role: seen.pid for role, seen in served.look().items()}
+    refused, ended, answered = [], [], []
+    with honest(served.port) as client:
+        for sample in ATTACKS:
+            bias = {str(ids(sample.letter)[0]): 50}
+            status, answer = post(
+                served.port, "/v1/chat/completions", body(sample, logit_bias=bias, max_tokens=200, ignore_eos=True)
+            )
+            if status == 200:
+                answered.append(sample.name)
+            elif answer["error"]["code"] == "engine_refused":
+                ended.append(sample.name)
+            else:
+                assert (status, answer["error"]["code"]) == (400, "invalid_request"), (sample.name, answer)
+                named = answer["error"]["param"].partition(".")[0]
+                assert named in {"regex", "ebnf", "response_format", "structural_tag"}
+                refused.append(sample.name)
+    log.info("worst gap %.3f s", client.worst())
+    log.info("the engine's own %.3f s", own_gap)
+    log.info("refused %d, ended %s, answered %s, honest %d", len(refused), ended, answered, client.whole)
+    assert len(ATTACKS) >= 40
+    assert len(refused) > len(ATTACKS) // 2
+    assert not client.lost
+    assert client.worst() < own_gap + GAP_S
+    now = {role: seen.pid for role, seen in served.look().items()}
+    assert {role: pid for role, pid in now.items() if role != "checker"} == {
+        role: pid for role, pid in before.items() if role != "checker"
+    }
+
+
+def test_every_grammar_that_the_field_uses_is_accepted(served):
+    slowest = (0.0, "")
+    for sample in BENIGN:
+        began_at = time.perf_counter()
+        status, answer = post(served.port, "/v1/chat/completions", body(sample))
+        assert status == 200, (sample.name, answer)
+        slowest = max(slowest, (time.perf_counter() - began_at, sample.name))
+    log.info("slowest %.2f s: %s", *slowest)
+
+
+def test_o2_schemas_whose_clients_have_left_make_nobody_wait(served):
+    patterns = [f"^[a-z]{{1,{number % 40 + 1}}}(-[a-z0-9]{{1,20}}){{0,{number % 7}}}x" for number in range(1500)]
+    for attacker in range(8):
+        fields = {f"p{i}": {"type": "string", "pattern": f"{text}{attacker}$"} for i, text in enumerate(patterns)}
+        heavy = Sample("heavy", "json_schema", json.dumps({"type": "object", "properties": fields}))
+        connection = HTTPConnection("127.0.0.1", served.port, timeout=60)
+        connection.request(
+            "POST", "/v1/chat/completions", json.dumps(body(heavy)), {"content-type": "application/json"}
+        )
+        connection.sock.settimeout(0.05)
+        time.sleep(0.05)
+        connection.close()
+    began_at = time.perf_counter()
+    status, answer = post(served.port, "/v1/chat/completions", body(Sample("honest", "regex", "(yes|no), [a-z]{3,9}")))
+    took_s = time.perf_counter() - began_at
+    log.info("took %.2f s", took_s)
+    assert status == 200, answer
+    assert took_s < 5.0
+
+
+def test_a_grammar_that_grows_dear_in_the_middle_of_an_answer_ends_that_answer_alone(served):
+    """Catalan numbers of ways to read a text: cheap for some hundred tokens, so that no walk refuses it."""
+    growing = Sample("Catalan", "ebnf", 'root ::= s "b"\ns ::= s s | "a"')
+    bias = {str(ids("a")[0]): 100}
+    with honest(served.port) as client:
+        status, answer = post(
+            served.port, "/v1/chat/completions", body(growing, logit_bias=bias, max_tokens=1500, ignore_eos=True)
+        )
+    log.info("%d %s, worst gap %.3f s", status, answer.get("error", answer.get("usage")), client.worst())
+    assert status in {200, 400}
+    if status == 400:
+        assert answer["error"]["code"] in {"engine_refused", "invalid_request"}
+    assert not client.lost

@@ -1,0 +1,147 @@
+"""The real engine at the edges of a request's life and of its own: aborts in every state, a scheduler that is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from functools import partial
+
+import pytest
+import trio
+from attrs import evolve
+
+from actors.engines.port import Engine
+from bench.rig.node import all_seen
+from protocol.errors import EngineDied, StartFailed
+from protocol.messages import Generate, Grammar, GrammarKind, Started
+from supervisor.supervision.registration import Plug
+from tests.contracts.engine import at_rest, request, serves_on
+from tests.system.sglang.conftest import STARTED_WITHIN_S, kept_engines, real_engine
+
+pytestmark = pytest.mark.engine
+
+FREE_WITHIN_S = 0.1
+ENDED_WITHIN_S = 2.0
+TRIES = 3  # the best counts: this machine may be busy with other things
+SLOW = json.dumps(  # takes a second or more to compile, where what it asks for does not matter
+    {
+        "type": "object",
+        "properties": {f"p{at}": {"type": "string", "pattern": f"^[a-z{at}]{{1,9}}-{at}$"} for at in range(300)},
+        "required": [f"p{at}" for at in range(300)],
+    }
+)
+
+
+async def freed_after_s(engine: Engine, wanted: Generate, *, begun: bool = False, pause_s: float = 0.0) -> float:
+    """Ask, wait, leave, and return how long the request held its slot after that."""
+    generation = engine.submit(wanted)
+    if begun:
+        assert isinstance(await anext(generation), Started)
+    await trio.sleep(pause_s)
+    assert not generation.over.is_set(), "it was too quick to be met"
+    left_at = time.perf_counter()
+    engine.abort(wanted.id)
+    with trio.fail_after(60):
+        await engine.wait_released(wanted.id)
+    return time.perf_counter() - left_at
+
+
+async def test_b17_a_slot_is_free_within_100_ms_of_an_abort_in_whatever_state_its_request_is():
+    async with real_engine(slots=4, kv_tokens_max=1024) as engine:
+
+        def compiled(at: int) -> Generate:
+            wanted = request(engine, 400, 300)
+            grammar = Grammar(GrammarKind.JSON_SCHEMA, SLOW.replace("p0", f"q{at}"))
+            return evolve(wanted, sampling=evolve(wanted.sampling, grammar=grammar))
+
+        states = {
+            "in the prompt": lambda _: freed_after_s(engine, request(engine, 8, 900), pause_s=0.002),
+            "between two tokens": lambda _: freed_after_s(engine, request(engine, 500), begun=True),
+            "while its grammar is compiled": lambda at: freed_after_s(engine, compiled(at), pause_s=0.1),
+        }
+        took: dict[str, float] = {}
+        for name, state in states.items():
+            took[name] = min([await state(at) for at in range(TRIES)])
+            await at_rest(engine)
+        hog = request(engine, 800, 100)  # the KV memory is full from now on
+        generation = engine.submit(hog)
+        assert isinstance(await anext(generation), Started)
+        took["while it waits for memory"] = min(
+            [await freed_after_s(engine, request(engine, 400, 500), pause_s=0.1) for _ in range(TRIES)]
+        )
+        took["while its grammar is compiled and memory is full"] = min(
+            [await freed_after_s(engine, compiled(at + TRIES), pause_s=0.1) for at in range(TRIES)]
+        )
+        assert not generation.over.is_set(), "the memory was not full any more"
+        engine.abort(hog.id)
+        await engine.wait_released(hog.id)
+        await at_rest(engine)
+
+        assert {name for name, seconds in took.items() if seconds > FREE_WITHIN_S} == set(), took
+
+
+def below(parents: set[int], depth: int) -> list[int]:
+    """Return the process ids so far below these."""
+    every, found = all_seen(), parents
+    for _ in range(depth):
+        found = {seen.pid for seen in every if seen.parent in found}
+    return sorted(found)
+
+
+HOST, SCHEDULER = 1, 2  # below a zygote
+
+
+async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its_engine_ends_with_the_reason():
+    silent_s = 4.0
+    others = set(below({os.getpid()}, 1))  # a node that other tests share
+    async with kept_engines(silent_s) as keep:
+        zygotes = set(below({os.getpid()}, 1)) - others
+        for stopped, busy in ((SCHEDULER, False), (SCHEDULER, True), (HOST, False)):
+            plug: Plug[Engine] = Plug(changed=trio.lowlevel.ParkingLot())
+
+            async def stop(plug: Plug[Engine] = plug, stopped: int = stopped, *, busy: bool = busy) -> None:
+                with trio.fail_after(STARTED_WITHIN_S):
+                    engine = await plug.wait()
+                await trio.sleep(silent_s)
+                assert plug.now is engine, "an idle engine is not silent"
+                if busy:
+                    generation = engine.submit(request(engine, 4000))
+                    await anext(generation)
+                [process] = below(zygotes, stopped)
+                os.kill(process, signal.SIGSTOP)
+                stopped_at = trio.current_time()
+                with trio.fail_after(1.5 * silent_s):
+                    while plug.now is not None:
+                        await plug.changed.park()
+                assert silent_s / 2 < trio.current_time() - stopped_at
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stop)
+                with pytest.raises(EngineDied, match="its scheduler has neither answered nor computed for 4 s"):
+                    await keep(plug)
+            with trio.fail_after(ENDED_WITHIN_S):  # its zygote reaps it when it is told to
+                while below(zygotes, HOST):  # noqa: ASYNC110  # processes have no event
+                    await trio.sleep(0.05)
+
+
+async def test_c11_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_be_too_small_for_long_ones():
+    async with kept_engines() as keep, trio.open_nursery() as nursery:
+        plug, small = Plug[Engine](), Plug[Engine]()
+        with trio.fail_after(STARTED_WITHIN_S):
+            await nursery.start(keep, plug)
+            await nursery.start(partial(keep, small, name="small", kv_tokens_max=64))
+        assert plug.now is not None
+        assert small.now is not None
+        await at_rest(plug.now)
+        await at_rest(small.now)
+        wanted = evolve(request(plug.now, 4), tokens=list(range(64)))  # the engine's own began with 32 of these
+        generation = plug.now.submit(wanted)
+        assert await anext(generation) == Started(cached_tokens=0)
+        plug.now.abort(wanted.id)
+        await plug.now.wait_released(wanted.id)
+        await serves_on(small.now)
+        with pytest.raises(StartFailed, match="its own first request was not answered: it ended without a token"):
+            await keep(Plug[Engine](), name="smaller", kv_tokens_max=32)
+        nursery.cancel_scope.cancel(reason="the test has ended")

@@ -1,0 +1,61 @@
+"""A prefill and a decode apart, on nodes of their own, say what one engine that computes both says."""
+
+from __future__ import annotations
+
+import signal
+from ctypes.util import find_library
+
+import pytest
+
+from bench.rig.clients import Chat, Running, chat_body
+from bench.rig.node import GONE_WITHIN_S, MODEL, ROOT, place, wait_until
+from tests.rig.launched import at_free_ports, launched, nodes
+from tests.system.sglang.greedy import all_completed, prompts
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(find_library("ibverbs") is None, reason="Mooncake's library wants Debian's libibverbs1"),
+]
+
+READY_WITHIN_S = 120.0
+WITHIN_S = 60.0
+AT_ONCE = 16
+PROMPTS = prompts(64, longest=300, seed=5)
+
+EXAMPLE = (ROOT / "examples" / "disagg.toml").read_text()
+
+
+@pytest.fixture
+def pair():
+    """The example of a pair, at ports of its own."""
+    text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
+    text, ports = at_free_ports(text, 8000, 7401, 7402, 8998)
+    with place() as folder, launched(folder, text, ports[0]) as of:
+        assert wait_until(lambda: "Ready: " in of.output(), READY_WITHIN_S) is not None, of.output()
+        of.look()
+        yield of
+
+
+def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_nothing(served, pair):
+    wanted, got = (all_completed(port, PROMPTS, AT_ONCE) for port in (served.port, pair.port))
+    different = [index for index, pairs in enumerate(zip(wanted, got, strict=True)) if pairs[0] != pairs[1]]
+    assert different == []
+    assert {len(tokens) for tokens, _, _ in got} != {0}
+    assert [count for _, _, count in got] == [len(prompt) for prompt in PROMPTS]
+    assert list(nodes(pair)) == ["decode", "front", "prefill"]
+    # No answer needed a second try: whoever resumes, restarts or loses a link says so.
+    loud = [line for line in pair.output().splitlines() if '"level": "warning"' in line]
+    assert not [line for line in loud if "a turn took too long" not in line]  # which is the machine's affair here
+    pair.signal(signal.SIGINT)
+    assert pair.wait_exit(WITHIN_S) is not None, pair.output()
+    assert (pair.process.returncode, pair.left()) == (0, [])
+
+
+def test_kill_9_of_the_launcher_leaves_no_engine(pair):
+    chat = Chat(pair.port, chat_body("Tell me a long story", 400))
+    answer = Running(chat.read)
+    assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None, pair.output()
+    assert len(pair.alive()) >= 10  # the launcher, three nodes, and of each engine a zygote, a host and a scheduler
+    pair.signal(signal.SIGKILL)
+    assert pair.wait_gone(GONE_WITHIN_S) is not None, pair.left()
+    assert not answer.wait(WITHIN_S).whole

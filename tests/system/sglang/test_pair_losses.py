@@ -1,0 +1,104 @@
+"""Whatever ends one leg of a pair of real engines, the other leg is let go of within a second, and the pair goes on.
+
+One thing is SGLang's to decide: a decode keeps the KV memory into which a prefill may still write until that says that
+it does not, 30 s at most. Here it is 3 s.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from ctypes.util import find_library
+from dataclasses import replace
+
+import pytest
+
+from bench.pair_abort_times import plan
+from bench.rig.clients import Chat, Running, chat_body
+from bench.rig.cluster import cluster
+from bench.rig.node import place, wait_until
+from bench.rig.polling import DECODE, PREFILL
+from supervisor.config.schema import ClusterSection
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(find_library("ibverbs") is None, reason="Mooncake's library wants Debian's libibverbs1"),
+]
+
+HELD_S = 60.0  # the transfer: SGLang's decode waits all that time, and would for longer
+FREE_WITHIN_S = 1.0
+REACHED_S, ENDED_S = 10.0, 20.0
+KEPT_S = 3
+HOLD = f'ESPALIER_HOLD_TRANSFER_S = "{HELD_S}"\n'
+KEEP = f'SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT = "{KEPT_S}"\n'
+OTHER = {PREFILL: DECODE, DECODE: PREFILL}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    planned = plan("sglang", narrow=False, transfer_s=HELD_S)
+    engines = {leg: text.replace(HOLD, HOLD + KEEP) for leg, text in planned.engines.items()}
+    with place() as folder, cluster(folder, replace(planned, engines=engines)) as of:
+        yield of
+        assert of.stop(ENDED_S) == []
+
+
+def in_transfer(pair):
+    """Ask, and return the client once the prefill has computed and the decode waits for it."""
+    pair.wait_ready()
+    assert pair.wait_idle(ENDED_S) == []
+    chat = Chat(pair.front.port, chat_body("Tell me", 16))
+    answer = Running(chat.read)
+
+    def reached():
+        return pair.counts(PREFILL)["kv_tokens_used"] > 0 and pair.counts(DECODE)["waiting"] == 1
+
+    assert wait_until(reached, REACHED_S) is not None
+    return chat, answer
+
+
+def free_after_s(pair, leg, since):
+    """Return how long after `since` the engine of a leg had no request, and a prefill no KV memory in use either."""
+    of = ("running", "waiting") if leg == DECODE else ("running", "waiting", "kv_tokens_used")
+    free = wait_until(lambda: (now := pair.counts(leg)) and not any(now[each] for each in of), ENDED_S, every_s=0.01)
+    assert free is not None, f"the {leg} still holds {pair.counts(leg)}"
+    return time.perf_counter() - since
+
+
+@pytest.mark.parametrize("what", ["scheduler", "host"])
+@pytest.mark.parametrize("lost", [PREFILL, DECODE])
+def test_when_an_engine_is_killed_the_other_is_free_and_the_client_hears_that_it_is_lost(lost, what, pair):
+    _, answer = in_transfer(pair)
+    lost_at = time.perf_counter()
+    pair.nodes[lost].kill(what)
+    assert free_after_s(pair, OTHER[lost], lost_at) < FREE_WITHIN_S
+    outcome = answer.wait(ENDED_S)
+    assert (outcome.text, outcome.finish, outcome.error["code"]) == ("", None, "engine_lost")
+
+
+@pytest.mark.parametrize("lost", [PREFILL, DECODE])
+def test_when_a_node_is_killed_the_other_leg_is_free_and_nothing_is_left_when_it_is_back(lost, pair):
+    chat, _ = in_transfer(pair)
+    lost_at = time.perf_counter()
+    pair.nodes[lost].signal(signal.SIGKILL)
+    assert free_after_s(pair, OTHER[lost], lost_at) < FREE_WITHIN_S
+    pair.nodes[lost].wait_gone()
+    pair.start(lost)
+    chat.leave()
+    pair.wait_ready()
+    assert pair.wait_idle(ENDED_S) == []
+
+
+@pytest.mark.parametrize("lost", [PREFILL, DECODE])
+def test_when_a_node_is_stopped_the_other_leg_is_free_once_its_silence_is_known(lost, pair):
+    chat, _ = in_transfer(pair)
+    stopped_at = time.perf_counter()
+    pair.nodes[lost].signal(signal.SIGSTOP)
+    try:
+        known_at = stopped_at + ClusterSection().silent_s
+        assert free_after_s(pair, OTHER[lost], known_at) < FREE_WITHIN_S
+        chat.leave()
+    finally:
+        pair.nodes[lost].signal(signal.SIGCONT)
+    pair.wait_ready()
+    assert pair.wait_idle(ENDED_S) == []

@@ -1,0 +1,82 @@
+"""One engine over two nodes says what an engine on one says, and all of its ranks run or none."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from bench.rig.node import GONE_WITHIN_S, MODEL, ROOT, SGLANG, node, place, wait_until
+from tests.rig.launched import at_free_ports, launched, nodes
+from tests.system.sglang.greedy import TOKENS, all_completed, completed, prompts
+
+pytestmark = pytest.mark.engine
+
+READY_WITHIN_S = 120.0
+WITHIN_S = 60.0
+NOTICED_WITHIN_S = 4.0  # on a busy machine
+AT_ONCE = 8
+PROMPTS = prompts(32, longest=200, seed=11)
+EXACT = 'settings.dtype = "float32"\n'  # with fewer bits, adding up in another order changes some likeliest token
+
+EXAMPLE = (ROOT / "examples" / "spanning.toml").read_text()
+
+
+@pytest.fixture(scope="module")
+def spanning():
+    """The example of an engine over two nodes, at ports of its own."""
+    text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
+    text, ports = at_free_ports(text, 8000, 7401, 7402, 7403)
+    with place() as folder, launched(folder, text + EXACT, ports[0]) as of:
+        assert wait_until(lambda: "Ready: " in of.output(), READY_WITHIN_S) is not None, of.output()
+        of.look()
+        yield of
+
+
+def schedulers(of):
+    """Return the processes that compute, by their rank."""
+    found = [seen for seen in of.alive() if seen.command.startswith("sglang::scheduler_TP")]
+    return {int(seen.command.removeprefix("sglang::scheduler_TP")): seen for seen in found}
+
+
+def hosts(of):
+    """Return the parents of the processes that compute, by their rank."""
+    alive = {seen.pid: seen for seen in of.alive()}
+    return {rank: alive[seen.parent] for rank, seen in schedulers(of).items() if seen.parent in alive}
+
+
+def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning):
+    assert sorted(schedulers(spanning)) == [0, 1]
+    info = json.loads(spanning.get("/server_info")[1])
+    assert [engine["ranks"] for engine in info["engines"].values()] == [2]
+    with place() as folder, node(folder, engine=SGLANG + EXACT) as one:
+        wanted, got = (all_completed(port, PROMPTS, AT_ONCE) for port in (one.port, spanning.port))
+    assert [index for index, pair in enumerate(zip(wanted, got, strict=True)) if pair[0] != pair[1]] == []
+    assert max(len(tokens) for tokens, *_ in got) == TOKENS
+
+
+@pytest.mark.parametrize("what", ["scheduler 1", "host 1", "host 0", "node second", "node first"])
+def test_whatever_ends_all_ranks_end_and_come_back_together(what, spanning):
+    ready = spanning.output().count("first/tiny-0/engine is ready")
+    assert completed(spanning.port, [5, 6, 7])[0]
+    kind, _, which = what.partition(" ")
+    every = {**schedulers(spanning), **{f"host {rank}": seen for rank, seen in hosts(spanning).items()}}
+    assert len(every) == 4
+    victim = {"scheduler": schedulers, "host": hosts, "node": nodes}[kind](spanning)
+    os.kill(victim[int(which) if which.isdigit() else which].pid, signal.SIGKILL)
+    gone = wait_until(lambda: not any(seen.lives for seen in every.values()), NOTICED_WITHIN_S)
+    assert gone is not None, [name for name, seen in every.items() if seen.lives]
+    again = wait_until(lambda: spanning.output().count("first/tiny-0/engine is ready") > ready, READY_WITHIN_S)
+    assert again is not None, spanning.output()
+    assert wait_until(lambda: spanning.get("/ready")[0] == 200, WITHIN_S) is not None, spanning.output()
+    assert completed(spanning.port, [5, 6, 7])[0]
+    assert sorted(schedulers(spanning)) == [0, 1]
+
+
+def test_an_engine_over_two_nodes_leaves_nothing(spanning):
+    spanning.signal(signal.SIGINT)
+    assert spanning.wait_exit(WITHIN_S) is not None, spanning.output()
+    assert spanning.wait_gone(GONE_WITHIN_S) is not None
+    assert (spanning.process.returncode, spanning.left()) == (0, [])

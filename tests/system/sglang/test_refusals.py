@@ -1,0 +1,153 @@
+"""What would crash an engine, or be changed by it in silence, is refused at every door by the field's name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench.rig.clients import OAK, Socket
+from bench.rig.node import MODEL
+from tests.system.sglang.test_options import MESSAGES, post
+
+pytestmark = pytest.mark.engine
+
+DOORS = {
+    "/v1/chat/completions": {"model": MODEL, "messages": MESSAGES},
+    "/v1/completions": {"model": MODEL, "prompt": OAK},
+    "/v1/responses": {"model": MODEL, "input": OAK},
+    "socket": {"type": "response.create", "model": MODEL, "input": OAK},
+}
+MOST = {"/v1/chat/completions": "max_completion_tokens", "/v1/completions": "max_tokens"}
+OF_RESPONSES = ("/v1/responses", "socket")
+
+# What is sent beside the least of a request, and the field that the refusal must name; by door where they differ.
+FOR_ALL = [
+    ({"logit_bias": {"512": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"3": "high"}}, "logit_bias"),
+    ({"logit_bias": {"3": None}}, "logit_bias"),
+    ({"logit_bias": {"three": 1}}, "logit_bias"),
+    ({"logit_bias": {"3": 101}}, "logit_bias"),
+    ({"logit_bias": [3]}, "logit_bias"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": 1e999}, None),  # is no JSON
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": 0.5}, "top_k"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"seed": 2**64}, "seed"),
+    ({"stop_token_ids": [2**63]}, "stop_token_ids"),
+    ({"stop_token_ids": [512]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"n": 0}, "n"),
+    ({"regex": "(", "max_tokens_": 1}, "max_tokens_"),
+    ({"foo": 1}, "foo"),
+    ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf"),
+    ({"lora_path": "x"}, "lora_path"),
+    ({"bootstrap_room": 1}, "bootstrap_room"),
+    ({"image_data": "x"}, "image_data"),
+    ({"rid": 5}, "rid"),
+    ({"top_logprobs": 513}, "top_logprobs"),
+]
+
+
+def refusal(port: int, door: str, extra: dict) -> dict:
+    """Ask through a door, and return the error that came."""
+    body = DOORS[door] | extra
+    if door != "socket":
+        status, answer = post(port, door, body)
+        assert 400 <= status < 500, (status, answer)
+        return answer["error"]
+    socket = Socket(port)
+    socket.send(body)
+    outcome = socket.read()
+    socket.close()
+    assert outcome.error is not None
+    assert outcome.status == 400, outcome
+    return outcome.error
+
+
+def pids(served) -> dict[str, int]:
+    return {role: seen.pid for role, seen in served.look().items()}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_each_door_names_the_field_and_the_engine_lives(door, served, client):
+    before = pids(served)
+    for extra, field in FOR_ALL:
+        error = refusal(served.port, door, extra)
+        assert field is None or str(error["param"]).startswith(field), (extra, error)
+    assert pids(served) == before
+    assert client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=2).choices[0].message.content
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_lengths_are_refused_by_the_clients_own_name(door, served):
+    most = MOST.get(door, "max_output_tokens")
+    for value in (0, -1, "many", 2**31, 1.5):
+        assert refusal(served.port, door, {most: value})["param"] == most
+    error = refusal(served.port, door, {most: 100_000})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", most)
+    prompt = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}.get(door, "input")
+    long = "word " * 3000
+    error = refusal(served.port, door, {prompt: [{"role": "user", "content": long}] if prompt != "prompt" else long})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", prompt)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("bad", [{"regex": "(((["}, {"ebnf": "root ::= nothing"}, {"structural_tag": "{}"}])
+def test_a_grammar_that_cannot_be_read_is_the_clients_mistake(door, bad, served, client):
+    before = pids(served)
+    body = DOORS[door] | bad | ({"stream": True} if door != "socket" else {})
+    if door == "socket":
+        socket = Socket(served.port)
+        socket.send(body)
+        outcome = socket.read()
+        socket.close()
+        assert outcome.text == ""
+        assert outcome.error is not None
+        assert outcome.error.get("cause", outcome.error["code"]) == "invalid_request"
+    else:
+        status, answer = post_any(served.port, door, body)
+        assert status == 400, (status, answer)
+        assert b'"invalid_request"' in answer
+    assert pids(served) == before
+    assert client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=2).choices[0].message.content
+
+
+def post_any(port: int, path: str, body: object) -> tuple[int, bytes]:
+    from http.client import HTTPConnection
+
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    payload = answer.read()
+    connection.close()
+    return answer.status, payload
+
+
+def test_token_ids_that_would_crash_the_engine_are_refused(served):
+    before = pids(served)
+    for prompt in ([512], [-1], [2**40], [2**63], [1.5], ["a", 1], [[1], "a"], [], [[]], ""):
+        error = refusal(served.port, "/v1/completions", {"prompt": prompt})
+        assert error["param"].startswith("prompt"), (prompt, error)
+    assert pids(served) == before
+
+
+def test_what_is_not_done_here_is_refused_by_name(served):
+    for door, extra, field in [
+        ("/v1/completions", {"suffix": "x"}, "suffix"),
+        ("/v1/chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ("/v1/chat/completions", {"reasoning_effort": "high"}, "reasoning_effort"),
+        ("/v1/responses", {"tools": [{"type": "web_search"}]}, "tools"),
+        ("/v1/responses", {"background": True}, "background"),
+        ("/v1/responses", {"store": True}, "store"),
+        ("socket", {"reasoning": {"effort": "high"}}, "reasoning"),
+        ("socket", {"n": 2}, "n"),
+    ]:
+        error = refusal(served.port, door, extra)
+        assert error["param"].startswith(field), (door, extra, error)

@@ -1,0 +1,198 @@
+"""A whole cluster in one process: a node with the gateway and the router, and nodes that compute, joined by links."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+
+import trio
+from attrs import define, field
+
+from protocol.cluster import Leg
+from protocol.errors import StartFailed
+from supervisor.cluster import engine_control
+from supervisor.cluster.directory import Directory
+from supervisor.config.load import ClusterSection
+from supervisor.supervision.tree import Child
+from tests.rig.fake_engine import FakeHost
+from tests.rig.scheduler import tasks
+from tests.rig.small_system import LONG_S, World, living
+from tests.system.simulator.legs import LegCosts, LegHost
+from tests.system.simulator.nodes import Plan, SimLinks, Spot, check_inboxes, check_links
+from tests.system.simulator.system import System, prompt_of
+
+SECTION = ClusterSection(greet_s=2.0, retry_max_s=1.0)
+LINKED_WITHIN_S = 20.0
+SETTLED_S = 10.0  # for what is over to be over everywhere, after anything that went wrong
+BRIEF_S = 3.0  # the same where nothing went wrong
+
+
+@define(eq=False)
+class Cluster(System):
+    """The gateway's node, and the others as it sees them; it may have workers of its own."""
+
+    plan: Plan = field(kw_only=True)
+    links: SimLinks = field(init=False)
+    prefill_tokens_min: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.host_of = partial(LegHost, rooms=self.plan.rooms)
+        System.__attrs_post_init__(self)
+        self.routing.prefill_tokens_min = self.prefill_tokens_min
+        self.node.house.links = self.links
+        for spot in self.spots:
+            spot.costs.refused = self.costs.refused
+
+    def _plug_workers(self) -> None:
+        System._plug_workers(self)
+        self.links = self.plan.links("main", self.directory, listens=True, joins=False)
+
+    def linking(self) -> tuple[Child, ...]:
+        return (Child(name="links", run=self.links.run, stop_within_s=2.0),)
+
+    # All nodes ---------------------------------------------------------------------------
+
+    @property
+    def spots(self) -> list[Spot]:
+        return list(self.plan.spots.values())
+
+    @property
+    def worlds(self) -> list[World]:
+        """Every node that is up and computes."""
+        here: list[World] = [self] if self.workers and not self.over.is_set() else []
+        return here + [spot.life for spot in self.spots if spot.life is not None]
+
+    @property
+    def directories(self) -> list[Directory]:
+        """What each node that is up knows of the others."""
+        return [self.directory, *(spot.life.directory for spot in self.spots if spot.life is not None)]
+
+    def all_hosts(self) -> Iterator[FakeHost]:
+        for world in self.worlds:
+            yield from (host for number, host in world.hosts.items() if world.engines[number].now is not None)
+
+    def holding(self, prompt: list[int]) -> bool:
+        held = (
+            each for host in self.all_hosts() for each in (*host.scheduler.running.values(), *host.scheduler.waiting)
+        )
+        return any(list(prompt_of(each.request)) == prompt for each in held)
+
+    def given(self, prompt: list[int], seed: int | None) -> int:
+        asked = tuple(prompt), seed
+        every = (host for world in self.worlds for host in world.hosts.values())
+        return max((host.scheduler.given.get(asked, 0) for host in every), default=0)
+
+    def _refuses(self, request_id: str) -> bool:
+        running = (host.scheduler.running.get(request_id) for world in self.worlds for host in world.hosts.values())
+        return any(held is not None and prompt_of(held.request) in self.refused for held in running)
+
+    # The end -----------------------------------------------------------------------------
+
+    async def crash(self) -> None:
+        """End as a process does that is killed: all that is open is cut, and nobody says why."""
+        self.plan.net.listening.pop(str(self.links.listen), None)
+        self.plan.net.cut("main")
+        for stream in self.sockets:
+            with suppress(OSError):  # it is closed already
+                stream.socket.shutdown(socket.SHUT_RDWR)
+        for host in self.hosts.values():
+            host.crash()
+        self.scope.cancel(reason="the gateway's node is killed")
+        await self.over.wait()
+        self.plan.net.cut("main")
+
+    def check_nothing_is_left(self) -> None:
+        """Check that of a gateway's node that has gone nothing is left, neither of itself nor of what it asked."""
+        assert self.over.is_set()
+        self._check_doors()
+        gone = {"main", *(spot.name for spot in self.spots if spot.life is None)}
+        for spot in self.spots:
+            if spot.life is not None:
+                spot.life.check_idle(gone)
+
+    def heal(self) -> None:
+        """Be whole again: every node is up."""
+        System.heal(self)
+        for spot in self.spots:
+            if spot.life is None:
+                spot.start()
+
+    async def check_at_rest(self) -> None:
+        await System.check_at_rest(self)
+        check_links(self.directory)
+        check_inboxes(self.directory, self.inboxes)
+        for spot in self.spots:
+            assert spot.life is not None
+            spot.life.check_idle()
+
+    async def check_serves(self) -> None:
+        """Check that every slot for answers can be had, all at once."""
+        await self.let_in()
+        slots = dict.fromkeys(Leg, 0)
+        for world in self.worlds:
+            assert isinstance(world.costs, LegCosts)
+            # Long answers and short prompts, so that all answers can be under way before one of them ends.
+            world.costs.step_s = 0.02 if world.costs.leg is Leg.PREFILL else 0.6
+            slots[world.costs.leg] += world.workers * world.costs.slots
+        many = min(slots[Leg.BOTH] + (slots[Leg.DECODE] if slots[Leg.PREFILL] else 0), self.requests_max)
+        at_once: list[int] = []
+
+        async def look() -> None:
+            while True:
+                await trio.sleep(0.6)
+                hosts = [host for host in self.all_hosts() if host.costs.leg is not Leg.PREFILL]
+                at_once.append(sum(len(host.scheduler.running) for host in hosts))
+
+        with trio.fail_after(3 * LONG_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(look)
+                await self.probe_all(many + 2)
+                nursery.cancel_scope.cancel(reason="all have been answered")
+        assert max(at_once) >= many, f"a slot is lost: {max(at_once)} of {many}"
+        await trio.sleep(BRIEF_S)
+        await self.check_at_rest()
+
+    def check_all(self) -> None:
+        """Check that no actor of any life of any node ended by anything but the faults that were planned."""
+        for spot in self.spots:
+            for life in spot.lives:
+                life.faults = (*self.faults, StartFailed) if spot.fell else self.faults
+                life.check_how_it_went()
+
+
+def is_whole(directory: Directory, many: int) -> bool:
+    """Whether a node knows, and is linked to, all others."""
+    links = [link for name, (_, link, _) in directory.nodes.items() if link is not None or directory.meets(name)]
+    return len(links) >= (many if directory.routes else 1) and all(link is not None and not link.lost for link in links)
+
+
+@contextmanager
+def others_up(system: Cluster) -> Iterator[None]:
+    """Run the nodes that compute for the body, and end them."""
+    for spot in system.spots:
+        spot.start()
+    yield
+    for spot in system.spots:
+        if spot.life is not None:
+            spot.life.scope.cancel(reason="the end")
+
+
+@asynccontextmanager
+async def together(system: Cluster) -> AsyncIterator[Cluster]:
+    """Run the gateway's node beside the others for the body, and end it in order."""
+    async with living(system):
+        with trio.fail_after(LINKED_WITHIN_S):
+            while not linked(system) or engine_control.never_ready(system.directory, ("tiny",)):  # noqa: ASYNC110  # of many nodes
+                await trio.sleep(0.1)
+        await trio.sleep(SECTION.retry_max_s * 2)  # for those that dial in vain to see that there is a link by now
+        system.tasks = tasks()
+        yield system
+        system.check_all()
+
+
+def linked(system: Cluster) -> bool:
+    """Whether every node is up and linked to all others."""
+    directories = system.directories
+    return len(directories) == 1 + len(system.spots) and all(is_whole(each, len(system.spots)) for each in directories)

@@ -1,0 +1,357 @@
+"""One seed of a cluster: which nodes there are, what goes wrong with them and between them, and how all ends well."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import count
+
+import trio
+from attrs import define, evolve, field, frozen
+
+from actors.routing.ports import Watch
+from actors.routing.route import Limits
+from protocol.cluster import Leg
+from supervisor.links.link import Link
+from tests.rig.small_system import World
+from tests.system.simulator.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, linked, others_up, together
+from tests.system.simulator.cluster_single_fault import ALONE
+from tests.system.simulator.faults import AWAY_ERRORS, OF_NODES, Faults
+from tests.system.simulator.legs import BOTH_WITHIN_S, LegCosts, Rooms
+from tests.system.simulator.model import VOCABULARY
+from tests.system.simulator.node_network import Net
+from tests.system.simulator.nodes import Plan, Spot
+from tests.system.simulator.probes import health
+from tests.system.simulator.release_times import DELAYS, SWALLOWS, Freeing, kept_s
+from tests.system.simulator.seed import CHAOS_S, DEADLINES, PENDING_PREFILL, Run, traced
+from tests.system.simulator.system import LIMITS
+
+SHAPES = (  # the legs of the nodes beside the gateway's
+    (Leg.BOTH,),
+    (Leg.BOTH, Leg.BOTH),
+    (Leg.PREFILL, Leg.DECODE),
+    (Leg.PREFILL, Leg.DECODE, Leg.BOTH),
+    (Leg.PREFILL, Leg.PREFILL, Leg.DECODE),
+    (Leg.PREFILL, Leg.DECODE, Leg.DECODE),
+    (Leg.PREFILL, Leg.PREFILL, Leg.DECODE, Leg.DECODE),
+)
+KINDS = (
+    "crash",
+    "cut the line",
+    "half-open line",
+    "stuck",
+    "start fails",
+    "slow",
+    "bugs",
+    "a leg dies",
+    "jump",
+    *OF_NODES,
+)
+ALONE_SHARE = 0.25  # of the seeds, those in which one thing goes wrong with nothing else
+CLUSTER_DELAYS = frozenset({"half-open link", "stopped node"})
+LOOKS_MAX = 3  # at a link that has just been lost, a tenth of a second apart
+NOTICED_S = 0.5  # by when every node has heard that another one drains
+
+
+@define(eq=False)
+class ClusterFaults(Faults):
+    """Makes things go wrong at any node."""
+
+    def __attrs_post_init__(self) -> None:
+        delays, swallows = DELAYS | CLUSTER_DELAYS, SWALLOWS | CLUSTER_DELAYS
+        self.freeing = Freeing(kept_s(self.system.deadlines), delays, swallows=swallows)
+        self.system.plan.freeing = self.freeing
+
+    def place(self) -> World:
+        return self.rng.choice(self.system.worlds)
+
+    @property
+    def nobody_goes_on(self) -> bool:
+        fell = any(spot.fell for spot in self.system.spots)
+        return Faults.nobody_goes_on.fget(self) or fell or self.freeing.jumped_s > 0
+
+    def may(self, code: str) -> bool:
+        jumped = self.freeing.jumped_s > 0 and code in AWAY_ERRORS  # each end heard the other last before the jump
+        return jumped or Faults.may(self, code)
+
+    @property
+    def routes(self) -> int:
+        many = dict.fromkeys(Leg, 0)
+        many[Leg.BOTH] += self.system.workers
+        for spot in self.system.spots:
+            many[spot.costs.leg] += spot.kwargs["workers"]
+        return many[Leg.BOTH] + min(many[Leg.PREFILL], many[Leg.DECODE])
+
+    async def one(self, kind: str) -> None:
+        system, rng = self.system, self.rng
+        if kind == "a leg dies":
+            await trio.sleep(rng.random() * 3)
+            await self._kill_leg()
+            return
+        if kind not in OF_NODES:
+            await trio.sleep(rng.random() * 3)
+            if system.worlds and all(world.hosts for world in system.worlds):
+                await self.now(kind)
+            return
+        await trio.sleep(rng.random() * 5)
+        busy = [spot for spot in system.spots if spot.life is not None and spot.life.directory.running]
+        spot = rng.choice(busy or system.spots)
+        if spot.life is None or not spot.life.hosts or spot.life.over.is_set() or spot.life.directory.draining:
+            return
+        self.happened.add(kind)
+        self.losses += 1
+        self.away += spot.kwargs["workers"]
+        self.note(kind, spot.name)
+        await self._wrong(kind, spot)
+
+    async def _kill_leg(self) -> None:
+        """Let the engine of one leg die as soon as there is a request of two legs whose time has come."""
+        rng, stage = self.rng, self.rng.choice((0.0, 0.05, 0.2, 1.0))
+        with trio.move_on_after(5.0):
+            while not self.system.plan.rooms.held():  # noqa: ASYNC110  # of many engines
+                await trio.sleep(0.05)
+            await trio.sleep(stage)
+            legs = self.system.plan.rooms.held()
+            if legs:
+                leg, engine = rng.choice(legs)
+                self.happened.add("a leg dies")
+                self.losses += 1
+                self.away += 1
+                self.deaths += 1
+                self.note("a leg dies", leg.value, stage)
+                for host in list(self.system.all_hosts()):
+                    if host.scheduler is engine:
+                        host.crash()
+
+    async def _wrong(self, kind: str, spot: Spot) -> None:
+        rng, net, nodes = self.rng, self.system.plan.net, (spot.name, "main")
+        match kind:
+            case "cut a link":
+                net.cut(*nodes)
+            case "half-open link":
+                self.freeing.wrong(kind, SECTION.silent_s)
+                for transport in net.of(*nodes):
+                    transport.swallow()
+            case "stopped node":
+                lasts_s = rng.random() * 6
+                self.freeing.wrong(kind, lasts_s)  # its kernel answers: it keeps what it has been asked for
+                net.stop(spot.name, trio.current_time() + lasts_s)
+            case "node crash":
+                await spot.crash()
+                await self._back(spot)
+            case "node drain":
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._check_avoided, spot)
+                    await spot.drain()
+                await self._back(spot)
+
+    async def _back(self, spot: Spot) -> None:
+        if self.rng.random() < 0.7:
+            await trio.sleep(self.rng.random() * 3)
+            self.note("back", spot.name)
+            spot.start()
+        else:
+            self.happened.add("stays away")
+
+    async def _check_avoided(self, spot: Spot) -> None:
+        await trio.sleep(NOTICED_S)
+        deaf = any(period.kind in CLUSTER_DELAYS | {"jump"} for period in self.freeing.periods)
+        chosen = [worker.load.name for worker in self.system.directory.workers("tiny")]
+        assert deaf or not any(name.startswith(f"{spot.name}/") for name in chosen), "a node that drains is chosen"
+
+
+@frozen
+class Noting(Watch):
+    """Notes each request that goes on elsewhere."""
+
+    note: Callable[..., None]
+
+    def went_on(self, code: str, sent: int) -> None:
+        self.note("resumed" if sent else "retried", code)
+
+
+@define(eq=False)
+class ClusterRun(Run):
+    """One run of a cluster."""
+
+    nursery: trio.Nursery = field(kw_only=True)
+    shape: dict[str, object] = field(init=False, factory=dict)  # of what goes wrong alone
+    front_ends: str | None = field(init=False)
+    new_front: Callable[[], Cluster] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        rng = self.rng
+        self.clients = rng.randint(2, 9)
+        self.front_ends = rng.choice((None, None, None, None, None, None, "drain", "crash"))
+        self.drains = self.front_ends == "drain"
+        self.times = {kind: rng.choice((0, 0, 0, 1, 2)) for kind in KINDS} if rng.random() < 0.9 else {}
+        if rng.random() < 0.7:
+            self.times.pop("jump", None)
+        self.alone = rng.choice(ALONE) if rng.random() < ALONE_SHARE else None
+        self.alone = self.only or self.alone
+        if self.alone is not None:
+            self.clients, self.front_ends, self.drains, self.times = 0, None, False, {}
+            self.shape = self.alone.shape(rng)
+        self.new_front = self._system()
+        self.system = self.new_front()
+        self.system.routing.watch = Noting(self.note)
+        self.faults = ClusterFaults(self.system, rng, self.note)
+        self._small_limits()
+        self._expect_falls()
+
+    def _costs(self, leg: Leg = Leg.BOTH, node: str = "main") -> LegCosts:
+        rng = self.rng
+        costs = LegCosts(
+            slots=rng.randint(1, 3),
+            step_s=rng.choice((0.02, 0.05, 0.1)),
+            prefill_s=rng.choice((0.0, 0.002, 0.02)),
+            release_s=rng.choice((0.0, 0.01, 0.5)),
+            vocabulary_size=VOCABULARY,
+            leg=leg,
+            node=node,
+        )
+        costs.pending_prefill_max = PENDING_PREFILL[costs.step_s]
+        return costs
+
+    def _system(self) -> Callable[[], Cluster]:
+        """Draw the nodes; return what makes the gateway's, as often as that one begins."""
+        rng = self.rng
+        network = {
+            "delay_s": rng.choice((0.0, 0.002, 0.05)),
+            "piece_max": rng.choice((40, 1000, 65536)),
+            "room": rng.choice((4096, 65536)),
+        }
+        section = evolve(SECTION, streams_max=rng.choice((8, 64)))
+        plan = Plan(Net(rng, network), section, Rooms(rng.choice((0.0, 0.3, 1.0))), rng)
+        shape = self.shape.pop("legs", None) or rng.choice(SHAPES)
+        deadlines = self.shape.get("deadlines", DEADLINES)
+        kwargs = {"inbox_size": rng.randint(1, 3), "deadlines": deadlines, "network": network}
+        deaf = rng.choice((None, None, *range(len(shape))))
+        for number, leg in enumerate(shape):
+            name = f"{rng.choice('az')}{number}"  # it dials the gateway's node, or is dialed by it
+            plan.spots[name] = Spot(
+                name,
+                plan,
+                self._costs(leg, name),
+                kwargs | {"workers": rng.choice((1, 1, 2)) if self.alone is None else 1},
+                self.nursery,
+                listens=number != deaf,
+                joins=number != deaf and rng.random() < 0.2,
+                drain_s=rng.choice((0.2, 5.0)),
+                simulated=leg is Leg.BOTH and rng.random() < 0.7 and not self.shape.get("fake"),
+            )
+        self.shape.pop("fake", None)
+        drawn: dict = dict(
+            rng=rng,
+            numbers=count(1),
+            rooms=count(1),
+            refused=set(),
+            plan=plan,
+            costs=self._costs(),
+            workers=rng.choice((0, 0, 0, 1)),
+            prefill_tokens_min=rng.choice((0, 0, 45)),
+            limits=evolve(LIMITS, backlog_bytes_max=100_000),
+            requests_max=rng.choice((3, 8, 16)),
+            waiting_max=16,
+            admit_s=100.0,
+            first_token_s=200.0,
+            total_s=300.0,
+            drain_s=rng.choice((1.0, 10.0, 60.0)),
+            route=Limits(
+                resumes_max=rng.choice((1, 3, 20)),
+                crashes_max=rng.choice((1, 1, 3)),
+                resume_s=rng.choice((10.0, 100.0)),
+            ),
+            **kwargs,
+        )
+        return partial(Cluster, **drawn | self.shape)
+
+    async def watch_legs(self) -> None:
+        """See that no leg goes on for long without the other."""
+        rooms, freeing = self.system.plan.rooms, self.faults.freeing
+        while True:
+            for number, room, gone in rooms.lonely():
+                within_s = BOTH_WITHIN_S + max(engine.costs.release_s for engine in room.legs.values())
+                due_at = room.alone_since + within_s
+                if freeing.periods:
+                    due_at = max(due_at, freeing.due(room.alone_since, 0.0)[0])
+                assert trio.current_time() <= due_at, (
+                    f"in room {number} ({room.request.id}) the {gone.value} has gone, and the other goes on"
+                )
+            await trio.sleep(0.1)
+
+    async def watch_links(self) -> None:
+        """See that no node keeps a link that is lost, whatever its answerers still have to let go of.
+
+        One that ends is left out: it is cancelled, and asks nobody any more.
+        """
+        lost: Counter[tuple[str, str, Link]] = Counter()
+        while True:
+            stay = [own for own in self.system.directories if not own.draining]
+            links = ((own.name, of, link) for own in stay for of, (_, link, _) in own.nodes.items())
+            lost = Counter({each: lost[each] + 1 for each in links if each[2] is not None and each[2].lost})
+            for (own, of, _), looks in lost.items():
+                assert looks < LOOKS_MAX, f"{own} keeps a link to {of} that is lost"
+            await trio.sleep(0.1)
+
+    async def chaos(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.watch_legs)
+            nursery.start_soon(self.watch_links)
+            async with trio.open_nursery() as ends:
+                if self.front_ends == "crash":
+                    ends.start_soon(self._crash)
+                await Run.chaos(self)
+            nursery.cancel_scope.cancel()
+
+    async def _crash(self) -> None:
+        await trio.sleep(1 + self.rng.random() * 3)
+        self.faults.happened.add("front crash")
+        self.note("front crash")
+        await self.system.crash()
+
+    async def all(self) -> None:
+        """Safety while things go wrong; then heal, and demand liveness."""
+        self.note(*(f"{spot.costs.leg.value} {spot.name}{' simulated' * spot.simulated}" for spot in self.system.spots))
+        with others_up(self.system):
+            async with together(self.system) as system:
+                with trio.fail_after(CHAOS_S):
+                    await self.chaos()
+                await trio.sleep(SETTLED_S)
+                if self.front_ends is None:
+                    await self._liveness(system)
+            if self.front_ends is not None:
+                system.check_nothing_is_left()
+                await self._begin_again(system)
+
+    async def _begin_again(self, before: Cluster) -> None:
+        """Let the gateway's node come back, and demand liveness of that."""
+        self.system = again = self.new_front()
+        again.faults = before.faults
+        again.routing.watch = Noting(self.note)
+        again.heal()
+        async with together(again):
+            await self._liveness(again)
+
+    async def _liveness(self, system: Cluster) -> None:
+        system.heal()
+        await trio.sleep(SETTLED_S)
+        assert linked(system), "nodes that are up have not found each other"
+        await health(system)
+        await trio.sleep(BRIEF_S)
+        await system.check_at_rest()
+        await system.check_serves()
+        self.note("at rest", system.plan.rooms.met, [list(host.scheduler.log) for host in system.all_hosts()])
+
+
+async def whole_cluster(rng: random.Random) -> str:
+    async with trio.open_nursery() as nursery:
+        return await ClusterRun(rng, nursery=nursery).traced()
+
+
+@cache
+def run_cluster_seed(seed: int) -> str:
+    """Run one seed of a cluster, quietly; return its trace."""
+    return traced(whole_cluster, seed)

@@ -1,0 +1,267 @@
+"""What goes wrong alone in a cluster, and honest clients of its gateway who must hardly notice."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, ClassVar
+
+import trio
+from attrs import define, evolve, field
+
+from actors.routing.route import Limits
+from protocol.cluster import Leg
+from protocol.errors import HandOffFailed, Internal
+from supervisor.links.websocket import At
+from supervisor.supervision.supervise import supervise
+from tests.system.simulator.cluster import SECTION
+from tests.system.simulator.nodes import Back
+from tests.system.simulator.seed import DEADLINES
+from tests.system.simulator.single_fault import PATIENT, SOON_S, Alone, BlackHole, Honest, ejection
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import AsyncIterator
+
+    from supervisor.cluster.directory import Directory
+    from supervisor.links.link import Link
+    from tests.rig.fake_engine import Scheduler
+    from tests.system.simulator.nodes import Spot
+
+TWO_OF_SOME = (  # legs of which there is another to go to
+    (Leg.BOTH, Leg.BOTH),
+    (Leg.PREFILL, Leg.PREFILL, Leg.DECODE),
+    (Leg.PREFILL, Leg.DECODE, Leg.DECODE),
+    (Leg.PREFILL, Leg.PREFILL, Leg.DECODE, Leg.DECODE),
+)
+TWO_OF_ALL = (TWO_OF_SOME[0], TWO_OF_SOME[-1])
+TOKENS_MAX = 24
+CLIENTS = 2  # so that one worker, or one pair, is enough for them
+CROWD = 8  # and for these one is not
+
+
+def shape(rng: random.Random, legs: tuple[tuple[Leg, ...], ...]) -> dict[str, object]:
+    """Return what every cluster has in which one thing goes wrong: the nodes, one worker each, and patience."""
+    return PATIENT | {"legs": rng.choice(legs), "workers": 0, "route": Limits(ejection=ejection(rng))}
+
+
+@define(eq=False)
+class ClusterHole(BlackHole):
+    """An engine that fails every request at once while others of its leg are well, whichever leg that is."""
+
+    spot: Spot = field(init=False)
+
+    @staticmethod
+    def shape(rng: random.Random) -> dict[str, object]:
+        return shape(rng, TWO_OF_SOME) | {"fake": True}
+
+    def __attrs_post_init__(self) -> None:
+        spots = self.system.spots
+        legs = [spot.costs.leg for spot in spots]
+        self.spot = self.rng.choice([spot for spot in spots if legs.count(spot.costs.leg) > 1])
+
+    @property
+    def clients(self) -> int:
+        return len(self.system.spots)
+
+    @property
+    def capacity(self) -> int:
+        return self.spot.costs.slots + max(1, self.system.inbox_size)
+
+    def begin(self) -> Scheduler:
+        assert self.spot.life is not None
+        hole = self.spot.life.hosts[0].scheduler
+        hole.fails = Internal("the engine fails everything")
+        self.note("at", self.spot.name)
+        return hole
+
+
+@define(eq=False)
+class FailedHandOffs(ClusterHole):
+    """An engine whose KV caches get to nobody, or that gets nobody's, while other pairs are well."""
+
+    kind: ClassVar[str] = "failed hand-offs"
+
+    @staticmethod
+    def shape(rng: random.Random) -> dict[str, object]:
+        return shape(rng, TWO_OF_SOME[1:]) | {"fake": True}
+
+    @property
+    def pairs(self) -> int:
+        others = Leg.DECODE if self.spot.costs.leg is Leg.PREFILL else Leg.PREFILL
+        return sum(spot.costs.leg is others for spot in self.system.spots)
+
+    def begin(self) -> Scheduler:
+        assert self.spot.life is not None
+        hole = self.spot.life.hosts[0].scheduler
+        self.system.plan.rooms.sick = hole, HandOffFailed("the KV cache did not come")
+        self.note("at", self.spot.name)
+        return hole
+
+    def end(self, hole: Scheduler) -> None:
+        self.system.plan.rooms.sick = None
+
+
+@define(eq=False)
+class LinkedAlone(Alone):
+    """Something that is wrong with nodes, under clients who must get every answer whole."""
+
+    spot: Spot = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.spot = self.rng.choice(self.system.spots)
+
+    @staticmethod
+    def shape(rng: random.Random) -> dict[str, object]:
+        # A leg whose other one was not asked within its time fails, as it must: no gateway stands still for so long.
+        return shape(rng, TWO_OF_ALL) | {"deadlines": evolve(DEADLINES, first_token_s=2 * SECTION.stalled_s)}
+
+    @abstractmethod
+    async def go_wrong(self) -> None:
+        """Let it be wrong for a while, and see what nodes make of it."""
+
+    @property
+    @abstractmethod
+    def within_s(self) -> float:
+        """How much longer than usual an answer may take."""
+
+    def link(self, of: Directory | None = None, to: str | None = None) -> Link | None:
+        """Return the gateway's link to the node that it is about, or another."""
+        nodes = (of or self.system.directory).nodes
+        return next(link for name, (_, link, _) in nodes.items() if name == (to or self.spot.name))
+
+    async def live(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(CLIENTS):
+                nursery.start_soon(self._stay, self.honest(f"h{number}"))
+            await trio.sleep(self.rng.random())
+            await self.go_wrong()
+            await trio.sleep(SOON_S)
+            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            for number in range(CROWD):
+                nursery.start_soon(self._come, self.honest(f"c{number}"))
+            await self._until_asked()
+            nursery.cancel_scope.cancel()
+        self.note("well again")
+
+    async def _stay(self, client: Honest) -> None:
+        one_s = TOKENS_MAX * max(spot.costs.step_s + spot.costs.prefill_s for spot in self.system.spots) + 1.0
+        while True:
+            outcome, took_s = await client.ask(self.rng.randint(1, TOKENS_MAX))
+            assert outcome == "whole", f"it costs an answer: {outcome}"
+            most_s = self.within_s + (1 + CLIENTS) * one_s + SOON_S
+            assert took_s <= most_s, f"it keeps a client waiting for {took_s} s, not {most_s} s"
+
+    async def _come(self, client: Honest) -> None:
+        client.crowds = True
+        while True:
+            await client.ask(self.rng.randint(1, TOKENS_MAX))
+            await trio.sleep(0.1)
+
+    async def _until_asked(self) -> None:
+        """Wait until the node has been asked once more."""
+        log = self.spot.life.hosts[0].scheduler.log
+        before = _submitted(log)
+        with trio.fail_after(10 * SOON_S):
+            while _submitted(log) == before:  # noqa: ASYNC110  # of an engine's log
+                await trio.sleep(0.1)
+
+
+@define(eq=False)
+class Stopped(LinkedAlone):
+    """The process of a node that stands still for a while, and whose kernel acknowledges what it is sent."""
+
+    gateway: bool = field(init=False)
+    lasts_s: float = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        LinkedAlone.__attrs_post_init__(self)
+        longest_s = SECTION.stalled_s - 2 * SECTION.beat_s
+        self.gateway = self.rng.random() < 0.4
+        shorter, longer = (2.0, SECTION.silent_s + 2.0, longest_s), (2.0, longest_s, SECTION.stalled_s + 5.0)
+        self.lasts_s = self.rng.choice(shorter if self.gateway else longer)
+
+    @property
+    def within_s(self) -> float:
+        # What a gateway asks in that time comes when it is over; from a node that stands still others take over.
+        return self.lasts_s if self.gateway else min(self.lasts_s, SECTION.silent_s + SECTION.beat_s)
+
+    async def go_wrong(self) -> None:
+        net, until = self.system.plan.net, trio.current_time() + self.lasts_s
+        before = self.link()
+        who = "main" if self.gateway else self.spot.name
+        self.note("stands still", who, self.lasts_s)
+        self.faults.freeing.wrong("stopped node", self.lasts_s)
+        if self.gateway:  # its tasks run on here, but nobody hears of it
+            net.mute(who, until)
+        else:
+            net.stop(who, until)
+        await trio.sleep(min(self.lasts_s, SECTION.silent_s + SECTION.beat_s))
+        if self.lasts_s > SECTION.silent_s + SECTION.beat_s:
+            link = self.link(of=self.spot.life.directory, to="main") if self.gateway else before
+            assert link.stalled, "nobody has noticed"
+        await trio.sleep_until(until + SECTION.beat_s)
+        if self.lasts_s < SECTION.stalled_s:
+            assert before is not None
+            assert not before.lost, "a link was lost though the kernel at its other end answers"
+            assert self.link() is before
+        else:
+            assert before.lost, "a node that stands still for too long is kept"
+
+
+@define(eq=False)
+class Twin(LinkedAlone):
+    """A second process of a node's name, which dials or is dialed."""
+
+    within_s = 0.0
+
+    async def go_wrong(self) -> None:
+        system, spot, rng = self.system, self.spot, self.rng
+        before, address = self.link(), At(f"{spot.name}-again", 7400)
+        is_dialed = rng.random() < 0.5
+        lasts_s = 1 + rng.random() * 5
+        self.note("a twin", spot.name, "is dialed" if is_dialed else "dials", lasts_s)
+        async with self._twin(address if is_dialed else None) as twin, trio.open_nursery() as nursery:
+            if is_dialed:  # as it would be if the gateway's file said to join there
+                nursery.start_soon(system.links._keep, None, address)
+            with trio.fail_after(SOON_S):
+                while "main" not in twin.directory.twins:  # noqa: ASYNC110  # of links
+                    await trio.sleep(0.05)
+            await trio.sleep(lasts_s)
+            assert self.link() is before, "the older process lost its link"
+            assert not before.lost
+            # Whoever dials is told again and again; one that was dialed is not dialed again while the older is linked.
+            assert is_dialed or twin.directory.twin is not None, "the younger process does not say that it is one"
+            said = [sentence for _, sentence in system.links._nodes._said]
+            assert any(each.startswith("two processes call themselves") for each in said), "the gateway does not say it"
+            assert not any(_submitted(host.scheduler.log) for host in twin.hosts.values()), "the younger was asked"
+            nursery.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def _twin(self, listens: At | None) -> AsyncIterator[Back]:
+        """Run a second process of the node's name for the body; without an address it dials everybody."""
+        spot, plan = self.spot, self.spot.plan
+        life = Back(rng=plan.rng, costs=spot.costs, host_of=spot.host_of, spot=spot, **spot.kwargs)
+        life.links.listen = listens
+        life.links.join = () if listens else (At(plan.front, 7400),)
+        async with trio.open_nursery() as nursery:
+
+            async def run() -> None:
+                with life.scope:
+                    await supervise(life.tree, rng=plan.rng, watch=life.happenings.append)
+                life.over.set()
+
+            nursery.start_soon(run, name=f"twin of {spot.name}")
+            yield life
+            life.scope.cancel(reason="the twin is ended")
+            await life.over.wait()
+            for host in life.hosts.values():
+                host.scheduler.crash()
+
+
+def _submitted(log: list[str]) -> int:
+    return sum(line.startswith("submit") for line in log)
+
+
+ALONE: tuple[type[Alone], ...] = (ClusterHole, FailedHandOffs, Stopped, Twin)

@@ -1,0 +1,264 @@
+"""Clients that speak the Responses dialect over a WebSocket, and the judge of what they hear."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from contextlib import suppress
+
+import trio
+from attrs import Factory, define, field
+
+from tests.rig.gateway import frame
+from tests.system.simulator import judge
+from tests.system.simulator.clients import GONE, HttpClient, Reader, options
+from tests.system.simulator.model import Wanted, draw, whole
+
+REFUSED = "engine_refused"
+CLOSES = {1000: "normal", 1012: "draining", 1013: "slow_client"}
+
+
+@define(eq=False)
+class _Response:
+    """One response as far as it has come."""
+
+    wanted: Wanted
+    lane: str | None
+    events: int = 0
+    text: str = ""
+    end: str | None = None
+
+
+@define(eq=False)
+class Transcript:
+    """What one connection heard; judges each event as it comes."""
+
+    may: judge.May
+    asked: dict[str, tuple[Wanted, str | None]] = Factory(dict)  # by the name that its metadata carry
+    responses: dict[str, _Response] = Factory(dict)  # by the number that all its ids share
+    errors: list[str] = Factory(list)
+    cancels: Counter[str | None] = Factory(Counter)  # by lane
+    close_code: int | None = None
+
+    @property
+    def open(self) -> int:
+        """How many requests have not ended."""
+        return len(self.asked) - len(self.errors) - sum(each.end is not None for each in self.responses.values())
+
+    def last_id(self, name: str) -> str | None:
+        """Return the id of a request's response if it was completed."""
+        wanted = self.asked[name][0]
+        found = [key for key, each in self.responses.items() if each.wanted is wanted and each.end == "completed"]
+        return f"resp_{found[0]}" if found else None
+
+    def hear(self, event: dict) -> None:
+        """Judge one event."""
+        kind = event["type"]
+        if kind == "error":
+            assert len(self.errors) < len(self.asked)
+            refused = any(wanted.refused for wanted, _ in self.asked.values())
+            self.errors.append(
+                judge.error(event["error"], lambda code: self.may(code) or (refused and code == REFUSED))
+            )
+            return
+        number = (event.get("item_id") or event.get("item", {}).get("id") or event["response"]["id"]).partition("_")[2]
+        # What a slow client had not begun to get gives way to the news that it is too slow.
+        dropped = kind == "response.failed" and event["response"]["error"]["cause"] == "slow_client"
+        if kind == "response.created" or (dropped and number not in self.responses):
+            name = event["response"]["metadata"]["k"]
+            assert name in self.asked, "another request's response"
+            wanted, lane = self.asked[name]
+            assert number not in self.responses
+            assert all(each.wanted is not wanted for each in self.responses.values()), "answered twice"
+            self.responses[number] = _Response(wanted, lane)
+        response = self.responses[number]
+        if dropped:
+            assert event["sequence_number"] >= response.events
+        else:
+            assert event["sequence_number"] == response.events, "an event is lost or doubled"
+        assert event.get("stream_id") == response.lane, "an event of another lane"
+        assert response.end is None, "something follows the end"
+        response.events += 1
+        if kind == "response.output_text.delta":
+            response.text += event["delta"]
+            assert whole(response.wanted).choices[0].text.startswith(response.text), "wrong text"
+        elif kind == "response.output_text.done":
+            assert event["text"] == response.text
+        elif kind in {"response.completed", "response.incomplete", "response.failed"}:
+            response.end = self._ended(response, event["response"])
+
+    def hear_alone(self, said: dict) -> None:
+        """Judge a response that is told in one piece."""
+        wanted, lane = self.asked[said["metadata"]["k"]]
+        text = "".join(part["text"] for item in said["output"] for part in item["content"])
+        response = self.responses[said["id"]] = _Response(wanted, lane, text=text)
+        response.end = self._ended(response, said)
+
+    def _ended(self, response: _Response, said: dict) -> str:
+        should = whole(response.wanted).choices[0]
+        told = "".join(part["text"] for item in said["output"] for part in item["content"])
+        if said["status"] == "failed":
+            dropped = said["error"]["cause"] == "slow_client"
+            assert told == response.text or (dropped and should.text.startswith(told))
+            may = judge.with_refusal(self.may, response.wanted)
+            judge.error({"code": said["error"]["cause"], "message": said["error"]["message"]}, may)
+            return said["error"]["cause"]
+        assert told == response.text
+        details = said["incomplete_details"]
+        if details == {"reason": "cancelled"}:
+            before = sum(each.end == "cancelled" and each.lane == response.lane for each in self.responses.values())
+            assert before < self.cancels[response.lane], "nobody cancelled it"
+            return "cancelled"
+        assert details in (None, {"reason": "max_output_tokens"})
+        told_whole = (response.text, "stop" if details is None else "length")
+        assert told_whole == (should.text, should.reason), "a truncated answer looks complete"
+        cost = whole(response.wanted)
+        assert not response.wanted.refused, "what the engine refused was answered"
+        usage = (said["usage"]["input_tokens"], said["usage"]["output_tokens"])
+        assert usage == (cost.prompt_tokens, cost.completion_tokens)
+        return "completed"
+
+    def closed(self, *, stayed: bool) -> None:
+        """Judge the end of the connection, whoever has ended it."""
+        if self.close_code is not None:
+            assert self.close_code in CLOSES, self.close_code
+            code = CLOSES[self.close_code]
+            if stayed and code != "normal":
+                assert self.may(code), f"closed as {code}"
+        begun = sum(each.end is None for each in self.responses.values())
+        if begun:
+            judge.unheard("cut", self.may, stayed=stayed)
+        if self.open > begun:
+            judge.unheard("unanswered", self.may, stayed=stayed)
+
+
+@define(eq=False)
+class LaneClient(HttpClient):
+    """One WebSocket client: asks, goes on from what was answered, changes its mind, leaves."""
+
+    transcript: Transcript = field(init=False)
+    _last: dict[str | None, str] = Factory(dict)  # by lane, the name of what was asked there last
+    _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+
+    def true(self, code: str) -> bool:
+        crowded = code == "overloaded" and self.transcript.open > self.system.limits.queued_max
+        return crowded or HttpClient.true(self, code)
+
+    def __attrs_post_init__(self) -> None:
+        self.transcript = Transcript(self.true)
+
+    async def _converse(self, reader: Reader) -> None:
+        rng = self.rng
+        reader.pause_s = rng.choice((0, 0, 0, 0.3))
+        self.slow = reader.pause_s > 0
+        if not await self._upgraded(reader):
+            return
+        patience_s = rng.choice((rng.expovariate(1), rng.expovariate(4), 1e4, 1e4, 1e4))
+        with trio.move_on_after(patience_s) as patience, suppress(*GONE):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._listen, reader, nursery.cancel_scope)
+                with suppress(*GONE):  # who is not heard any more may still hear why
+                    await self._talk(reader)
+        self.transcript.closed(stayed=not patience.cancelled_caught)
+        ends = [each.end for each in self.transcript.responses.values()]
+        self.note(self.name, *ends, *self.transcript.errors, self.transcript.close_code)
+        if patience.cancelled_caught:
+            await reader.leave(rng.choice(("close", "reset", "half")))
+        await self._check_gone([wanted for wanted, _ in self.transcript.asked.values()])
+
+    async def _upgraded(self, reader: Reader) -> bool:
+        try:
+            reply = await reader.upgrade()
+        except GONE:
+            assert self.may("unanswered")
+            return False
+        if reply.status != 101:
+            judge.error(reply.error, self.may)
+        return reply.status == 101
+
+    async def _talk(self, reader: Reader) -> None:
+        """Ask a few things in a few lanes, change its mind about some, wait for all to end, and close."""
+        rng = self.rng
+        lanes = [None, *(f"lane.{number}" for number in range(rng.choice((0, 0, 1, 3))))]
+        for number in range(rng.randint(1, 5)):
+            lane = rng.choice(lanes)
+            await self._ask(reader, f"{self.name}.{number}", lane)
+            if rng.random() < 0.2:
+                await trio.sleep(rng.choice((0, rng.random())))
+                self.transcript.cancels[lane] += 1
+                await reader.say({"type": "response.cancel"} | ({} if lane is None else {"stream_id": lane}))
+            if rng.random() < 0.2:
+                await reader.send(frame(b"are you there", 0x89))
+            if rng.random() < 0.4:
+                await self._until_quiet()
+        await self._until_quiet()
+        with suppress(*GONE):
+            await reader.send(frame(struct.pack(">H", 1000), 0x88))
+
+    async def _ask(self, reader: Reader, name: str, lane: str | None) -> None:
+        """Ask for a response, perhaps for one that goes on from the last of some lane."""
+        rng, transcript = self.rng, self.transcript
+        wanted, event = draw(rng, name), {}
+        before = self._last.get(rng.choice([lane, *self._last]))
+        if before is not None and (known := transcript.last_id(before)) is not None and rng.random() < 0.7:
+            asked, _ = transcript.asked[before]
+            said = tuple(turn for turn in asked.turns if turn[0] != "system")
+            history = (*said, ("assistant", whole(asked).choices[0].text))
+            wanted, event = draw(rng, name, history), {"previous_response_id": known}
+            event["input"] = [{"role": "user", "content": wanted.turns[-1][1]}]
+        transcript.asked[name] = wanted, lane
+        if wanted.refused:
+            self.system.refused.add(tuple(wanted.prompt))
+        self._last[lane] = name
+        await reader.say(create(wanted, name, lane) | event)
+
+    async def _until_quiet(self) -> None:
+        while self.transcript.open:
+            await self._news.park()
+
+    async def _listen(self, reader: Reader, talking: trio.CancelScope) -> None:
+        with suppress(*GONE):
+            while True:
+                first, payload = await reader.frame()
+                if first == 0x88:
+                    self.transcript.close_code = int.from_bytes(payload[:2], "big")
+                    break
+                if first == 0x81:
+                    self.transcript.hear(json.loads(payload))
+                    self._news.unpark_all()
+                else:
+                    assert first in {0x89, 0x8A}
+        talking.cancel(reason="the connection has ended")
+
+
+def create(wanted: Wanted, name: str, lane: str | None) -> dict[str, object]:
+    """Return the event that asks for a response."""
+    turns = [{"role": role, "content": text} for role, text in wanted.turns if role != "system"]
+    body = {"type": "response.create", "model": "tiny", "input": turns, "metadata": {"k": name}}
+    body |= {"max_output_tokens": wanted.tokens_max}
+    if wanted.turns[0][0] == "system":
+        body["instructions"] = wanted.turns[0][1]
+    body |= {} if lane is None else {"stream_id": lane}
+    return body | options(wanted)
+
+
+@define(eq=False)
+class DeafLaneClient(LaneClient):
+    """Asks for much, reads nothing for a while, and then everything that it was not too late for."""
+
+    async def _converse(self, reader: Reader) -> None:
+        self.slow = True
+        if not await self._upgraded(reader):
+            return
+        with suppress(*GONE):
+            for number in range(6):
+                await self._ask(reader, f"{self.name}.{number}", f"lane.{number % 3}")
+        for _ in range(self.rng.choice((1, 60))):
+            await trio.sleep(0.5)
+            self.system.check_backlogs()
+        await self._listen(reader, trio.CancelScope())
+        self.transcript.closed(stayed=True)
+        self.note(self.name, "deaf in lanes", self.transcript.close_code)
+        reader.hang_up()
+        await self._check_gone([wanted for wanted, _ in self.transcript.asked.values()])

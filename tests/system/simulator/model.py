@@ -1,0 +1,142 @@
+"""What an answer must be, computed from the request alone: nothing of the system is asked but its tokenizer."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+from attrs import evolve, frozen
+
+from tests.rig.fake_engine import logprob_at, token_at
+from tests.rig.gateway import TINY
+
+VOCABULARY = 512
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+WORDS = ("oak", "wörld", "日本", "🙂", "fox", "a", "old", "b\n", "<|x|>", "é")
+
+
+@frozen(kw_only=True)
+class Wanted:
+    """One request, as a client means it."""
+
+    turns: tuple[tuple[str, str], ...]  # who said what
+    plain: bool = False  # the prompt is the last text as it is
+    echo: bool = False  # the answer begins with the prompt
+    tokens_max: int
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    n: int = 1
+    seed: int | None = None
+    logprobs: int | None = None  # of how many of the likeliest, beside each token's own
+    stream: bool = True
+    usage: bool = False
+    refused: bool = False  # the engine will not like it
+
+    @property
+    def prompt(self) -> list[int]:
+        """The ids that an engine must get."""
+        return prompt_of(self.turns, self.plain)
+
+
+@frozen
+class Choice:
+    """One choice that is whole."""
+
+    text: str
+    reason: str
+    ids: tuple[int, ...]  # that were computed for it
+
+    @property
+    def scores(self) -> list[tuple[bytes, float]]:
+        """Each token of the text, as bytes, with its log probability; the ids that end answers say nothing."""
+        spoken = [(token, place) for place, token in enumerate(self.ids) if token not in TINY.eos_token_ids]
+        return [(TINY.data(token), logprob_at(token, place, 0, VOCABULARY).logprob) for token, place in spoken]
+
+
+@frozen
+class Whole:
+    """An answer that is whole."""
+
+    prompt_tokens: int
+    choices: tuple[Choice, ...]
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(len(choice.ids) for choice in self.choices)
+
+
+@cache
+def prompt_of(turns: tuple[tuple[str, str], ...], plain: bool) -> list[int]:
+    if plain:
+        return TINY.tokenizer.encode(turns[-1][1]).ids
+    said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+    return TINY.tokenizer.encode(f"{said}<|im_start|>assistant\n", add_special_tokens=False).ids
+
+
+@cache
+def whole(wanted: Wanted) -> Whole:
+    """Return what must come if everything goes well."""
+    return Whole(len(wanted.prompt), tuple(_choice(wanted, number) for number in range(wanted.n)))
+
+
+def _choice(wanted: Wanted, number: int) -> Choice:
+    seeded = [] if wanted.seed is None else [wanted.seed ^ number]
+    ids = [token_at([*wanted.prompt, *seeded], place, VOCABULARY) for place in range(wanted.tokens_max)]
+    text, reason, tokens = _cut(wanted, ids)
+    return Choice(wanted.turns[-1][1] + text if wanted.echo else text, reason, tuple(ids[:tokens]))
+
+
+def _cut(wanted: Wanted, ids: list[int]) -> tuple[str, str, int]:
+    """Return the text up to its first stop, why it ends, and how many ids it took."""
+    for tokens in range(1, len(ids) + 1):
+        if ids[tokens - 1] in wanted.stop_token_ids:
+            return decoded(ids[: tokens - 1]), "stop", tokens
+        text = decoded(ids[:tokens]) if wanted.stop else ""
+        found = [(at + len(stop), at) for stop in wanted.stop if (at := text.find(stop)) >= 0]
+        if found:
+            return text[: min(found)[1]], "stop", tokens
+    return decoded(ids), "length", len(ids)
+
+
+def decoded(ids: list[int]) -> str:
+    """Return the text of ids that are all there; no incremental decoder is involved."""
+    return TINY.tokenizer.decode(ids, skip_special_tokens=True) if ids else ""
+
+
+# Drawing ---------------------------------------------------------------------------------
+
+
+def draw(rng: random.Random, name: str, history: tuple[tuple[str, str], ...] = (), choices_max: int = 1) -> Wanted:
+    """Draw a request that no other client makes; many end at a stop string or a stop token of their own answer."""
+    said = " ".join([name, *rng.choices(WORDS, k=rng.randint(0, 12))])
+    tokens_max = rng.choice((rng.randint(1, 8), rng.randint(1, 24), 40))
+    first = (("system", "Be brief."),) if rng.random() < 0.2 and not history else ()
+    turns = (*first, *history, ("user", said))
+    wanted = Wanted(
+        turns=turns,
+        tokens_max=tokens_max,
+        n=rng.choice((1, 1, 1, rng.randint(1, choices_max))),
+        seed=rng.choice((None, rng.randrange(1000))),
+        logprobs=rng.choice((None, None, None, 0, 2)),
+        stream=rng.random() < 0.7,
+        usage=rng.random() < 0.5,
+        refused=rng.random() < 0.05,
+    )
+    match rng.choice(("", "", "stop", "stop", "token")):
+        case "stop":
+            return evolve(wanted, stop=_stops(rng, whole(wanted).choices[0].text))
+        case "token":
+            return evolve(wanted, stop_token_ids=(rng.choice(whole(wanted).choices[0].ids),))
+        case _:
+            return wanted
+
+
+def _stops(rng: random.Random, text: str) -> tuple[str, ...]:
+    """Draw stop strings: pieces of the answer, pieces that go on otherwise, and nonsense."""
+    stops = []
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(text)) if text else 0
+        piece = text[at : at + rng.randint(1, 6)]
+        stops.append(piece + rng.choice(("", "", "", "!never")))
+    # What a broken character is, shows only at its end; what is cut there is a matter of taste.
+    return tuple(stop for stop in stops if stop and BROKEN not in stop) or ("nonsense",)

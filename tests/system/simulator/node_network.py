@@ -1,0 +1,143 @@
+"""The network between nodes: who listens where, and the wires of links, which may be cut, half-open or slow to deliver."""
+
+from __future__ import annotations
+
+import random
+import ssl
+from collections.abc import Callable
+
+import trio
+from attrs import Factory, define, field, frozen
+
+from protocol.errors import PeerLost
+from supervisor.links.websocket import At, Talk
+from tests.rig.network import SimTransport, sim_pair
+
+SIZE_BYTES = 4
+
+
+@define(eq=False)
+class _Line:
+    """What stands below a wire; here it is the wire's own transport that knows how it ended."""
+
+    end: str = ""
+
+    def trust(self) -> None:
+        """Take more than a greeting, which is no matter here."""
+
+
+@define(eq=False)
+class SimWire:
+    """One end of a connection that carries whole messages; a `supervisor.links.websocket.Wire`."""
+
+    transport: SimTransport
+    line: _Line = Factory(_Line)
+    _heard: bytearray = Factory(bytearray)
+
+    async def send_all(self, data: bytes) -> None:
+        await self.transport.send_all(len(data).to_bytes(SIZE_BYTES) + data)
+
+    async def receive_some(self) -> bytes:
+        while (end := self._end()) is None:
+            if not (more := await self.transport.receive_some()):
+                return b""
+            self._heard += more
+        message = bytes(self._heard[SIZE_BYTES:end])
+        del self._heard[:end]
+        return message
+
+    def acknowledged_s(self) -> float:
+        return self.transport.acknowledged_s()
+
+    def close(self) -> None:
+        if not self.transport.swallows:  # else the news of it does not come either
+            self.transport.close()
+
+    def _end(self) -> int | None:
+        end = SIZE_BYTES + int.from_bytes(self._heard[:SIZE_BYTES])
+        return end if SIZE_BYTES <= len(self._heard) >= end else None
+
+
+@define(eq=False)
+class Accepted:
+    """The listener's end before anything was said, as `supervisor.cluster.mesh` gets it from the kernel."""
+
+    transport: SimTransport
+    socket: Accepted = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.socket = self
+
+    def getpeername(self) -> tuple[str, int]:
+        raise OSError
+
+
+@frozen
+class Connection:
+    """A connection that was made, and between which nodes."""
+
+    dialer: str
+    listener: str
+    transport: SimTransport  # the dialer's end
+    far: SimTransport
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        return frozenset((self.dialer, self.listener))
+
+
+@define(eq=False)
+class Net:
+    """All that lies between the nodes."""
+
+    rng: random.Random
+    network: dict
+    listening: dict[str, tuple[str, Callable[[Accepted], None]]] = Factory(dict)  # by address: who, and what accepts
+    connections: list[Connection] = Factory(list)
+    stopped: dict[str, float] = Factory(dict)  # until when the process of a node stands still
+
+    async def dial(self, dialer: str, at: At, _: ssl.SSLContext | None, within_s: float, talk: Talk) -> None:
+        """Do what `supervisor.links.websocket.dial` does."""
+        await trio.sleep(self.rng.random() * self.network["delay_s"])
+        await trio.sleep_until(max(self.stopped.get(dialer, 0.0), trio.current_time()))
+        if str(at) not in self.listening:
+            raise PeerLost(f"{at} cannot be reached: nobody listens")
+        listener, accept = self.listening[str(at)]
+        near, far = sim_pair(self.rng, **self.network)
+        self.connections.append(Connection(dialer, listener, near, far))
+        near.stall(self.stopped.get(listener, 0.0))  # its kernel accepts all the same
+        accept(Accepted(far))
+        await self._talked(near, talk)
+
+    async def accepted(self, stream: Accepted, _: ssl.SSLContext | None, within_s: float, talk: Talk) -> None:
+        """Do what `supervisor.links.websocket.accepted` does."""
+        await self._talked(stream.transport, talk)
+
+    async def _talked(self, transport: SimTransport, talk: Talk) -> None:
+        wire = SimWire(transport)
+        try:
+            await talk(wire)
+        finally:
+            wire.close()
+
+    def stop(self, node: str, until: float) -> None:
+        """Let the process of a node stand still for a while: nothing comes from it, and what comes to it waits."""
+        self.stopped[node] = until
+        for transport in self.of(node):
+            transport.stall(until)
+
+    def mute(self, node: str, until: float) -> None:
+        """Let nothing of what a node says come before some time, on the connections that it has now."""
+        for each in self.connections:
+            if node in each.nodes:
+                (each.transport if node == each.dialer else each.far).mute(until)
+
+    def of(self, *nodes: str) -> list[SimTransport]:
+        """Return the connections of a node, or between two."""
+        return [each.transport for each in self.connections if set(nodes) <= each.nodes]
+
+    def cut(self, *nodes: str) -> None:
+        """Break the connections of a node, or between two; they may be made again at once."""
+        for transport in self.of(*nodes):
+            transport.cut()
+        self.connections = [each for each in self.connections if not set(nodes) <= each.nodes]

@@ -1,0 +1,266 @@
+"""Nodes that only compute: each has a tree, a directory and links, and may crash, drain, leave and come back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from itertools import count
+from math import inf
+from types import SimpleNamespace
+
+import trio
+from attrs import Factory, define, field
+
+from actors.kit.priority_inbox import Queue
+from protocol.cluster import Offer
+from protocol.errors import StartFailed
+from protocol.greeting import Incarnation
+from protocol.messages import Generate
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.mesh import Links
+from supervisor.cluster.workers import ForOthers
+from supervisor.config.load import ClusterSection
+from supervisor.links.websocket import At
+from supervisor.node.assembly import _in_order
+from supervisor.node.node import BYE_S, _Node
+from supervisor.processes.process import Hurry
+from supervisor.supervision.supervise import supervise
+from supervisor.supervision.tree import Child, Tree
+from tests.rig.small_system import World
+from tests.system.simulator.legs import LegCosts, LegHost, Rooms
+from tests.system.simulator.node_network import Accepted, Net
+from tests.system.simulator.offers import offer_of, plug, work
+from tests.system.simulator.release_times import Freeing
+from tests.system.simulator.simulated_engine import SimulatedHost
+
+NOON = 1_700_000_000
+SECRET = b"only nodes know it"
+AGAIN_S = 1.0
+STOP_S = 15.0  # for every child that does not end by itself
+
+
+@define(eq=False)
+class SimLinks(Links):
+    """Links over a simulated network."""
+
+    plan: Plan = field(kw_only=True)
+    drains_until: float = field(init=False, default=inf)
+    heard_at: float = field(init=False, default=-inf)  # by the others, that this node drains
+    said_bye: bool = field(init=False, default=False)
+
+    @property
+    def net(self) -> Net:
+        """What lies between the nodes."""
+        return self.plan.net
+
+    def bye(self, detail: str) -> None:
+        early = trio.current_time() < self.drains_until
+        assert not (early and self.directory.running), "a node that drains leaves before its requests have ended"
+        assert trio.current_time() >= self.heard_at, "a node that drains leaves before the others have heard of it"
+        self.said_bye = True
+        Links.bye(self, detail)
+
+    async def _listen(self, nursery: trio.Nursery, at: At) -> None:
+        def accept(stream: Accepted) -> None:
+            nursery.start_soon(self._accepted, stream)
+
+        self.directory.address = str(at)
+        self.net.listening[str(at)] = self.name, accept
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        try:
+            await Links.run(self, task_status=task_status)
+        finally:
+            if self.listen is not None:
+                self.net.listening.pop(str(self.listen), None)
+
+
+@define(eq=False)
+class Plan:
+    """What the file says of a cluster."""
+
+    net: Net
+    section: ClusterSection
+    rooms: Rooms
+    rng: random.Random
+    freeing: Freeing | None = None  # knows how far the clock has jumped
+    spots: dict[str, Spot] = Factory(dict)
+    front: str = "main"
+    runs: Iterator[int] = field(factory=partial(count, 1))  # of nodes' processes
+
+    @property
+    def age_s(self) -> float:
+        """The time, without the jumps of the clock."""
+        return trio.current_time() - (self.freeing.jumped_s if self.freeing else 0.0)
+
+    def links(self, name: str, directory: Directory, *, listens: bool, joins: bool) -> SimLinks:
+        """Return the links of one node, and note in its directory whom it knows from the file."""
+        directory.routes = name == self.front
+        directory.must_meet = frozenset({self.front} - {name})
+        for other in [self.front, *self.spots] if not joins else ():
+            spot = self.spots.get(other)
+            if other != name and not (spot is not None and spot.joins):
+                listening = spot is None or spot.listens
+                directory.expect(other, f"{other}:7400" if listening else None, [] if spot is None else spot.offers)
+        return SimLinks(
+            incarnation=Incarnation(f"{name} {next(self.runs)}", int(NOON + trio.current_time())),
+            name=name,
+            section=self.section,
+            directory=directory,
+            serves={(each, Generate): ForOthers(here) for each, here in directory.here.items()},
+            listen=At(name, 7400) if listens else None,
+            secret=SECRET,
+            new_nonce=partial(self.rng.randbytes, 32),
+            chance=self.rng,
+            join=(At(self.front, 7400),) if joins else (),
+            dial=partial(self.net.dial, name),
+            accept=self.net.accepted,
+            plan=self,
+        )
+
+
+@define(eq=False)
+class Back(World):
+    """One life of a node that only computes."""
+
+    spot: Spot = field(kw_only=True)
+    directory: Directory = field(init=False)
+    inboxes: list[Queue] = field(init=False)
+    links: SimLinks = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        World.__attrs_post_init__(self)
+        spot = self.spot
+        self.directory = Directory(spot.name)
+        self.inboxes = plug(self, self.directory, spot.costs.leg)
+        self.links = spot.plan.links(spot.name, self.directory, listens=spot.listens, joins=spot.joins)
+
+    def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
+        return _in_order([Child(name="links", run=self.links.run, stop_within_s=2.0)], workers)
+
+    async def _engine(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
+        if not self.spot.simulated:
+            await World._engine(self, number, task_status=task_status)
+            return
+        if self.starts_fail:
+            raise StartFailed("it does not start")
+        host = self.hosts[number] = self.wires[f"line {number}"] = SimulatedHost(self.costs, self.spot.plan.rng)
+        with self.engines[number].offering(host.engine):
+            await host.engine.run(task_status=task_status)
+
+    async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
+        await work(self, self.directory, self.inboxes, number, task_status=task_status)
+
+    def check_idle(self, gone: Collection[str] = ()) -> None:
+        """Check that nothing of any request is left at this node, and no link to the nodes that have `gone`."""
+        if self.spot.simulated:
+            for number, host in self.hosts.items():
+                host.check_free()
+                assert self.engines[number].now is host.engine, "an engine is down"
+        else:
+            self.check_engines()
+        check_links(self.directory, gone)
+        check_inboxes(self.directory, self.inboxes)
+
+
+@define(eq=False)
+class Spot:
+    """Where a node runs, one life after the other."""
+
+    name: str
+    plan: Plan
+    costs: LegCosts
+    kwargs: dict  # of its worlds
+    nursery: trio.Nursery
+    listens: bool = True
+    joins: bool = False
+    drain_s: float = 5.0
+    simulated: bool = False  # its engines are the product's own simulated ones
+    fell: bool = False  # in one of its lives, as it began
+    life: Back | None = None
+    lives: list[Back] = Factory(list)
+
+    @property
+    def offers(self) -> list[Offer]:
+        """The workers that there will be."""
+        many, costs = self.kwargs["workers"], self.costs
+        return [offer_of(f"{self.name}-{each}", costs.leg, costs) for each in range(many)]
+
+    @property
+    def host_of(self) -> Callable:
+        """What makes its engines' hosts."""
+        return partial(LegHost, rooms=self.plan.rooms)
+
+    def start(self) -> None:
+        """Begin a life."""
+        self.life = Back(rng=self.plan.rng, costs=self.costs, host_of=self.host_of, spot=self, **self.kwargs)
+        self.lives.append(self.life)
+        self.nursery.start_soon(self._live, self.life, name=f"node {self.name}")
+
+    async def _live(self, life: Back) -> None:
+        try:
+            with life.scope:
+                await supervise(life.tree, rng=self.plan.rng, watch=life.happenings.append)
+        except StartFailed:  # its engine died before all was up; whoever runs the node runs it again
+            self.fell = True
+            self.plan.net.cut(self.name)
+            await trio.sleep(AGAIN_S)
+            if self.life is life and not life.directory.draining:
+                self.start()
+        finally:
+            life.over.set()
+
+    async def crash(self) -> None:
+        """End as a process does that is killed: all that is open is cut, and nobody says why."""
+        life, self.life = self.life, None
+        self.plan.net.listening.pop(str(life.links.listen), None)
+        self.plan.net.cut(self.name)
+        for host in life.hosts.values():
+            host.crash()
+        life.scope.cancel(reason="the node is killed")
+        await life.over.wait()
+        self.plan.net.cut(self.name)
+
+    async def drain(self) -> None:
+        """Leave as a node does that is told to."""
+        life, plan = self.life, self.plan
+        house = SimpleNamespace(directory=life.directory, door=None, links=life.links)
+        node = _Node(None, house, SimpleNamespace(hurry=Hurry()), terminal=None, drain_s=self.drain_s, tree=life.scope)
+        life.links.drains_until = trio.current_time() + self.drain_s
+        life.links.heard_at = trio.current_time() + min(plan.section.tell_s, self.drain_s)
+        drains_until = plan.age_s + self.drain_s
+        async with trio.open_nursery() as node._nursery:
+            node.drain("somebody asks for it")
+        assert plan.age_s <= drains_until + BYE_S + 0.01, "a drain takes longer than it may"
+        assert life.links.said_bye, "a node left without a word"
+        await life.over.wait()
+        assert plan.age_s <= drains_until + BYE_S + STOP_S
+        self.life = None
+        for host in life.hosts.values():
+            host.scheduler.crash()  # its process has ended with the node's
+        self.plan.net.cut(self.name)
+
+
+def check_inboxes(directory: Directory, inboxes: list[Queue]) -> None:
+    """Check that nobody waits for a worker of this node, and that none of them counts a request."""
+    for inbox in inboxes:
+        assert inbox.waiting == (0, 0), "a call waits for ever"
+    for here in directory.here.values():
+        assert (here.load.busy, here.load.tokens, here.load.pending) == (0, 0, 0), "a worker counts what is over"
+
+
+def check_links(directory: Directory, gone: Collection[str] = ()) -> None:
+    """Check that a node is linked to all others, and that nothing is open on its links.
+
+    While some have `gone`, it is linked to none of those; one that joins may miss others, too, who are told of to it.
+    """
+    for name, (_, link, _) in directory.nodes.items():
+        assert name not in gone or link is None, f"{directory.name} has a link to {name}, which has gone"
+        if link is None and (gone or not directory.meets(name)):
+            continue
+        assert link is not None, f"{directory.name} has no link to {name}"
+        assert not link.lost
+        assert not link._asked, "an asked stream is open"
+        assert not link._serving, "a served stream is open"
+        assert len(link.peer.asked) == len(link.peer.served) == 0, "a stream is open"

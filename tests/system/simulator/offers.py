@@ -1,0 +1,56 @@
+"""The workers of a node, offered as `supervisor.node.assembly` offers them."""
+
+from __future__ import annotations
+
+import trio
+
+from actors.decode import decode
+from actors.kit.priority_inbox import Queue, queue
+from protocol.cluster import Leg, Offer
+from protocol.cost import work as work_of
+from protocol.messages import Generate
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.workers import Here
+from supervisor.supervision.registration import Plug
+from tests.rig.fake_engine import Costs
+from tests.rig.small_system import World
+
+
+def urgency(request: Generate) -> int:
+    return request.priority
+
+
+def owner(request: Generate) -> str:
+    return request.owner
+
+
+def offer_of(name: str, leg: Leg, costs: Costs) -> Offer:
+    """Return what `supervisor.engines.children` offers of such an engine."""
+    most = 0 if leg is Leg.DECODE else costs.pending_prefill_max
+    return Offer(name, "tiny", leg, costs.slots, up=False, pending_prefill_tokens_max=most)
+
+
+def plug(world: World, directory: Directory, leg: Leg = Leg.BOTH) -> list[Queue]:
+    """Offer the workers of a node in its directory, as `supervisor.node.assembly` does, and return their inboxes."""
+    inboxes = []
+    world.engines = [Plug(directory.changed) for _ in range(world.workers)]
+    for number, each in enumerate(world.engines):
+        offer = offer_of(f"{directory.name}-{number}", leg, world.costs)
+        address, inbox = queue(max(1, world.inbox_size), urgency, owner, work_of)
+        inboxes.append(inbox)
+        directory.here[offer.name] = Here(directory.name, offer, address, each, directory.changed, inbox, directory)
+    return inboxes
+
+
+async def work(
+    world: World, directory: Directory, inboxes: list[Queue], number: int, *, task_status: trio.TaskStatus[None]
+) -> None:
+    """Do what `supervisor.engines.children` does for one worker, until its engine is lost."""
+    engine = await world.engines[number].wait()
+    directory.turn_away()
+    try:
+        costs, leg = world.costs, list(directory.here.values())[number].leg
+        most = costs.pending_prefill_max if leg is Leg.BOTH else 0
+        await decode(inboxes[number], engine, costs.slots, world.deadlines, None, most, task_status=task_status)
+    finally:
+        list(directory.here.values())[number].turn_away()

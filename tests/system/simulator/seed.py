@@ -1,0 +1,221 @@
+"""One seed: what it draws, the chaos that it is, and what must be true when everything is well again."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from functools import cache
+
+import trio
+from attrs import define, evolve, field
+
+from actors.decode import Deadlines
+from actors.routing.route import Limits
+from supervisor.node.node import BYE_S, FAREWELL_S
+from tests.rig.fake_engine import Costs
+from tests.rig.scheduler import simulate
+from tests.rig.small_system import LONG_S, living
+from tests.system.simulator.clients import DeafClient, HttpClient
+from tests.system.simulator.faults import FALLS, FAULTS, Faults
+from tests.system.simulator.lanes import DeafLaneClient, LaneClient
+from tests.system.simulator.model import VOCABULARY
+from tests.system.simulator.neighbours import CrashingNeighbour, NeverUp
+from tests.system.simulator.post_clients import PostClient, TextClient
+from tests.system.simulator.probes import health
+from tests.system.simulator.single_fault import Alone, BlackHole, StuckSlot, UnfairKeys, ejection
+from tests.system.simulator.slow_readers import SlowReaders
+from tests.system.simulator.system import LIMITS, System
+
+DEADLINES = Deadlines(first_token_s=8.0, gap_s=2.0, total_s=30.0, release_s=1.0, leak_s=2.0)
+KINDS = (*[HttpClient] * 5, *[LaneClient] * 6, TextClient, TextClient, PostClient, DeafClient, DeafLaneClient)
+ALONE: tuple[type[Alone], ...] = (BlackHole, UnfairKeys, StuckSlot, NeverUp, CrashingNeighbour, SlowReaders)
+PENDING_PREFILL = {0.02: 0, 0.05: 30, 0.1: 200}  # by what a step takes: a draw more would make every seed another
+STOP_S = 15.0  # for every child that does not end by itself, one after the other
+ALONE_SHARE = 0.2  # of the seeds, those in which one thing goes wrong with nothing else
+CHAOS_S = 10_000.0  # of virtual time at most; clocks jump, too
+
+
+@define(eq=False)
+class Run:
+    """One run of the whole system, from its seed to its end."""
+
+    rng: random.Random
+    only: type[Alone] | None = None  # what goes wrong in it, whatever the seed draws
+    system: System = field(init=False)
+    faults: Faults = field(init=False)
+    drains: bool = field(init=False)
+    clients: int = field(init=False)
+    times: dict[str, int] = field(init=False)  # how often, in three seconds, each thing goes wrong
+    alone: type[Alone] | None = field(init=False, default=None)  # or the one thing that does
+    trace: list = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        rng = self.rng
+        self.clients = rng.randint(2, 7)
+        self.drains = rng.random() < 0.15
+        # Most seeds have few faults, so that each is seen alone.
+        self.times = {kind: rng.choice((0, 0, 0, 0, 0, 1, 2)) for kind in FAULTS} if rng.random() < 0.8 else {}
+        self.alone = rng.choice(ALONE) if rng.random() < ALONE_SHARE else None
+        self.alone = self.only or self.alone
+        if self.alone is not None:
+            self.clients, self.drains, self.times = 0, self.alone.drains, {}
+        self.system = self._system()
+        self.faults = Faults(self.system, rng, self.note)
+        self._small_limits()
+        self._expect_falls()
+
+    def _expect_falls(self) -> None:
+        for kind in (*self.faults.happened, *(kind for kind, times in self.times.items() if times)):
+            self.system.faults += FALLS.get(kind, ())
+        if self.alone is not None:
+            self.system.faults += self.alone.falls
+
+    def _system(self) -> System:
+        rng = self.rng
+        tls = rng.random() < 0.3
+        costs = Costs(
+            slots=rng.randint(1, 3),
+            step_s=rng.choice((0.02, 0.05, 0.1)),
+            prefill_s=rng.choice((0.0, 0.002)),
+            release_s=rng.choice((0.0, 0.01, 0.3)),
+            vocabulary_size=VOCABULARY,
+        )
+        costs.pending_prefill_max = PENDING_PREFILL[costs.step_s]
+        network = {
+            "delay_s": rng.choice((0.0, 0.002, 0.05)),
+            "piece_max": rng.choice((3, 40, 1000, 1000, 1000, 1000)),
+            "room": rng.choice((50, 4096, 4096, 65536, 65536, 65536) if self.alone is None else (65536,)),
+        }
+        drawn: dict = {
+            "rng": rng,
+            "workers": rng.choice((1, 2, 2)),
+            "costs": costs,
+            "inbox_size": rng.randint(0, 3),
+            "streams": rng.choice((2, 6, 12)),
+            "far": rng.random() < 0.3,
+            "deadlines": DEADLINES,
+            "network": network,
+            "limits": evolve(
+                LIMITS,
+                # More than one step of an engine says at once; over TLS nothing of it leaves before its task runs.
+                backlog_bytes_max=rng.choice((24_000 if tls else 6000, 100_000)),
+                in_flight_max=rng.choice((1, 2, 16)),
+                queued_max=rng.choice((1, 16)),
+            ),
+            "requests_max": rng.choice((3, 8, 16)),
+            "waiting_max": rng.choice((1, 16)),
+            "admit_s": rng.choice((0.5, 100.0)),
+            "first_token_s": rng.choice((200.0, 200.0, 3.0)),
+            "total_s": rng.choice((300.0, 300.0, 1.5)),
+            "drain_s": rng.choice((1.0, 10.0, 60.0)),
+            "route": Limits(
+                resumes_max=rng.choice((0, 1, 3)),
+                crashes_max=rng.choice((0, 1, 1)),
+                resume_s=rng.choice((0.3, 10.0, 10.0)),
+                ejection=ejection(rng),
+            ),
+            "tls": tls,
+        }
+        return System(**drawn | ({} if self.alone is None else self.alone.shape(rng)))
+
+    def _small_limits(self) -> None:
+        happened = self.faults.happened
+        if self.trickles:
+            happened.add("trickles")
+            self.faults.freeing.always("trickles")
+        if min(self.system.first_token_s, self.system.total_s) < LONG_S:
+            happened.add("impatient")
+
+    @property
+    def trickles(self) -> bool:
+        """Whether a Cancel may wait long behind what was said before it."""
+        return self.system.network["room"] == 50  # bytes
+
+    def note(self, *what: object) -> None:
+        self.trace.append((round(trio.current_time(), 9), *what))
+
+    # ---------------------------------------------------------------------------------------
+
+    async def chaos(self) -> None:
+        """Let clients and faults do what they do; nothing false may be said on the way."""
+        async with trio.open_nursery() as nursery:
+            for number in range(self.clients):
+                kind = self.rng.choice(KINDS)
+                client = kind(self.system, self.rng, f"c{number}", self.faults, self.note)
+                nursery.start_soon(client.live)
+            if self.alone is not None:
+                nursery.start_soon(self.alone(self.system, self.rng, self.faults, self.note).live)
+            for kind, times in self.times.items():
+                for _ in range(times):
+                    nursery.start_soon(self.faults.one, kind)
+            if self.drains:
+                nursery.start_soon(self._drain)
+
+    async def _drain(self) -> None:
+        await trio.sleep(1 + self.rng.random() * 3)
+        self.faults.happened.add("drain")
+        self.note("drain")
+        if self.rng.random() < 0.3:
+            self.system.node.world.hurry.now()  # the second signal
+        begun_at = trio.current_time()
+        async with trio.open_nursery() as self.system.node._nursery:
+            self.system.node.drain("somebody asks for it")
+            await trio.sleep(0.1)
+            await trio.testing.wait_all_tasks_blocked()  # the clock may have jumped
+            assert not self.system.door.gate.waiting, "nobody told those who wait"
+        drained_at = trio.current_time()
+        await self.system.over.wait()
+        if not self.times.get("jump"):
+            assert drained_at <= begun_at + self.system.drain_s + FAREWELL_S + BYE_S
+            assert trio.current_time() <= drained_at + STOP_S
+
+    async def all(self) -> None:
+        """Safety while things go wrong; then heal, and demand liveness."""
+        self.note("tls" if self.system.tls else "plain")
+        async with living(self.system) as system:
+            with trio.fail_after(CHAOS_S):
+                await self.chaos()
+            if self.drains:
+                with trio.fail_after(LONG_S):
+                    await system.over.wait()
+                system.check_nothing_is_left()
+            else:
+                await trio.sleep(LONG_S)
+                system.heal()
+                await health(system)
+                await trio.sleep(LONG_S)
+                await system.check_at_rest()
+                await system.check_serves()
+            self.note("at rest", [list(host.scheduler.log) for host in system.hosts.values()])
+        self.trace.extend((each.at, each.path, each.kind.name) for each in system.happenings)
+
+    async def traced(self) -> str:
+        """Run; what has happened is returned, or stands with what was raised."""
+        try:
+            await self.all()
+        except BaseException as error:
+            error.add_note("\n".join(map(repr, self.trace)))
+            raise
+        return "\n".join(map(repr, self.trace))
+
+
+async def whole_system(rng: random.Random) -> str:
+    return await Run(rng).traced()
+
+
+def traced(scenario: Callable[[random.Random], Awaitable[str]], seed: int) -> str:
+    """Run one seed, quietly: actors that fall are what it is about. Return its trace."""
+    logging.disable(logging.CRITICAL)
+    try:
+        trace = simulate(scenario, seed)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert isinstance(trace, str)
+    return trace
+
+
+@cache
+def run_seed(seed: int) -> str:
+    """Run one seed; return its trace."""
+    return traced(whole_system, seed)

@@ -1,0 +1,229 @@
+"""What goes wrong alone in a seed, and honest clients beside it who must hardly notice.
+
+Where several things go wrong at once, all that can be promised of an answer is that it is true. Here one thing does, so
+more is promised: how few answers it costs, and how long anybody waits.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from math import log2
+from typing import ClassVar
+
+import trio
+from attrs import define
+
+from actors.routing.outliers import Ejection
+from protocol.errors import Internal
+from tests.rig.fake_engine import Costs, Scheduler
+from tests.system.simulator import judge
+from tests.system.simulator.clients import HttpClient, Reader
+from tests.system.simulator.faults import Faults
+from tests.system.simulator.model import VOCABULARY, Wanted
+from tests.system.simulator.system import System
+
+PATIENT = {"admit_s": 100.0, "first_token_s": 200.0, "total_s": 300.0, "requests_max": 8, "waiting_max": 16}
+HEAVY_TOKENS = 24
+SOON_S = 2.0  # for what takes no longer than it must
+
+
+def ejection(rng: random.Random) -> Ejection:
+    """Draw when a worker that keeps failing is set aside, and for how long."""
+    return Ejection(
+        failures_max=rng.choice((1, 3, 5)), window=rng.choice((4, 20)), aside_s=rng.choice((0.3, 1.0)), aside_max_s=4.0
+    )
+
+
+@define(eq=False)
+class Honest(HttpClient):
+    """Asks for one thing after the other, and stays until it is answered."""
+
+    asked: int = 0
+    crowds: bool = False  # and may hear that there are too many of it
+
+    def true(self, code: str) -> bool:
+        return (self.crowds and code == "overloaded") or HttpClient.true(self, code)
+
+    async def ask(self, tokens: int, n: int = 1, **headers: str) -> tuple[str, float]:
+        """Return what became of one request, and how long it took."""
+        self.asked += 1
+        said = f"{self.name}.{self.asked}"
+        wanted = Wanted(turns=(("user", said),), tokens_max=tokens, n=n, stream=self.rng.random() < 0.5)
+        reader, heard, asked_at = Reader(self.system.connect()), judge.Heard(), trio.current_time()
+        try:
+            await reader.send(self._post(wanted, **headers))
+            await reader.hear(heard)
+        finally:
+            reader.hang_up()
+        took_s = round(trio.current_time() - asked_at, 9)
+        outcome = self._judge(wanted, heard, stayed=True)
+        self.note(said, outcome, took_s)
+        return outcome, took_s
+
+
+@define(eq=False)
+class Alone(ABC):
+    """One thing that goes wrong, and what must be true beside it."""
+
+    system: System
+    rng: random.Random
+    faults: Faults
+    note: Callable[..., None]
+    drains: ClassVar[bool] = False  # the node is told to shut down meanwhile
+    falls: ClassVar[tuple[type[Exception], ...]] = ()  # by what actors may fall
+
+    @staticmethod
+    @abstractmethod
+    def shape(rng: random.Random) -> dict[str, object]:
+        """Draw what the system must be like for this to mean something."""
+
+    @abstractmethod
+    async def live(self) -> None:
+        """Go wrong, be well again, and see what became of others meanwhile."""
+
+    def honest(self, name: str) -> Honest:
+        """Return an honest client."""
+        return Honest(self.system, self.rng, name, self.faults, self.note)
+
+
+@define(eq=False)
+class BlackHole(Alone):
+    """An engine that fails every request at once, and so is always the least busy."""
+
+    kind: ClassVar[str] = "black hole"
+    pairs: int = 1  # what may be set aside because of it
+
+    @staticmethod
+    def shape(rng: random.Random) -> dict[str, object]:
+        return PATIENT | {"workers": rng.choice((2, 3))}
+
+    async def live(self) -> None:
+        system, rng = self.system, self.rng
+        limits, clients = system.route.ejection, [self.honest(f"h{number}") for number in range(self.clients)]
+        await trio.sleep(rng.random())
+        hole, lasts_s = self.begin(), 1 + rng.random() * 3
+        self.faults.happened.add(self.kind)
+        self.note(self.kind, lasts_s)
+        ends_at = trio.current_time() + lasts_s
+        async with trio.open_nursery() as nursery:
+            for client in clients:
+                nursery.start_soon(self._ask_until, client, lambda: trio.current_time() >= ends_at)
+        self.end(hole)
+        tries = 2 + log2(1 + lasts_s / limits.aside_s)
+        most = self.pairs * (limits.failures_max + 2 * self.capacity + tries)
+        assert hole.failed <= most, f"an engine that fails everything is asked on, {hole.failed} times"
+        with trio.fail_after(limits.aside_max_s + 10 * SOON_S):
+            async with trio.open_nursery() as nursery:
+                for client in clients:
+                    nursery.start_soon(self._ask_until, client, lambda: not system.routing.outliers)
+        self.note(self.kind, hole.failed, "well again")
+
+    @property
+    def clients(self) -> int:
+        """How many ask, one thing after the other."""
+        return self.system.workers
+
+    @property
+    def capacity(self) -> int:
+        """How many requests it may have when it is set aside."""
+        return self.system.costs.slots + max(1, self.system.inbox_size)
+
+    def begin(self) -> Scheduler:
+        """Let one engine fail, and return it."""
+        hole = self.system.hosts[self.rng.randrange(self.system.workers)].scheduler
+        hole.fails = Internal("the engine fails everything")
+        return hole
+
+    def end(self, hole: Scheduler) -> None:
+        """Let it be well."""
+        hole.fails = None
+
+    async def _ask_until(self, client: Honest, enough: Callable[[], bool]) -> None:
+        while not enough():
+            await client.ask(self.rng.randint(1, 4))
+            await trio.sleep(self.rng.choice((0.0, 0.05)))
+
+
+@define(eq=False)
+class UnfairKeys(Alone):
+    """Keys with crowds of heavy requests, and one that asks for little now and then."""
+
+    @staticmethod
+    def shape(rng: random.Random) -> dict[str, object]:
+        secrets = {f"greedy{number}": f"secret-of-greedy-{number}" for number in range(rng.choice((1, 2)))}
+        at_the_gate = rng.random() < 0.5  # is what they wait at; else it is the engines
+        places = {"requests_max": 8, "waiting_max": rng.choice((4, 16))} if at_the_gate else {"requests_max": 48}
+        costs = Costs(slots=2, step_s=0.1, vocabulary_size=VOCABULARY)
+        return PATIENT | places | {"secrets": secrets | {"modest": "secret-of-modest"}, "costs": costs, "far": False}
+
+    async def live(self) -> None:
+        system, greedy = self.system, [name for name in self.system.secrets if name != "modest"]
+        slots, full = system.workers * system.costs.slots, system.requests_max == PATIENT["requests_max"]
+        crowd, n = (24 // len(greedy), 4) if full else (8 // len(greedy), 5)
+        async with trio.open_nursery() as nursery:
+            for name in greedy:
+                for number in range(crowd):
+                    nursery.start_soon(self._crowd, name, number, n)
+            await trio.sleep(1 + self.rng.random())
+            one_s = HEAVY_TOKENS * system.costs.step_s  # for which a heavy answer keeps a slot
+            gate_s = system.requests_max / slots * one_s if full else 0.0  # until one of those inside has ended
+            # Of keys that hold nothing inside each has a turn, whoever came first: another's request has just ended.
+            fair_s = len(greedy) * gate_s + (2 + len(greedy)) * one_s + SOON_S
+            modest = self.honest("modest")
+            for _ in range(3):
+                outcome, took_s = await modest.ask(4, **_key(system, "modest"))
+                assert outcome == "whole", f"whoever asks for little hears {outcome}"
+                assert took_s <= fair_s, f"whoever asks for little waits {took_s} s, not {fair_s} s"
+                await trio.sleep(self.rng.random())
+            nursery.cancel_scope.cancel()
+
+    async def _crowd(self, name: str, number: int, n: int) -> None:
+        client = self.honest(f"{name}.{number}")
+        client.crowds = True
+        while True:
+            await client.ask(HEAVY_TOKENS, n, **_key(self.system, name))
+            await trio.sleep(0.1)
+
+
+@define(eq=False)
+class StuckSlot(Alone):
+    """A slot that is kept for a while after its client has left, in an engine that computes on."""
+
+    @staticmethod
+    def shape(rng: random.Random) -> dict[str, object]:
+        costs = Costs(slots=rng.choice((2, 3)), step_s=rng.choice((0.02, 0.05)), vocabulary_size=VOCABULARY)
+        return PATIENT | {"workers": 1, "costs": costs, "far": False}
+
+    async def live(self) -> None:
+        system, rng = self.system, self.rng
+        limits, host = system.deadlines, system.hosts[0]
+        # Longer than it may before it is set aside, and shorter than an engine may before it is at fault, by what abort
+        # and news of it may take on their way: a line of small pieces delays each of them.
+        host.scheduler.keeps_s = limits.release_s + 0.1 + rng.random() * (limits.leak_s - 1.1)
+        ends_at = trio.current_time() + limits.release_s + limits.leak_s + SOON_S
+        self.note("a slot is kept", host.scheduler.keeps_s)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._leave)
+            for number in range(system.costs.slots):
+                nursery.start_soon(self._stay, self.honest(f"h{number}"), ends_at)
+        assert host.scheduler.keeps_s == 0, "nobody left while it was answered"
+        assert system.hosts[0] is host, "one slot that was kept cost the engine"
+
+    async def _leave(self) -> None:
+        """Leave while it is answered; who has waited for a slot until then comes again."""
+        client, scheduler = self.honest("leaves"), self.system.hosts[0].scheduler
+        while scheduler.keeps_s:
+            with trio.move_on_after(1.0 + self.rng.random()):
+                await client.ask(400)
+            await trio.sleep(SOON_S / 4)
+
+    async def _stay(self, client: Honest, ends_at: float) -> None:
+        while trio.current_time() < ends_at:
+            outcome, _ = await client.ask(self.rng.choice((5, 40)))
+            assert outcome == "whole", f"a slot that another left costs an answer: {outcome}"
+
+
+def _key(system: System, name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {system.secrets[name]}"}

@@ -1,0 +1,97 @@
+"""Clients that read slowly while the node drains: what each has in the end is what is said and counted of it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import ClassVar
+
+import trio
+from attrs import define, evolve
+
+from protocol.messages import FinishReason
+from tests.rig.fake_engine import Costs
+from tests.system.simulator import judge
+from tests.system.simulator.clients import GONE, Reader
+from tests.system.simulator.model import VOCABULARY, Wanted
+from tests.system.simulator.single_fault import PATIENT, Alone, Honest
+from tests.system.simulator.system import LIMITS
+
+WHOLE = frozenset(reason.value for reason in FinishReason)
+CUT = "cut"
+
+
+@define(eq=False)
+class SlowReader(Reader):
+    """Reads a little at a time, and rests before each."""
+
+    bytes_max: int = 512
+
+    async def more(self) -> bool:
+        assert self.rng is not None
+        await trio.sleep(self.rng.random() * self.pause_s)
+        try:
+            data = await self.stream.receive_some(self.bytes_max)
+        except trio.BrokenResourceError:
+            data = b""
+        self.buffer += data
+        return bool(data)
+
+
+@define(eq=False)
+class SlowReaders(Alone):
+    """Clients that read what comes more slowly than it comes, through the drain of the node."""
+
+    drains: ClassVar[bool] = True
+
+    @staticmethod
+    def shape(rng: random.Random) -> dict[str, object]:
+        slots, step_s = rng.choice(((1, 0.05), (4, 0.002)))  # most answers are whole here long before their clients
+        return PATIENT | {
+            "workers": 2,
+            "costs": Costs(slots=slots, step_s=step_s, vocabulary_size=VOCABULARY),
+            "limits": evolve(LIMITS, backlog_bytes_max=rng.choice((24_000, 200_000))),
+            "drain_s": rng.choice((1.0, 3.0, 10.0, 60.0)),
+        }
+
+    async def live(self) -> None:
+        system, heard = self.system, Counter[str]()
+        asked = self.rng.randint(2, 6)
+        async with trio.open_nursery() as nursery:
+            for number in range(asked):
+                nursery.start_soon(self._read, self.honest(f"s{number}"), heard)
+        await system.over.wait()
+        metrics = system.door.asking.metrics
+        counted = Counter[str]()
+        for (_, _, outcome), times in metrics._requests.items():
+            counted["whole" if outcome in WHOLE else outcome] += int(times)
+        self.note("heard", sorted(heard.items()), "counted", sorted(counted.items()))
+        assert heard.total() == asked
+        assert counted["whole"] == heard["whole"], f"counted as whole: {counted}, heard: {heard}"
+        assert counted.total() == asked, f"some are not counted: {counted}"
+        assert not counted["left"], f"nobody has left: {counted}"
+        assert sum(metrics._cut.values()) == counted[CUT], "an answer was cut for no reason"
+
+    async def _read(self, client: Honest, heard: Counter[str]) -> None:
+        system, rng = self.system, self.rng
+        client.slow = True
+        await trio.sleep(rng.random())
+        wanted = Wanted(
+            turns=(("user", client.name),),
+            tokens_max=rng.randint(40, 200),
+            n=rng.choice((1, 2)),
+            stream=rng.random() < 0.8,
+        )
+        reader = SlowReader(system.connect(), rng=rng, pause_s=rng.choice((0.1, 1.0, 4.0)))
+        reader.bytes_max = rng.choice((256, 1024))
+        got = judge.Heard()
+        try:
+            await reader.send(client._post(wanted))
+            await reader.hear(got)
+        except GONE:
+            pass
+        finally:
+            reader.hang_up()
+        outcome = client._judge(wanted, got, stayed=True)
+        heard[outcome] += 1
+        self.note(client.name, outcome, len(got.body))

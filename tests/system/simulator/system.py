@@ -1,0 +1,410 @@
+"""The whole system: the world's workers behind a processor and the real doors; clients come over socket pairs."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
+
+import trio
+from attrs import Factory, define, evolve, field
+
+from actors.kit.calls import Address, Answer, mailbox
+from actors.kit.priority_inbox import Queue, queue
+from actors.processor import processor
+from actors.router import router
+from actors.routing.load import least_loaded
+from actors.routing.route import Limits, Routing
+from protocol.cluster import NodeState, check, check_loads
+from protocol.cost import work as work_of
+from protocol.errors import PeerLost
+from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.peer import Peer
+from supervisor.cluster import engine_control
+from supervisor.cluster.announcements import Teller
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.workers import ForOthers
+from supervisor.gateway.admission import Gate
+from supervisor.gateway.gateway import Door, DoorLimits
+from supervisor.gateway.keys import KEYS, Keys, Sources
+from supervisor.gateway.requests import Asking, Served
+from supervisor.gateway.server import _accepted
+from supervisor.links.link import Link
+from supervisor.node.assembly import _in_order
+from supervisor.node.node import _Node
+from supervisor.processes.process import Hurry
+from supervisor.supervision.tree import Child, Tree
+from supervisor.telemetry.metrics import Metrics
+from tests.rig.fake_engine import FakeHost, Scheduler, whole
+from tests.rig.gateway import TINY
+from tests.rig.scheduler import tasks
+from tests.rig.small_system import World
+from tests.system.simulator import tls
+from tests.system.simulator.offers import owner, plug, urgency, work
+
+LIMITS = DoorLimits(head_s=5.0, body_s=5.0, idle_s=60.0, stall_s=3.0, close_s=1.0, send_buffer_bytes=4096)
+Asked = tuple[tuple[int, ...], int | None]  # a prompt and a seed
+EVENT_BYTES_MAX = 4096  # about what the longest of these answers ends with
+ROUTED_MAX = 64  # requests that wait for a worker
+LET_IN_WITHIN = 5  # rounds of requests
+NEVER_ENDS: frozenset[int] = frozenset()  # the fake engine says what ends an answer like any other token, and goes on
+NOON = 1_700_000_000.5
+
+
+@define(eq=False)
+class Seeded(Scheduler):
+    """Answers each seed otherwise, so that choices can be told apart, and remembers how many tokens it gave each."""
+
+    given: dict[Asked, int] = Factory(dict)
+
+    def submit(self, request: Generate) -> None:
+        Scheduler.submit(self, request)
+        held = self.waiting[-1]
+        held.ids, held.finished = seeded(request, self.costs.vocabulary_size)
+
+    def abort(self, request_id: str) -> None:
+        self._remember(request_id)
+        Scheduler.abort(self, request_id)
+
+    def _ended(self, request_id: str) -> None:
+        self._remember(request_id)
+        Scheduler._ended(self, request_id)
+
+    def _remember(self, request_id: str) -> None:
+        if (held := self._find(request_id)) is not None:
+            asked = prompt_of(held.request), held.request.sampling.seed
+            self.given[asked] = held.request.said + held.given
+
+
+def seeded(request: Generate, vocabulary_size: int) -> tuple[list[int], Finished]:
+    """Return the ids and the end that a request gets, which its seed has a part in."""
+    if (seed := request.sampling.seed) is None:
+        return whole(request, vocabulary_size)
+    said = len(request.tokens) - request.said
+    other = evolve(request, tokens=[*request.tokens[:said], seed, *request.tokens[said:]])
+    ids, finished = whole(other, vocabulary_size)
+    return ids, evolve(finished, usage=evolve(finished.usage, prompt_tokens=len(request.tokens)))
+
+
+def prompt_of(request: Generate) -> tuple[int, ...]:
+    """Return what was asked first, without what a worker that was lost has said to it."""
+    return tuple(request.tokens[: len(request.tokens) - request.said])
+
+
+@define(eq=False)
+class SeededHost(FakeHost):
+    def __attrs_post_init__(self) -> None:
+        FakeHost.__attrs_post_init__(self)
+        self.scheduler = Seeded(self.costs, self._told)
+
+
+@define(eq=False)
+class _Decode:
+    """Whoever decodes for the processor: the router, and sometimes a bug on the way to it."""
+
+    router: Address
+    bugs: int = 0  # that are still to come
+
+    @asynccontextmanager
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer[Started | Tokens, Finished]]:
+        if self.bugs:
+            self.bugs -= 1
+            raise ZeroDivisionError("a planted bug")
+        async with self.router.ask(request, credit) as answer:
+            yield answer
+
+
+@define(eq=False)
+class _Gate(Gate):
+    """Remembers whether anybody ever had to wait, without which it must refuse nobody."""
+
+    was_full: bool = False
+
+    async def _wait(self, waiter: object, entry: object) -> None:
+        self.was_full = True
+        await Gate._wait(self, waiter, entry)
+
+    async def _enter(self, waiter: object) -> None:
+        await Gate._enter(self, waiter)
+        assert self.inside <= self.requests_max
+
+
+@define(eq=False)
+class System(World):
+    """Everything from a client's socket to an engine's host, in the shape that `supervisor.node.assembly` gives it."""
+
+    host_of: Callable = SeededHost
+    route: Limits = Limits()
+    far: bool = False  # the workers are another node's, at the other end of a link
+    tls: bool = False  # between clients and the gateway
+    limits: DoorLimits = LIMITS
+    requests_max: int = 8
+    waiting_max: int = 8
+    admit_s: float = 5.0
+    first_token_s: float = 60.0
+    total_s: float = 120.0
+    drain_s: float = 5.0
+    secrets: Mapping[str, str] = Factory(dict)  # of the keys that clients need, by name; without any they need none
+    door: Door = field(init=False)
+    decode: _Decode = field(init=False)
+    asked: Address = field(init=False)
+    asked_inbox: trio.MemoryReceiveChannel = field(init=False)
+    directory: Directory = field(init=False)  # of the node with the gateway
+    offered: Directory = field(init=False)  # of the node with the workers
+    inboxes: list[Queue] = Factory(list)  # of the workers
+    routing: Routing = field(init=False)
+    routed: Queue = field(init=False)
+    node: _Node = field(init=False)
+    numbers: Iterator[int] = field(factory=partial(count, 1))  # of requests
+    rooms: Iterator[int] = field(factory=partial(count, 1))
+    refused: set[tuple[int, ...]] = Factory(set)  # prompts that the engines will not like
+    sockets: list[trio.SocketStream] = Factory(list)  # the gateway's ends
+    _refusing: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(4))
+    _gateway_nursery: trio.Nursery | None = None
+
+    def __attrs_post_init__(self) -> None:
+        World.__attrs_post_init__(self)
+        self._plug_workers()
+        new_id = lambda: f"{next(self.numbers) << 16:032x}"  # noqa: E731  # the last digits tell choices apart
+        address, self.routed = queue(ROUTED_MAX, urgency, owner, work_of)
+        self.routing = Routing(
+            self.directory.pool("tiny"), least_loaded, self.route, partial(next, self.rooms), new_id, 0, NEVER_ENDS
+        )
+        self.decode = _Decode(address)
+        self.costs.refused = self._refuses
+        self.asked, self.asked_inbox = mailbox(self.requests_max)
+        model, longest = (
+            partial(engine_control.model, "tiny", self.directory, 7),
+            partial(engine_control.longest, self.directory, "tiny"),
+        )
+        engines = {str(number): plug for number, plug in enumerate(self.engines)}
+        metrics = Metrics()
+        never_ready = partial(engine_control.never_ready, self.directory, ("tiny",))
+        self.door = Door(
+            asking=Asking({"tiny": Served(model, self.asked, longest)}, metrics, self.first_token_s, self.total_s),
+            gate=_Gate(self.requests_max, self.admit_s, self.waiting_max, never_ready),
+            limits=self.limits,
+            names=frozenset({"127.0.0.1"}),
+            unready=partial(engine_control.unready, self.directory, ("tiny",)),
+            metrics_text=partial(engine_control.metrics_text, engines, metrics),
+            new_id=new_id,
+            now=lambda: NOON + trio.current_time(),
+            tls=tls.server() if self.tls else None,
+            keys=_keys(self.secrets),
+        )
+        house = SimpleNamespace(directory=self.directory, door=self.door, links=None)
+        world = SimpleNamespace(hurry=Hurry())
+        self.node = _Node(None, house, world, terminal=None, drain_s=self.drain_s, tree=self.scope)
+
+    def _plug_workers(self) -> None:
+        """Put the workers into the directory of their node, which is the gateway's own or, over a link, another."""
+        self.directory = Directory("main")
+        self.offered = Directory("far") if self.far else self.directory
+        self.inboxes = plug(self, self.offered)
+        if self.far:
+            self.directory.expect("far", None, self.offered.state().offers)
+
+    def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
+        front = (Child(name="front", run=self._front),) if self.far else ()
+        others = (
+            *workers,
+            *front,
+            Child(name="router", run=router, args=(self.routed, self.routing), needs=()),
+            Child(name="processor", run=self._processor, needs=()),
+        )
+        gateway = Child(name="gateway", run=self._gateway, stop_within_s=self.limits.close_s + 1)
+        return _in_order([gateway, *self.linking()], others)
+
+    def linking(self) -> tuple[Child, ...]:
+        """Return what keeps the links to other nodes."""
+        return ()
+
+    # The children ----------------------------------------------------------------------
+
+    async def _gateway(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Do what `supervisor.gateway.server.gateway` does, but for the listening."""
+        async with trio.open_nursery() as nursery:
+            self._gateway_nursery = nursery
+            nursery.start_soon(self.door.asking.access.run, name="access")
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._gateway_nursery = None
+
+    async def _processor(self, *, task_status: trio.TaskStatus[None]) -> None:
+        limits = partial(engine_control.limits, self.directory, "tiny", 2048)
+        serve = partial(processor, self.asked_inbox, TINY, self.decode, limits, _at_once, self.requests_max)
+        await serve(task_status=task_status)
+
+    async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
+        await work(self, self.offered, self.inboxes, number, task_status=task_status)
+
+    async def _front(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Carry the link to the workers' node, as `supervisor.cluster.mesh` does, but for the greeting and the heart."""
+        near, far = self.pair("front")
+        asker = Link(near, Peer("main", serves_max=0), told=partial(self._told, "far"))
+        serves = {(name, Generate): ForOthers(here, "main") for name, here in self.offered.here.items()}
+        self.server = Link(far, Peer("far", serves_max=self.streams), serves)
+
+        async def carry() -> None:
+            try:
+                await asker.run()
+            finally:  # at once, whatever the other end still waits for
+                self.directory.unlinked("far", asker)
+                self.offered.unlinked("main", self.server)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.server.run, name="front.server")
+                nursery.start_soon(carry, name="front.asker")
+                await asker.wait_ready()
+                self.directory.linked("far", asker)
+                self.offered.linked("main", self.server)
+                self.offered.told("main", NodeState(routes=True))
+                teller = Teller(self.offered)
+                teller.begin("main", self.server)
+                nursery.start_soon(teller.run, float, name="front.teller")
+                while engine_control.never_ready(self.directory, ("tiny",)):
+                    await self.directory.changed.park()
+                with self.front.offering(asker):
+                    task_status.started()
+                    await trio.sleep_forever()
+        except* PeerLost:
+            raise PeerLost("the front was cut") from None
+
+    def _told(self, node: str, message: object) -> None:
+        if isinstance(message, NodeState):
+            self.directory.told(node, check(message))
+        else:
+            self.directory.told_loads(node, check_loads(message))
+
+    # Clients -----------------------------------------------------------------------------
+
+    def connect(self) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
+        """Connect a client as the kernel would, with TLS to come if the gateway speaks it; raises `trio.BrokenResourceError` if nobody listens."""
+        if self._gateway_nursery is None:
+            raise trio.BrokenResourceError("nobody listens")
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.limits.send_buffer_bytes)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
+        self.sockets.append(stream)
+        self._gateway_nursery.start_soon(_accepted, self.door, self._refusing, stream, name="connection")
+        raw = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        return tls.wrap(raw) if self.tls else raw
+
+    def heal(self) -> None:
+        """Be well again, and patient."""
+        self.decode.bugs = 0
+        self.door.keys = Keys()
+        self.door.asking.first_token_s = self.door.asking.total_s = 300.0
+        self.door.gate.admit_s, self.door.gate.waiting_max = 300.0, 16
+        self.door.limits = evolve(self.door.limits, in_flight_max=16, queued_max=16)
+
+    @property
+    def answered_within_s(self) -> float:
+        """How long a client waits at most for the end of its answer."""
+        return self.admit_s + self.total_s + 1.0
+
+    @property
+    def at_once_max(self) -> int:
+        return min(self.requests_max, self.streams) if self.far else self.requests_max
+
+    async def probe_all(self, count: int) -> None:
+        """Ask for so many answers at once and get them whole: each over its own connection, or all in lanes of one."""
+        from tests.system.simulator import probes
+
+        await (probes.in_lanes if count % 2 else probes.each_alone)(self, count)
+
+    async def let_in(self) -> None:
+        """Ask until every worker that was set aside has been tried again, and let in."""
+        for _ in range(LET_IN_WITHIN):
+            if not any("+" not in each.name for each in self.routing.outliers.aside(trio.current_time())):
+                return
+            await self.probe_all(self.at_once_max)
+        raise AssertionError("a worker that is well is not asked again")
+
+    async def check_serves(self) -> None:
+        """Check that every slot can be had, all at once."""
+        await self.let_in()
+        await World.check_serves(self)
+
+    def _refuses(self, request_id: str) -> bool:
+        """Whether the engines find the prompt of this request wrong, which they say only when it runs."""
+        running = (host.scheduler.running.get(request_id) for host in self.hosts.values())
+        return any(held is not None and prompt_of(held.request) in self.refused for held in running)
+
+    @property
+    def way_s(self) -> float:
+        """How long what is said to the workers now waits behind what was said before, ten times the usual for each roomful."""
+        if not self.far or self.front.now is None:
+            return 0.0
+        behind_bytes = self.front.now.peer.queued_bytes + self.wires["front"].in_flight
+        return behind_bytes / self.network["room"] * 10 * self.network["delay_s"]
+
+    # Looking -----------------------------------------------------------------------------
+
+    def holding(self, prompt: list[int]) -> bool:
+        """Whether any engine that is up holds a request with this prompt."""
+        up = (host.scheduler for number, host in self.hosts.items() if self.engines[number].now is not None)
+        held = (each for scheduler in up for each in (*scheduler.running.values(), *scheduler.waiting))
+        return any(list(prompt_of(each.request)) == prompt for each in held)
+
+    def check_backlogs(self) -> None:
+        """Check that no client's backlog is longer than it may be, or only by the last thing that was said to it."""
+        most = self.limits.backlog_bytes_max + EVENT_BYTES_MAX
+        assert all(outbox.backlog_bytes <= most for outbox in self.door.connections), "a backlog grows without end"
+
+    def given(self, prompt: list[int], seed: int | None) -> int:
+        """Return how many tokens the engines gave for a prompt and a seed."""
+        return max(host.scheduler.given.get((tuple(prompt), seed), 0) for host in self.hosts.values())
+
+    def check_nothing_is_left(self) -> None:
+        """Check that of a node that has ended, nothing is left."""
+        self._check_doors()
+        assert self.over.is_set()
+        assert not {"host", "line", "connection", "front.asker", "front.server"} & set(tasks()), (
+            "a task outlives the node"
+        )
+
+    async def check_at_rest(self) -> None:
+        """Check that nothing is left of any client, at the doors or behind them."""
+        self._check_doors()
+        self.check_routes()
+        inbox = self.asked.inbox.statistics()
+        assert (inbox.current_buffer_used, inbox.tasks_waiting_send) == (0, 0)
+        await World.check_at_rest(self)
+
+    def check_routes(self) -> None:
+        """Check that no request is on its way through the router, and that no worker counts one."""
+        assert not self.routing._places.requests, "a place is kept for nobody"
+        for each in (self.routed, *self.inboxes):
+            assert each.waiting == (0, 0), "a call waits for ever"
+        for worker in (*self.offered.here.values(), *self.directory.workers("tiny")):
+            assert (worker.load.busy, worker.load.tokens, worker.load.pending) == (0, 0, 0), (
+                "a worker counts what is over"
+            )
+
+    def _check_doors(self) -> None:
+        assert not self.door.connections, "a connection was left behind"
+        assert (self.door.gate.inside, self.door.gate.waiting) == (0, 0), "a place at the gate is taken"
+        assert not self.door.asking._running, "a request is still counted"
+        assert all(stream.socket.fileno() == -1 for stream in self.sockets), "a file descriptor is open"
+
+
+def _keys(secrets: Mapping[str, str]) -> Keys:
+    listed = ",".join("=".join(each) for each in secrets.items())
+    keys = Keys(Sources(environment={KEYS: listed} if secrets else {}))
+    keys.load()
+    return keys
+
+
+async def _at_once(function):
+    """Do what takes long at once: virtual time does not pass meanwhile."""
+    await trio.lowlevel.checkpoint()
+    return function()

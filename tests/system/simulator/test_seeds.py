@@ -1,0 +1,103 @@
+"""The whole system under a seed: faults, then health; nothing false on the way, and everything home at the end."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.system.simulator.cluster_seed import KINDS, run_cluster_seed
+from tests.system.simulator.faults import FAULTS
+from tests.system.simulator.release_times import DELAYS, KEEPS
+from tests.system.simulator.seed import run_seed
+
+ROOT = Path(__file__).parents[3]
+SEEDS = 200
+CLUSTER_SEEDS = 32
+GONE = re.compile(r"'gone', ([^)]+)\)")  # and what made it late
+
+
+def replay(seed: int) -> str:
+    """Return the line that runs one seed again."""
+    return f"seed {seed}: python -m tests.system.hunt --only {seed}"
+
+
+@pytest.mark.parametrize("tens", range(SEEDS // 10))
+def test_nothing_false_is_said_and_everything_comes_home(tens):
+    for seed in range(10 * tens, 10 * tens + 10):
+        try:
+            run_seed(seed)
+        except BaseException:
+            print(replay(seed))  # noqa: T201  # pytest shows it
+            raise
+
+
+def test_a_seed_decides_everything_whatever_the_process():
+    traces = []
+    for hash_seed in "12":
+        command = [sys.executable, "-m", "tests.system.hunt", "--first", "0", "--seeds", "8", "--traces"]
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        traces.append(subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True).stdout)
+    assert traces[0] == traces[1] == "".join(f"{run_seed(seed)}\n" for seed in range(8)).encode()
+
+
+def test_the_seeds_see_every_fault_and_every_outcome():
+    traces = "".join(run_seed(seed) for seed in range(SEEDS))
+    for kind in (
+        *FAULTS,
+        "tls",
+        "plain",
+        "drain",
+        "left",
+        "whole",
+        "engine_refused",
+        "cancelled",
+        "completed",
+        "deaf",
+        "garbled",
+    ):
+        assert repr(kind) in traces, kind
+    late = {kind for each in GONE.findall(traces) for kind in ast.literal_eval(f"[{each}]")}
+    assert late == DELAYS | KEEPS, "who leaves meets everything that keeps slots"
+    for code in ("link_lost", "engine_lost", "actor_lost", "deadline_exceeded", "overloaded", "draining"):
+        assert repr(code) in traces, code
+
+
+# Clusters ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(CLUSTER_SEEDS))
+def test_nothing_false_is_said_by_a_cluster_and_everything_comes_home_at_every_node(seed):
+    try:
+        run_cluster_seed(seed)
+    except BaseException:
+        print(f"seed {seed}: python -m tests.system.hunt --cluster --only {seed}")  # noqa: T201  # pytest shows it
+        raise
+
+
+def test_the_seeds_of_clusters_see_most_faults_and_resumed_answers():
+    traces = "".join(run_cluster_seed(seed) for seed in range(CLUSTER_SEEDS))
+    seen = {kind for kind in KINDS if repr(kind) in traces}
+    assert len(seen) >= len(KINDS) - 1, set(KINDS) - seen
+    for what in (
+        "whole",
+        "left",
+        "back",
+        "prefill",
+        "decode",
+        "both",
+        "simulated",
+        "'front crash'",
+        "'drain'",
+        "'resumed'",
+    ):
+        assert what in traces, what
+
+
+def test_a_seed_decides_everything_about_a_cluster_too():
+    assert run_cluster_seed.__wrapped__(3) == run_cluster_seed(3)

@@ -1,0 +1,105 @@
+"""Clients that nobody here wrote are at home."""
+
+from __future__ import annotations
+
+import json
+
+import httpx2
+import pytest
+import trio
+from openai import APIError, NotFoundError, OpenAI
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.sync.client import connect
+
+from tests.rig.gateway import at_rest, chat, create, rig
+from tests.rig.sockets import said
+
+
+async def aside(function, *arguments):
+    with trio.fail_after(20):
+        await trio.to_thread.run_sync(function, *arguments)
+
+
+def openai_says(url):
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    wanted = {"model": "tiny", "messages": [{"role": "user", "content": "n=30"}]}
+    whole = client.chat.completions.create(**wanted)
+    with client.chat.completions.create(**wanted, stream=True) as stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert text == whole.choices[0].message.content
+    both = client.chat.completions.create(**wanted, n=2)
+    assert [choice.message.content for choice in both.choices] == [text, text]
+    assert client.completions.create(model="tiny", prompt="n=30", max_tokens=64).choices[0].text == text
+    with client.completions.create(model="tiny", prompt="n=30", max_tokens=64, stream=True) as stream:
+        assert "".join(chunk.choices[0].text for chunk in stream) == text
+    assert client.responses.create(model="tiny", input="n=30").output_text == text
+    with client.responses.stream(model="tiny", input="n=30") as stream:
+        assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == text
+        assert stream.get_final_response().output_text == text
+    with client.responses.connect() as connection:
+        connection.response.create(model="tiny", input="n=30")
+        deltas = []
+        for event in connection:
+            if event.type == "response.output_text.delta":
+                deltas.append(event.delta)
+            if event.type == "response.completed":
+                assert event.response.output_text == text
+                break
+        connection.response.create(model="tiny", input="n=2", previous_response_id=event.response.id)
+        continued = next(event for event in connection if event.type == "response.completed")
+        assert continued.response.output_text == "The oak"
+    assert "".join(deltas) == text
+    with pytest.raises(NotFoundError):
+        client.chat.completions.create(model="other", messages=wanted["messages"])
+    failing = {"model": "tiny", "messages": [{"role": "user", "content": "n=9 fail=3"}], "stream": True}
+    with pytest.raises(APIError, match="died"), client.chat.completions.create(**failing) as stream:
+        list(stream)
+    client.close()
+
+
+@pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # openai calls websockets the older way
+async def test_the_stock_openai_client_is_at_home():
+    async with rig() as made:
+        await aside(openai_says, made.url)
+        await at_rest(made)
+
+
+def websockets_says(port):
+    with connect(f"ws://127.0.0.1:{port}/v1/responses", ping_interval=0.05, open_timeout=5) as lane:
+        for _ in range(2):
+            lane.send(json.dumps(create("n=40 s=0.004")))
+            events = []
+            while not events or events[-1]["type"] != "response.completed":
+                events.append(json.loads(lane.recv(timeout=5)))
+            assert len(said(events)) > 50
+        lane.ping().wait(5)
+    with pytest.raises(InvalidStatus) as caught:
+        connect(f"ws://127.0.0.1:{port}/v1/responses", origin="https://evil.example")
+    assert caught.value.response.status_code == 403
+    with connect(f"ws://127.0.0.1:{port}/v1/responses") as lane, pytest.raises(ConnectionClosedError) as closed:
+        lane.send("x" * 5_000_000)
+        lane.recv(timeout=5)
+    assert closed.value.rcvd.code == 1009
+
+
+async def test_the_stock_websockets_client_is_at_home():
+    async with rig() as made:
+        await aside(websockets_says, made.port)
+        await at_rest(made)
+
+
+def httpx_says(url):
+    with httpx2.Client(base_url=url) as client:
+        for _ in range(3):
+            assert client.get("/health").text == "alive\n"
+            assert client.get("/nope").status_code == 404
+            assert client.post("/v1/chat/completions", json=chat("n=2")).status_code == 200
+        assert client.post("/v1/chat/completions", content=b"x" * 9_000_000).status_code == 413
+
+
+async def test_the_stock_http_client_is_at_home():
+    async with rig() as made:
+        await aside(httpx_says, made.url)
+        await at_rest(made)

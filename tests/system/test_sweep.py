@@ -1,0 +1,121 @@
+"""Cancel, cut or crash at every step that any task takes; nothing may leak, wherever it lands."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+import trio
+
+from protocol.errors import ActorLost, EngineLost, LinkLost
+from tests.rig.fake_engine import Costs, generate
+from tests.rig.small_system import World, living
+from tests.system.simulator import counting, simulate, tasks
+
+STEPS_MAX = 2000
+
+
+def leave(_: World, victim: trio.CancelScope) -> None:
+    victim.cancel(reason="sweep")
+
+
+def cut_the_front(world: World, _: trio.CancelScope) -> None:
+    world.wires["front"].cut()
+
+
+def cut_the_line(world: World, _: trio.CancelScope) -> None:
+    world.wires["line 0"].cut()
+
+
+def crash_the_host(world: World, _: trio.CancelScope) -> None:
+    world.hosts[0].crash()
+
+
+async def sweep_one(rng, step: int, act: Callable[[World, trio.CancelScope], None], tokens_max: int):
+    """Do `act` just before the step; return whether that came before the victim had ended."""
+    costs = Costs(slots=1, step_s=0.05, prefill_s=0.01, release_s=0.03)
+    async with living(World(costs=costs, inbox_size=1, streams=3)) as world:
+        victim, submitted = trio.CancelScope(), []
+
+        async def ask(name, scope):
+            with scope:
+                try:
+                    await world.ask(generate(name, tokens_max=tokens_max))
+                except (LinkLost, EngineLost, ActorLost):
+                    if act is leave:
+                        raise
+            if scope.cancelled_caught:
+                await trio.sleep(0.04)  # a little longer than a release takes, and shorter than a step
+                assert not world.hosts[0].scheduler.holds(name), "whoever leaves is aborted"
+                submitted.append(f"submit {name}" in world.hosts[0].scheduler.log)
+
+        with counting(step, lambda: act(world, victim)) as steps:
+            async with trio.open_nursery() as clients:
+                clients.start_soon(ask, "victim", victim)
+                clients.start_soon(ask, "bystander", trio.CancelScope())
+        await trio.sleep(30)
+        await world.check_at_rest()
+        with trio.fail_after(5):
+            await world.ask(generate("after"))
+        await trio.sleep(1)
+        await world.check_at_rest()
+        served = {line.partition(" ")[2] for host in world.hosts.values() for line in host.scheduler.log}
+        assert "after" in served
+        if act is leave:
+            assert "bystander" in served, "who stays is served"
+            assert submitted in ([], ["victim" in served]), "nothing begins for one who has left"
+            assert len({life.path for life in world.happenings}) * 2 == len(world.happenings), "it restarts nobody"
+    return steps.taken < step
+
+
+async def stop_one(rng, step: int):
+    """End the whole tree just before the step; return whether that came before its clients had ended."""
+    async with living(World(costs=Costs(slots=1, step_s=0.05, release_s=0.03), inbox_size=1, streams=3)) as world:
+        ended = []
+
+        async def ask(name):
+            with trio.move_on_after(20) as late, suppress(LinkLost, EngineLost, ActorLost):
+                await world.ask(generate(name, tokens_max=2))
+            ended.append((name, late.cancelled_caught and world.front.now is not None))
+
+        with counting(step, world.scope.cancel) as steps:
+            async with trio.open_nursery() as clients:
+                for name in "abc":
+                    clients.start_soon(ask, name)
+        assert len(ended) == 3
+        assert not any(hung for _, hung in ended)
+        if steps.taken >= step:
+            await trio.sleep(10)
+            assert world.over.is_set(), "the tree did not end"
+            assert not {"host", "line", "front.asker", "front.server"} & set(tasks())
+            assert trio.current_time() < 40
+    return steps.taken < step
+
+
+def test_the_tree_can_be_stopped_at_every_step():
+    for step in range(1, STEPS_MAX):
+        if simulate(lambda rng, step=step: stop_one(rng, step), seed=1):
+            break
+    else:
+        pytest.fail("the sweep did not end")
+    assert step > 60
+
+
+@pytest.mark.parametrize("act", [leave, cut_the_front, cut_the_line, crash_the_host], ids=lambda act: act.__name__)
+def test_at_every_step(act):
+    logging.disable(logging.CRITICAL)  # thousands of restarts, all of them wanted
+    try:
+        for step in range(1, STEPS_MAX):
+            try:
+                if simulate(lambda rng, step=step: sweep_one(rng, step, act, 2), seed=1):
+                    break
+            except BaseException as error:
+                error.add_note(f"{act.__name__} at step {step}")
+                raise
+        else:
+            pytest.fail("the sweep did not end")
+    finally:
+        logging.disable(logging.NOTSET)
+    assert step > 60, "the victim's life has many steps"

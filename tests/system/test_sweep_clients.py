@@ -1,0 +1,76 @@
+"""A client leaves at every step that any task takes, from its first byte to its last: nothing of it may be left."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+import trio
+
+from tests.rig.fake_engine import Costs
+from tests.rig.gateway import post
+from tests.rig.small_system import living
+from tests.system.simulator import counting, judge, simulate
+from tests.system.simulator.clients import GONE, Reader, chat
+from tests.system.simulator.lanes import create
+from tests.system.simulator.model import VOCABULARY, Wanted
+from tests.system.simulator.probes import each_alone
+from tests.system.simulator.system import System
+
+STEPS_MAX = 2000
+VICTIM = Wanted(turns=(("user", "the victim"),), tokens_max=2)
+
+
+async def streaming(reader: Reader) -> None:
+    await reader.send(post(chat(VICTIM)))
+    await reader.hear(judge.Heard())
+
+
+async def with_two_choices(reader: Reader) -> None:
+    await reader.send(post(chat(VICTIM) | {"n": 2, "stream": False}))
+    await reader.hear(judge.Heard())
+
+
+async def in_a_lane(reader: Reader) -> None:
+    await reader.upgrade()
+    await reader.say(create(VICTIM, "victim", "a"))
+    await reader.say(create(VICTIM, "victim", "a"))
+    await reader.events()
+    await reader.events()
+
+
+async def leave_at(rng, step: int, program):
+    """Close the victim's socket just before the step; return whether that came before its program had ended."""
+    costs = Costs(slots=1, step_s=0.05, prefill_s=0.001, release_s=0.03, vocabulary_size=VOCABULARY)
+    async with living(System(costs=costs, inbox_size=1, requests_max=2)) as system:
+        victim = Reader(system.connect())
+
+        async def ask() -> None:
+            with suppress(*GONE):
+                await program(victim)
+            victim.stream.socket.close()
+
+        with counting(step, victim.stream.socket.close) as steps:
+            async with trio.open_nursery() as clients:
+                clients.start_soon(ask)
+                clients.start_soon(each_alone, system, 1, 2)
+        await trio.sleep(0.3)  # a Cancel's way to the engine and a release: far less than any deadline
+        assert not system.holding(VICTIM.prompt), "whoever leaves is aborted"
+        await trio.sleep(10)
+        await system.check_at_rest()
+        assert len({life.path for life in system.happenings}) * 2 == len(system.happenings), "it restarts nobody"
+    return steps.taken < step
+
+
+@pytest.mark.parametrize("program", [streaming, with_two_choices, in_a_lane], ids=lambda each: each.__name__)
+def test_a_client_may_leave_at_every_step(program):
+    for step in range(1, STEPS_MAX):
+        try:
+            if simulate(lambda rng, step=step: leave_at(rng, step, program), seed=1):
+                break
+        except BaseException as error:
+            error.add_note(f"{program.__name__} at step {step}")
+            raise
+    else:
+        pytest.fail("the sweep did not end")
+    assert step > 60, "a client's life has many steps"

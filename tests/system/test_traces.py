@@ -1,0 +1,278 @@
+"""A trace on its way: from a client's header to log lines, to each leg that is asked, and to the engine."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+import pytest
+import trio
+from attrs import define, evolve, field, frozen
+
+from actors.kit.calls import Address
+from protocol import codec, frames
+from protocol.errors import EngineLost, EngineRefused
+from protocol.frames import Open
+from protocol.trace import Trace, span_after
+from supervisor.cluster.workers import There
+from tests.actors import test_decode, test_router
+from tests.actors.test_router import Fake, Play, pair, routed
+from tests.rig.fake_engine import Costs, FakeEngine, generate
+from tests.rig.gateway import Worker, at_rest, chat, create, head, post, rig
+from tests.rig.nodes import Node, all_linked, as_peer, grove, until
+from tests.rig.sockets import upgraded
+
+ID, SPAN, OWN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "0123456789abcdef" * 2
+PARENT = f"00-{ID}-{SPAN}-01"
+ASKER = Trace(ID, SPAN)
+GATEWAY = span_after(ASKER, OWN)  # the gateway's span
+
+
+@define(eq=False)
+class Keeping(Worker):
+    """A worker that keeps what it is asked."""
+
+    asked: list = field(factory=list)
+
+    def ask(self, request, credit):
+        self.asked.append(request)
+        return super().ask(request, credit)
+
+
+@pytest.fixture
+def lines(caplog):
+    """What was logged of requests, as a span or nothing."""
+    caplog.set_level(logging.INFO)
+
+    def said(message="request ended"):
+        return [each for each in caplog.records if each.message == message]
+
+    return said
+
+
+def span(line):
+    return Trace(line.trace, line.span, getattr(line, "parent", None))
+
+
+# At the gateway ---------------------------------------------------------------------------
+
+
+async def test_a_request_is_a_span_of_its_clients_trace_in_the_log_and_for_whoever_computes(lines):
+    async with rig(worker=Keeping()) as made:
+        client = await made.client()
+        for stream in (False, True):
+            await client.ask(
+                post(chat("n=2", stream=stream), traceparent=PARENT, tracestate="a=b", x_request_id="mine")
+            )
+        requests = made.worker.asked
+    assert [span(line) for line in lines()] == [evolve(each.trace, state="") for each in requests]
+    assert {(each.trace.id, each.trace.parent, each.trace.state) for each in requests} == {(ID, SPAN, "a=b")}
+    assert len({SPAN, *(each.trace.span for each in requests)}) == 3
+    assert [line.request_id for line in lines()] == ["mine", "mine"]
+    assert all(each.id != ID for each in requests)
+
+
+@pytest.mark.parametrize("headers", [{}, {"traceparent": PARENT.upper()}, {"traceparent": "00", "tracestate": "a=b"}])
+async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers, lines):
+    async with rig(worker=Keeping()) as made:
+        client = await made.client()
+        for _ in range(2):
+            assert (await client.ask(post(chat("n=2"), **headers))).status == 200
+        first, second = (each.trace for each in made.worker.asked)
+    assert first.id != second.id
+    assert (first.parent, first.state, first.followed) == (None, "", False)
+    assert [span(line) for line in lines()] == [first, second]
+
+
+async def test_every_choice_of_a_request_is_asked_for_in_its_span():
+    async with rig(worker=Keeping()) as made:
+        await (await made.client()).ask(post(chat("n=2", n=3), traceparent=PARENT))
+        traces = {each.trace for each in made.worker.asked}
+    assert len(made.worker.asked) == 3
+    assert len(traces) == 1
+
+
+async def test_what_asks_no_model_and_what_is_refused_names_its_trace_too(lines):
+    async with rig() as made:
+        client = await made.client()
+        assert (await client.ask(head(path="/v1/models", traceparent=PARENT))).status == 200
+        assert (await client.ask(head(path="/nothing", traceparent=PARENT))).status == 404
+        assert (await client.ask(post(chat(model="none"), traceparent=PARENT))).status == 404
+        await client.send(b"\x00\r\n\r\n")  # no request, so no span
+        assert (await client.reply()).status == 400
+    refused = lines("request refused")
+    assert [getattr(each, "trace", None) for each in [*lines(), *refused]] == [ID, ID, ID, None]
+
+
+async def test_a_bug_is_logged_with_its_trace(lines, monkeypatch):
+    async with rig() as made:
+        monkeypatch.setattr("supervisor.gateway.http.routes.completions.in_one_piece", None)
+        assert (await (await made.client()).ask(post(chat(), traceparent=PARENT))).status == 500
+    (line,) = lines("a bug failed a request")
+    assert (line.trace, line.parent) == (ID, SPAN)
+
+
+async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upgrade(lines):
+    async with rig(worker=Keeping()) as made:
+        client = await upgraded(made, traceparent=PARENT)
+        for said in ("n=2", "n=3"):
+            await client.say(create(said))
+            await client.events()
+        await client.say(create(model="none"))
+        await client.say(b"{")
+        assert [(await client.events())[-1]["type"] for _ in range(2)] == ["error"] * 2
+        await client.stream.aclose()
+        await at_rest(made)
+        traces = [each.trace for each in made.worker.asked]
+    assert [span(line) for line in lines()] == traces
+    told = [*traces, *map(span, lines("request refused"))]
+    assert [(each.id, each.parent) for each in told] == [(ID, SPAN)] * 4
+    assert len({each.span for each in told}) == 4
+
+
+async def test_a_response_that_is_cancelled_while_it_waits_is_a_span_too(lines):
+    async with rig(in_flight_max=1) as made:
+        client = await upgraded(made, traceparent=PARENT)
+        await client.say(create("n=1000 s=1", stream_id="runs"))
+        await client.events("response.in_progress")
+        await client.say(create("n=1", stream_id="waits"))
+        await client.say({"type": "response.cancel", "stream_id": "waits"})
+        assert (await client.events())[-1]["stream_id"] == "waits"
+        await client.stream.aclose()
+        await at_rest(made)
+    waits, runs = map(span, lines())
+    assert (waits.id, waits.parent) == (runs.id, runs.parent) == (ID, SPAN)
+    assert waits.span != runs.span
+
+
+# Each leg ---------------------------------------------------------------------------------
+
+
+def spans(*workers):
+    return [(each.trace.id, each.trace.span, each.trace.parent) for worker in workers for each in worker.asked]
+
+
+async def test_each_leg_of_a_pair_is_a_span_below_the_gateways(autojump_clock):
+    prefill, decode = pair()
+    async with routed(prefill, decode) as world:
+        world.routing.new_id = counted()
+        await test_router.ask(world, evolve(test_router.generate(), trace=GATEWAY))
+    assert sorted(spans(prefill, decode)) == [(ID, f"{n:016x}", GATEWAY.span) for n in (1, 2)]
+
+
+async def test_whoever_carries_on_is_a_span_of_its_own(autojump_clock):
+    workers = Fake("a", [Play(EngineLost("it died"), tokens=2)]), Fake("b")
+    async with routed(*workers) as world:
+        world.routing.new_id = counted()
+        await test_router.ask(world, evolve(test_router.generate(tokens_max=4), trace=GATEWAY))
+    (first,), (second,) = spans(workers[0]), spans(workers[1])
+    assert (first[0], first[2]) == (second[0], second[2]) == (ID, GATEWAY.span)
+    assert first[1] != second[1]
+
+
+@pytest.mark.parametrize("trace", [None, span_after(None, OWN), evolve(GATEWAY, sampled=False)])
+async def test_for_a_trace_that_no_client_keeps_nothing_is_drawn_on_the_way(trace, autojump_clock):
+    prefill, decode = pair()
+    async with routed(prefill, decode) as world:
+        world.routing.new_id = None
+        await test_router.ask(world, evolve(test_router.generate(), trace=trace))
+    assert [each.trace for worker in (prefill, decode) for each in worker.asked] == [trace] * 2
+
+
+def counted():
+    numbers = iter(range(1, 99))
+    return lambda: f"{next(numbers):032x}"
+
+
+# At a worker ------------------------------------------------------------------------------
+
+
+async def asked(worker, wanted, within_s=1000.0):
+    with trio.move_on_after(within_s):
+        return await test_decode.ask(worker, wanted)
+
+
+@pytest.mark.parametrize(
+    ("within_s", "costs", "outcome", "took_s"),
+    [
+        (1000.0, Costs(), "ended", 3.0),
+        (1.5, Costs(), "left", 1.5),
+        (1000.0, Costs(refused=lambda _: True), EngineRefused.code, 1.0),
+    ],
+)
+async def test_a_worker_tells_of_its_part_of_a_trace_that_is_followed(
+    within_s, costs, outcome, took_s, lines, autojump_clock
+):
+    async with test_decode.working(costs) as worker:
+        with suppress(EngineRefused):
+            await asked(worker, evolve(generate("r"), trace=GATEWAY), within_s)
+        await until(lambda: lines("generation ended"))
+    (line,) = lines("generation ended")
+    assert (line.request_id, line.outcome, line.took_s, span(line)) == ("r", outcome, took_s, GATEWAY)
+
+
+@pytest.mark.parametrize("trace", [None, span_after(None, OWN), evolve(GATEWAY, sampled=False)])
+async def test_of_any_other_request_a_worker_tells_nothing(trace, lines, autojump_clock):
+    async with test_decode.working() as worker:
+        await asked(worker, evolve(generate("r"), trace=trace))
+    assert lines("generation ended") == []
+
+
+async def test_a_bug_of_a_worker_names_the_trace_whoever_began_it(lines, autojump_clock):
+    class Buggy(FakeEngine):
+        def submit(self, request):
+            raise ZeroDivisionError
+
+    trace = span_after(None, OWN)
+    async with test_decode.working(engine=Buggy(Costs())) as worker:
+        with pytest.raises(test_decode.Internal):
+            await asked(worker, evolve(generate("r"), trace=trace))
+    (line,) = lines("a bug failed a request")
+    assert (line.request_id, span(line)) == ("r", trace)
+
+
+# Between nodes ----------------------------------------------------------------------------
+
+
+@pytest.mark.realtime
+async def test_a_trace_crosses_a_link_as_it_is():
+    a, b = Node("a"), Node("b")
+    there, wanted = [], evolve(generate("a" * 32), trace=evolve(GATEWAY, state="a=b"))
+    async with grove(a, b):
+        await all_linked(a, b)
+        here = b.directory.here["b-0"].address
+        (worker,) = (each for each in a.directory.workers("oak") if isinstance(each, There))
+        b.directory.here["b-0"].address = Noting(here, there)
+        async with worker.ask(wanted, wanted.sampling.tokens_max) as replies:
+            await replies.result()
+    assert there == [wanted]
+
+
+@pytest.mark.realtime
+async def test_a_node_that_lies_about_a_trace_is_cut_off_and_asks_nobody(lines):
+    a, b = Node("a"), Node("b")
+    lie = codec.encode(evolve(generate(), trace=GATEWAY)).replace(ID.encode(), b"\n" * 32)
+    async with grove(a, b):
+        await all_linked(a, b)
+
+        async def say(wire):
+            await wire.send_all(frames.encode(Open(1, lie, 1, "a-0")))
+
+        await as_peer(a, "x", say)
+        await until(lambda: lines("no link"))
+        assert a.linked == {"b"}
+    (line,) = lines("no link")
+    assert line.reason.startswith("a Generate that cannot be read")
+    assert a.asked == []
+
+
+@frozen
+class Noting:
+    """An address that notes what is asked there."""
+
+    address: Address
+    asked: list
+
+    def ask(self, request, credit):
+        self.asked.append(request)
+        return self.address.ask(request, credit)
