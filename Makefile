@@ -69,7 +69,7 @@ hunt: $(VENV)/ready-dev  ## 2,000 seeds of the simulator, on all cores
 	$(BIN)/python -m tests.system.hunt --seeds 2000
 
 mutants: $(VENV)/ready-dev  ## plant bugs, one at a time, and say which suites notice
-	$(BIN)/python -m tests.mutants.__main__
+	$(BIN)/python -m tests.mutants
 
 abort-times: $(VENV)/ready-dev  ## how long until a left request holds nothing, 50 tries a moment
 	$(BIN)/python -m bench.abort_times

@@ -1,4 +1,4 @@
-"""Plant one bug at a time in a copy of the code, and say which suites notice: `python -m tests.mutants.__main__ [WORD ...]`.
+"""Plant one bug at a time in a copy of the code, and say which suites notice: `python -m tests.mutants [WORD ...]`.
 
 A checker that never fails proves nothing. A mutant that survives everything is either harmless, and says here why, or
 shows that an oracle is weak. Run by hand or weekly, not on every commit.

@@ -1,9 +1,9 @@
 """What crosses a wire or reaches a client is the same before and after files move and names change.
 
-`tests/pins.json` holds the bytes of every frame, of every message between nodes and of every message of a greeting, and
+`pins.json` beside it holds the bytes of every frame, of every message between nodes and of every message of a greeting, and
 digests of the OpenAPI document. They were made before the moves. The examples are made of the types of the fields, so
 that no name stands here that a rename could change along with the wire. To renew them, on purpose:
-`python -m tests.test_pins`.
+`python -m tests.protocol.test_pins`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import msgspec
 import pytest
 
 from protocol import codec, frames, greeting
-from protocol.dialects.openapi import document
 from protocol.errors import BY_CODE
+from protocol.openapi.document import document
 
 PINS = Path(__file__).with_name("pins.json")
 SETS = {"frames": frames, "messages": codec, "greeting": greeting}
