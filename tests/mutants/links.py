@@ -1,4 +1,4 @@
-"""The bugs that `tests.mutants.__main__` plants, one at a time: in which file, what stands there, and what stands there instead."""
+"""The bugs that `tests.mutants` plants, one at a time: in which file, what stands there, and what stands there instead."""
 
 from __future__ import annotations
 
