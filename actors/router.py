@@ -5,9 +5,9 @@ from __future__ import annotations
 import trio
 
 from actors.kit.calls import Bugs, Call, Inbox
-from actors.routing.journey import Journey
-from actors.routing.moving import Unstarted
+from actors.routing.rebalancing import Unstarted
 from actors.routing.route import Need, Route, Routing
+from actors.routing.routed_request import Journey
 from protocol.messages import Finished, Generate, Started, Tokens
 
 

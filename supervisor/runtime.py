@@ -8,7 +8,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from actors.engines.simulated.faults import Chance
-from actors.engines.simulated.meetings import Meetings
+from actors.engines.simulated.rendezvous_rooms import Meetings
 from actors.kit.offload import Aside
 from supervisor.processes.process import Hurry
 from supervisor.processes.run_folder import Folder

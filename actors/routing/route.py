@@ -12,8 +12,8 @@ from attrs import define, field, frozen
 
 from actors.routing.load import Load, Policy
 from actors.routing.outliers import Ejection, Outliers, Suspect
-from actors.routing.places import Places
 from actors.routing.ports import Pool, Ranking, Replies, Watch, Worker
+from actors.routing.reservations import Places
 from protocol.cluster import Leg
 from protocol.errors import RequestError
 from protocol.messages import Generate

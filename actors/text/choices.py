@@ -9,12 +9,12 @@ import trio
 from attrs import define, field
 
 from actors.kit.calls import Asks
-from actors.text.drafts import Draft, plain
+from actors.text.candidates import Draft, plain
+from actors.text.detokenizer import Reading
 from actors.text.logprobs import Scores
 from actors.text.model import TextModel
 from actors.text.pieces import PIECES_A_STEP, Pieces
-from actors.text.reading import Reading
-from actors.text.stops import StopStrings
+from actors.text.stop_strings import StopStrings
 from protocol.errors import EngineLost
 from protocol.messages import (
     Accepted,

@@ -10,9 +10,9 @@ import jinja2
 from attrs import Factory, frozen
 from tokenizers import Tokenizer
 
-from actors.text.bounds import characters_a_token
 from actors.text.chat_template import compiled, rendered
 from actors.text.logprobs import TokenData, token_data
+from actors.text.token_bounds import characters_a_token
 from protocol.errors import BadRequest, StartFailed
 from protocol.messages import Role, Turn
 from protocol.model_folder import FILES, Digest, digest

@@ -13,11 +13,11 @@ import attrs
 import msgspec
 from attrs import frozen
 
-from protocol.dialects.body import decode, read_checked
+from protocol.dialects.answer_builder import Body, Choice, Gathered, extend
 from protocol.dialects.choices import ChoiceChunks, in_full, shared
-from protocol.dialects.gathered import Body, Choice, Gathered, extend
 from protocol.dialects.logprobs import listed
 from protocol.dialects.options import ChoiceOptions, Holds, Name, TokenCount, TopLogprobs, respond
+from protocol.dialects.request_body import decode, read_checked
 from protocol.messages import Answered, ChoiceEnded, Respond, Role, Text, TokenText, Turn
 from protocol.strict.mistakes import Mistake
 from protocol.strict.structure import Harmless, tag

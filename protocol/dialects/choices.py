@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from protocol.dialects.gathered import Body
+from protocol.dialects.answer_builder import Body
 from protocol.dialects.http import error_body
 from protocol.dialects.options import ChoiceOptions
 from protocol.errors import RequestError

@@ -12,12 +12,12 @@ import attrs
 import msgspec
 from attrs import define, field, frozen
 
-from protocol.dialects.body import decode, read_checked
+from protocol.dialects.answer_builder import Body, Choice, Gathered, extend
 from protocol.dialects.choices import ChoiceChunks, in_full, shared
-from protocol.dialects.gathered import Body, Choice, Gathered, extend
 from protocol.dialects.logprobs import Columns, Tabulating
 from protocol.dialects.options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.prompt import Prompts
+from protocol.dialects.request_body import decode, read_checked
 from protocol.messages import Answered, ChoiceEnded, Respond, Text
 from protocol.strict.mistakes import Mistake
 from protocol.strict.structure import Harmless

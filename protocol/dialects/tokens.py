@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar
 import msgspec
 from attrs import frozen
 
-from protocol.dialects.body import decode, read, read_checked
+from protocol.dialects.answer_builder import Body
 from protocol.dialects.chat import Message
-from protocol.dialects.gathered import Body
 from protocol.dialects.options import Holds, Name
 from protocol.dialects.prompt import TokenIds
+from protocol.dialects.request_body import decode, read, read_checked
 from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
 from protocol.strict.mistakes import Mistake
 from protocol.strict.structure import Harmless

@@ -11,10 +11,10 @@ from pathlib import Path
 from attrs import asdict
 
 from actors.engines.sglang import setting_rules
-from actors.engines.sglang.host_settings import GrammarLimits
+from actors.engines.sglang.boot_message import GrammarLimits
 from protocol.cluster import OPERATOR
 from protocol.strict.mistakes import Mistake, describe, join, segment
-from supervisor.config import durations, listeners
+from supervisor.config import listener_checks, time_checks
 from supervisor.config.schema import EVERYWHERE, LOOPBACK, Cluster, ClusterSection, EngineSection, SimulatedSection
 from supervisor.engines.sglang.bootstrap_ports import PORTS
 from supervisor.gateway.gateway import ANY
@@ -47,8 +47,8 @@ def disagreements(cluster: Cluster) -> Iterator[Mistake]:
         if model.template is not None:
             yield from _file_is_missing(cluster, model.template, f"{at}.template")
     yield from _nodes_disagree(cluster)
-    yield from listeners.collisions(cluster)
-    yield from durations.mistakes(cluster)
+    yield from listener_checks.collisions(cluster)
+    yield from time_checks.mistakes(cluster)
     yield from _gateway_disagrees(cluster)
     for name, engine in cluster.engine.items():
         at = join("engine", segment(name))

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from attrs import Factory, field, frozen
 
 from actors.decode import Deadlines
-from actors.engines.sglang.host_settings import CHUNK_ON_CPU, GrammarLimits, Setting
+from actors.engines.sglang.boot_message import CHUNK_ON_CPU, GrammarLimits, Setting
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
 from actors.routing.outliers import Ejection

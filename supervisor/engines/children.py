@@ -11,7 +11,7 @@ from attrs import asdict, frozen
 
 from actors.decode import Observer, decode
 from actors.engines.port import Engine
-from actors.engines.sglang.host_settings import EngineSpec
+from actors.engines.sglang.boot_message import EngineSpec
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.sentences import SENTENCES
 from actors.engines.simulated.spec import SimulatedSpec

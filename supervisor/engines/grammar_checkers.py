@@ -13,7 +13,7 @@ from zlib import crc32
 import trio
 from attrs import evolve
 
-from actors.engines.sglang.host_settings import EngineSpec
+from actors.engines.sglang.boot_message import EngineSpec
 from actors.grammars import Checker, Checks, digest_of, grammars
 from actors.kit.calls import Address, Answer, Asks, Call, mailbox
 from actors.kit.offload import Aside, Work

@@ -16,8 +16,8 @@ from attrs import define, evolve, field, frozen
 from actors.kit.offload import Aside, Work, inline
 from actors.processor import TextReply
 from protocol.cost import cost, generations_of, multiplied_by
-from protocol.dialects.body import reading_work
 from protocol.dialects.options import Within
+from protocol.dialects.request_body import reading_work
 from protocol.errors import BadRequest, Draining, Forbidden, NotFound, RequestError, StartFailed
 from protocol.grammars import kinds
 from protocol.messages import Answered, Grammar, GrammarKind, Respond
@@ -26,9 +26,9 @@ from supervisor.config.keyfile import clamped
 from supervisor.config.tls import Certificate
 from supervisor.files.reading import Reads
 from supervisor.gateway.admission import Gate
-from supervisor.gateway.budgets import Budget
-from supervisor.gateway.http.heads import authority, same_origin
+from supervisor.gateway.http.head_checks import authority, same_origin
 from supervisor.gateway.keys import Headers, Key, Keys
+from supervisor.gateway.memory_budgets import Budget
 from supervisor.gateway.outbox import Backlogs, Outbox
 from supervisor.gateway.requests import Asking, Counted, Served
 from supervisor.gateway.websocket.history import Memories

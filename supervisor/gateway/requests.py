@@ -26,8 +26,8 @@ from protocol.errors import (
 from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Respond, Started, Text, Usage
 from protocol.trace import Trace, fields
 from supervisor.gateway.access_log import Access
-from supervisor.gateway.budgets import Held
 from supervisor.gateway.keys import Key
+from supervisor.gateway.memory_budgets import Held
 from supervisor.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)

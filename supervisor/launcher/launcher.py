@@ -31,8 +31,8 @@ from supervisor.processes import reaper, run_folder
 from supervisor.processes.process import Hurry, Ladder, Process
 from supervisor.supervision.supervise import Chance, Up, supervise
 from supervisor.supervision.tree import Backoff, Child, Restart, Tree
-from supervisor.telemetry.event_loop import Turns
 from supervisor.telemetry.logs import Terminal
+from supervisor.telemetry.loop_monitor import Turns
 from supervisor.threads.file_threads import FileThreads
 
 log = logging.getLogger(__name__)

@@ -34,8 +34,8 @@ from supervisor.runtime import World
 from supervisor.supervision.events import Happening, Kind
 from supervisor.supervision.status import Earlier
 from supervisor.supervision.supervise import Up, supervise
-from supervisor.telemetry.event_loop import Turns
 from supervisor.telemetry.logs import Terminal
+from supervisor.telemetry.loop_monitor import Turns
 from supervisor.telemetry.metrics import Metrics
 from supervisor.threads.text_threads import TextThreads
 

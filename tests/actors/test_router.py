@@ -20,9 +20,9 @@ from actors.engines.simulated.engine import SimulatedEngine
 from actors.kit.calls import Address, Answer, mailbox
 from actors.kit.priority_inbox import queue
 from actors.router import router
-from actors.routing.journey import resumes_exactly
 from actors.routing.load import Load, least_loaded
 from actors.routing.route import Limits, Routing
+from actors.routing.routed_request import resumes_exactly
 from protocol.cluster import Leg
 from protocol.errors import (
     ActorLost,

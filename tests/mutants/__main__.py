@@ -70,10 +70,10 @@ SUITES = {  # the quickest first
     "attached": ["tests/protocol/test_attachments.py", "tests/protocol/test_greeting.py"],
     "router": [
         "tests/actors/test_router.py",
-        "tests/actors/routing/test_journey_resumes.py",
-        "tests/actors/routing/test_journey_drains.py",
+        "tests/actors/routing/test_routed_request_resumes.py",
+        "tests/actors/routing/test_routed_request_drains.py",
         "tests/actors/routing/test_outliers.py",
-        "tests/actors/routing/test_moving.py",
+        "tests/actors/routing/test_rebalancing.py",
     ],
     "examples": [
         "tests/actors/kit/test_calls.py",
@@ -91,7 +91,7 @@ SUITES = {  # the quickest first
         "tests/protocol/test_greeting.py",
     ],
     "engines": [
-        "tests/actors/engines/sglang/test_boot.py",
+        "tests/actors/engines/sglang/test_boot_message.py",
         "tests/actors/engines/sglang/test_adapter.py",
         "tests/protocol/test_model_folder.py",
     ],
@@ -116,7 +116,7 @@ SUITES = {  # the quickest first
         "tests/supervisor/telemetry/test_logs.py",
         "tests/supervisor/processes/test_output_log.py",
         "tests/supervisor/launcher/test_parent_pipe.py",
-        "tests/supervisor/telemetry/test_event_loop.py",
+        "tests/supervisor/telemetry/test_loop_monitor.py",
         "tests/supervisor/launcher/test_node_process.py",
         "tests/rig/test_turns.py",
     ],
@@ -131,14 +131,14 @@ SUITES = {  # the quickest first
     ],
     "text": [
         "tests/actors/text/test_choices.py",
-        "tests/actors/text/test_reading.py",
+        "tests/actors/text/test_detokenizer.py",
         "tests/actors/text/test_logprobs.py",
         "tests/actors/test_processor.py",
     ],
     "sizes": [
         "tests/supervisor/threads/test_text_threads.py",
         "tests/actors/text/test_encoding.py",
-        "tests/actors/text/test_drafts.py",
+        "tests/actors/text/test_candidates.py",
     ],
     "fair": [
         "tests/actors/kit/test_fair_queue.py",
@@ -149,12 +149,15 @@ SUITES = {  # the quickest first
     "delivery": ["tests/supervisor/gateway/test_requests_delivery.py"],
     "pending": [
         "tests/actors/kit/test_pending_prefill.py",
-        "tests/actors/engines/simulated/test_meetings.py",
-        "tests/supervisor/gateway/websocket/test_reader.py",
+        "tests/actors/engines/simulated/test_rendezvous_rooms.py",
+        "tests/supervisor/gateway/websocket/test_message_reader.py",
     ],
-    "budgets": ["tests/supervisor/gateway/test_budgets.py"],
-    "strangers": ["tests/supervisor/sockets/test_unauthenticated.py", "tests/supervisor/gateway/http/test_heads.py"],
-    "pieces": ["tests/supervisor/gateway/websocket/test_frame_heads.py"],
+    "budgets": ["tests/supervisor/gateway/test_memory_budgets.py"],
+    "strangers": [
+        "tests/supervisor/sockets/test_unauthenticated.py",
+        "tests/supervisor/gateway/http/test_head_checks.py",
+    ],
+    "pieces": ["tests/supervisor/gateway/websocket/test_frame_counter.py"],
     "doors": [
         "tests/supervisor/gateway/test_admission.py",
         "tests/supervisor/gateway/test_outbox.py",

@@ -41,7 +41,7 @@ GATEWAY: Bugs = {
         ),
         Bug("a key's requests are counted, not its generations", "key.asking(weight, param)", "key.asking()"),
     ),
-    "supervisor/gateway/budgets.py": (
+    "supervisor/gateway/memory_budgets.py": (
         Bug("a budget leaks", "        self.held_bytes -= size\n", "        pass\n"),
         Bug("one key may hold a whole budget", "if before and own > self.share_max() * most:", "if False:"),
     ),
@@ -67,7 +67,7 @@ GATEWAY: Bugs = {
             "self._all",
         ),
     ),
-    "supervisor/gateway/http/heads.py": (
+    "supervisor/gateway/http/head_checks.py": (
         Bug(
             "every port of a host is one origin",
             " and (of.port or default) == (host.port or default)",

@@ -36,7 +36,7 @@ TELLING: Bugs = {
         Bug("who is down goes on counting", "if offer.up and not state.draining and mismatch", "if mismatch"),
         Bug("who was refused once is not asked again", "            self._changed.add(model)\n", ""),
     ),
-    "actors/routing/journey.py": (
+    "actors/routing/routed_request.py": (
         Bug(
             "an answer goes on with other weights",
             "if not (sent and self._weights not in {None, ",

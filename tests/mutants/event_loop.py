@@ -52,7 +52,7 @@ LOOP: Bugs = {
             "if True:",
         ),
     ),
-    "supervisor/telemetry/event_loop.py": (
+    "supervisor/telemetry/loop_monitor.py": (
         Bug("turns are not measured", "if now - self._since > self.turn_max_s:", "if False:"),
         Bug(
             "a turn is never over",

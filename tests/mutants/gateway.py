@@ -46,12 +46,12 @@ TEXT: Bugs = {
         Bug("choices share their seed", "evolve(sampling, seed=sampling.seed ^ choice)", "sampling"),
         Bug("choices share their id", "if choice else request_id", "if False else request_id"),
     ),
-    "actors/text/reading.py": (
+    "actors/text/detokenizer.py": (
         Bug("half a character is told", "if not text.endswith(BROKEN):", "if True:"),
         Bug("what a choice held back is lost", "            out += self._held_back()\n", "            pass\n"),
         Bug("text is lost behind a stop token", "out += self._held_back() + self._decoding.flush()", "pass"),
     ),
-    "actors/text/stops.py": (
+    "actors/text/stop_strings.py": (
         Bug("a stop string leaks", "return whole[:-size], whole[-size:]", "return whole, whole[-size:]"),
         Bug("the start of a stop string leaks", "strings.depth[state]\n        self._state", "0\n        self._state"),
         Bug("what may be a stop string is forgotten", "self.held = whole[-keep:]", 'self.held = ""'),

@@ -18,7 +18,7 @@ ROUTER: Bugs = {
         Bug("any number of requests tries a worker", "breaker.until or breaker.tried_by is not None", "breaker.until"),
         Bug("whoever ends lets others try", " is not None and breaker.tried_by is by:", " is not None:"),
     ),
-    "actors/routing/journey.py": (
+    "actors/routing/routed_request.py": (
         Bug(
             "a prefill that has sent is well, whatever its decode got",
             "            if worker is route.decode:\n                self._handed_over(route)\n                self.routing.answered(name)\n",

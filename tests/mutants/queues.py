@@ -30,7 +30,7 @@ QUEUE: Bugs = {
     "actors/routing/load.py": (
         Bug("a router gives a worker any number of prompts", " or 0 < self.pending_max <= self.pending", ""),
     ),
-    "actors/routing/journey.py": (
+    "actors/routing/routed_request.py": (
         Bug(
             "a prefill's prompts are pending until they are handed over",
             "prefill.begun(request.id)",
@@ -38,7 +38,7 @@ QUEUE: Bugs = {
             harmless="its answer ends with its first token",
         ),
     ),
-    "actors/routing/places.py": (
+    "actors/routing/reservations.py": (
         Bug("one decode has all of a prefill", "handed.tokens * decodes >= prefill", "handed.tokens >= prefill"),
         Bug("one decode has all slots of a prefill", "handed.requests * decodes < prefill.slots and ", ""),
         Bug("no slot is left for a decode that has nothing", " and prefill.busy + without < prefill.slots", ""),
@@ -72,7 +72,7 @@ QUEUE: Bugs = {
             "            pass\n",
         ),
     ),
-    "supervisor/gateway/websocket/reader.py": (
+    "supervisor/gateway/websocket/message_reader.py": (
         Bug("any number of messages waits to be read", "if many > self.door.limits.queued_max:", "if False:"),
         Bug("a short message passes those that wait", "passes = not self._waiting or (", "passes = True or ("),
         Bug("a cancel waits behind a long message", "and self.at_once(event)", "and False"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.links import Bug, Bugs
 
 PAIRS: Bugs = {
-    "actors/routing/journey.py": (
+    "actors/routing/routed_request.py": (
         Bug(
             "a prefill is not left when its decode fails",
             "            await replies.relay(note)\n",
@@ -72,7 +72,7 @@ PAIRS: Bugs = {
         ),
         Bug("the loss of a link fails the request", "HandOffFailed, LinkLost, NotReady", "HandOffFailed, NotReady"),
     ),
-    "actors/routing/places.py": (
+    "actors/routing/reservations.py": (
         Bug("places that are kept are not counted", "busy=load.busy + requests,", "busy=load.busy,"),
     ),
     "actors/routing/route.py": (

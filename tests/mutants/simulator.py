@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.links import Bug, Bugs
 
 SIM: Bugs = {
-    "actors/routing/journey.py": (
+    "actors/routing/routed_request.py": (
         Bug(
             "an engine that fails everything is not blamed for it",
             "elif isinstance(error, DeadlineExceeded | Internal) and not isinstance(error, Preempted):",

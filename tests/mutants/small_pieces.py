@@ -42,7 +42,7 @@ PIECES: Bugs = {
             "range(2**31)",
         ),
     ),
-    "supervisor/gateway/websocket/frame_heads.py": (
+    "supervisor/gateway/websocket/frame_counter.py": (
         Bug("a frame's payload is read as frames", "            if self._left_bytes:\n", "            if False:\n"),
         Bug("a long frame's length is read as a short one's", "LONGER.get(self._head[1] & 0x7F, 0)", "0"),
         Bug("a ping ends a message", "if self._first & OPCODE >= CONTROL:", "if False:"),

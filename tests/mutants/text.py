@@ -17,7 +17,7 @@ SIZES: Bugs = {
             "if count > tokens_max // 2:",
         ),
     ),
-    "actors/text/bounds.py": (
+    "actors/text/token_bounds.py": (
         Bug(
             "composed characters are counted as they come",
             'SHRINKING = {"NFC": COMPOSED_CHARACTERS_MAX, "NFKC": COMPOSED_CHARACTERS_MAX}',
@@ -27,7 +27,7 @@ SIZES: Bugs = {
     "actors/text/chat_template.py": (
         Bug("a template may loop as long as it likes", "        _take(len(self))\n", "        pass\n"),
     ),
-    "actors/text/drafts.py": (
+    "actors/text/candidates.py": (
         Bug(
             "drafts are told in one turn",
             "                speak(text)\n            await trio.lowlevel.checkpoint()\n",
@@ -42,14 +42,14 @@ SIZES: Bugs = {
             "            elif not out:\n                out",
         ),
     ),
-    "actors/text/stops.py": (
+    "actors/text/stop_strings.py": (
         Bug(
             "a shorter stop string inside a longer one is missed",
             "self.complete[after] = self.complete[after] or self.complete[self._shorter[after]]",
             "pass",
         ),
     ),
-    "protocol/dialects/gathered.py": (
+    "protocol/dialects/answer_builder.py": (
         Bug("a body is written in one piece", "PIECE_BYTES = 64 * 1024", "PIECE_BYTES = 64 * 1024 * 1024"),
     ),
     "protocol/dialects/tokens.py": (

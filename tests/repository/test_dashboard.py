@@ -17,7 +17,7 @@ from protocol.messages import EngineLoad, Usage
 from protocol.peer import Peer
 from supervisor.config import load
 from supervisor.links.link import Link
-from supervisor.telemetry.event_loop import Turns
+from supervisor.telemetry.loop_monitor import Turns
 from supervisor.telemetry.metrics import Metrics
 from supervisor.threads.queued_writer import QueuedWriter
 from tests.rig.assembly import built

@@ -35,7 +35,7 @@ MACHINE = {"os", "socket", "subprocess", "signal", "select", "fcntl", "shutil", 
 TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs: the libraries of its own trade
     Path("actors/text/model.py"): {"jinja2", "tokenizers"},
     Path("actors/text/chat_template.py"): {"jinja2"},
-    Path("actors/text/reading.py"): {"tokenizers"},
+    Path("actors/text/detokenizer.py"): {"tokenizers"},
     Path("actors/text/logprobs.py"): {"tokenizers"},
     SGLANG / "host_settings.py": {"msgspec"},
 }
@@ -44,7 +44,7 @@ HANDS = {  # where clock, chance and libc are taken in hand: each has its reason
     Path("supervisor/node/node.py"): {"time", "random", "secrets"},
     Path("supervisor/engines/sglang/libraries.py"): {"ctypes"},
     Path("supervisor/processes/reaper.py"): {"time", "ctypes"},
-    Path("supervisor/telemetry/event_loop.py"): {"time", "threading"},
+    Path("supervisor/telemetry/loop_monitor.py"): {"time", "threading"},
     Path("supervisor/threads/queued_writer.py"): {"threading"},
 }
 ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing that it waits for has its own

@@ -11,7 +11,7 @@ import trio
 from actors.engines.port import Generation
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.meetings import Meetings
+from actors.engines.simulated.rendezvous_rooms import Meetings
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.messages import Finished, Generate, Sampling, Started, Tokens
 

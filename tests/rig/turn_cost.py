@@ -21,7 +21,7 @@ from protocol.dialects.completions import CompletionRequest
 from protocol.dialects.responses import Create, CreateHttp
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
-from supervisor.telemetry.event_loop import function_of
+from supervisor.telemetry.loop_monitor import function_of
 from tests.rig.turns import ROOT, is_product
 
 COST_MAX = 10_000  # of one turn, some 4 ms: a call takes 0.4 microseconds, with all that is done between two of them

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import trio
 
-from supervisor.telemetry.event_loop import function_of, waits_in
+from supervisor.telemetry.loop_monitor import function_of, waits_in
 
 ROOT = Path(__file__).parents[2]
 ROOMS = tuple(str(ROOT / room) for room in ("protocol", "actors", "supervisor"))

@@ -22,9 +22,9 @@ from attrs import Factory, define, field, frozen
 
 from actors.engines.simulated.faults import Chance, Faults
 from actors.engines.simulated.kv_memory import Lease, Memory, chain, packed, root
-from actors.engines.simulated.meetings import Meetings
+from actors.engines.simulated.output import Speech, Voice
+from actors.engines.simulated.rendezvous_rooms import Meetings
 from actors.engines.simulated.spec import SimulatedSpec
-from actors.engines.simulated.speech import Speech, Voice
 from protocol.cluster import Leg
 from protocol.errors import EngineRefused, Left, RequestError
 from protocol.messages import EngineLoad, Finished, FinishReason, Generate, Logprob, Usage

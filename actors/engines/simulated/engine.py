@@ -12,9 +12,9 @@ from actors.engines.port import Generation
 from actors.engines.request_check import check
 from actors.engines.simulated.batch import Batch, Turn
 from actors.engines.simulated.faults import Chance, Faults
-from actors.engines.simulated.meetings import Meetings
+from actors.engines.simulated.output import Speech
+from actors.engines.simulated.rendezvous_rooms import Meetings
 from actors.engines.simulated.spec import SimulatedSpec
-from actors.engines.simulated.speech import Speech
 from actors.kit.calls import Answer
 from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded
 from protocol.messages import EngineInfo, EngineLoad, Generate, Started, Tokens

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from protocol.dialects.gathered import Body, Choice, Gathered, extend
+from protocol.dialects.answer_builder import Body, Choice, Gathered, extend
 from protocol.dialects.http import error_object, error_type
 from protocol.dialects.logprobs import listed, parted
 from protocol.errors import RequestError

@@ -14,9 +14,9 @@ from typing import Annotated, ClassVar, Literal, Self
 import attrs
 from attrs import frozen
 
-from protocol.dialects.body import decode, read, read_checked
 from protocol.dialects.formats import TextFormat
 from protocol.dialects.options import Holds, Matches, Name, Options, TokenCount, TopLogprobs, respond
+from protocol.dialects.request_body import decode, read, read_checked
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages import Grammar, Respond, Role, Turn
 from protocol.strict.mistakes import Mistake, describe, wrong

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from attrs import define
 
-from actors.engines.sglang.host_settings import EngineSpec
+from actors.engines.sglang.boot_message import EngineSpec
 from protocol.errors import StartFailed
 
 PORTS = 32  # from `bootstrap_port` on; 15 s after a life its decodes have forgotten its port

@@ -15,7 +15,7 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from actors.engines.port import Engine
-from actors.engines.sglang import host_settings, shared_memory
+from actors.engines.sglang import boot_message, shared_memory
 from actors.engines.sglang.adapter import SglangEngine
 from protocol.errors import ActorError, EngineDied, EngineLost, PeerLost, PeerViolation, StartFailed
 from protocol.messages import EngineInfo, GetInfo
@@ -67,7 +67,7 @@ Use: TypeAlias = Callable[[Link, Process], Awaitable[str | None]]
 
 
 async def engine(
-    spec: host_settings.EngineSpec,
+    spec: boot_message.EngineSpec,
     starts: Starts,
     plug: Plug[Engine],
     house: EngineHouse,
@@ -91,7 +91,7 @@ async def engine(
     await _host(evolve(spec, bootstrap_port=port), starts, house, offer)
 
 
-async def silent(spec: host_settings.EngineSpec, starts: Starts, house: EngineHouse, port: int | None) -> None:
+async def silent(spec: boot_message.EngineSpec, starts: Starts, house: EngineHouse, port: int | None) -> None:
     """Keep the host of a rank that nobody asks, of an engine met at `port`; raises as `engine` does."""
 
     async def wait(_: Link, process: Process) -> None:
@@ -118,7 +118,7 @@ async def _watched(offered: SglangEngine, process: Process, silent_s: float) -> 
     return why
 
 
-async def checker(spec: host_settings.EngineSpec, starts: Starts, plug: Plug[Link], house: EngineHouse) -> None:
+async def checker(spec: boot_message.EngineSpec, starts: Starts, plug: Plug[Link], house: EngineHouse) -> None:
     """Keep one grammar checker, and offer the link to it; raises as `engine` does."""
 
     async def offer(link: Link, process: Process) -> None:
@@ -128,7 +128,7 @@ async def checker(spec: host_settings.EngineSpec, starts: Starts, plug: Plug[Lin
     await _host(spec, starts, house, offer)
 
 
-async def _host(spec: host_settings.EngineSpec, starts: Starts, house: EngineHouse, use: Use) -> None:
+async def _host(spec: boot_message.EngineSpec, starts: Starts, house: EngineHouse, use: Use) -> None:
     chatter = house.chatter(spec.name)
     frozen_why: str | None = None
     with ExitStack() as stack:
@@ -157,7 +157,7 @@ _Started: TypeAlias = tuple[socket.socket, trio.lowlevel.FdStream, Process]
 
 
 async def _started(
-    spec: host_settings.EngineSpec, starts: Starts, house: EngineHouse, chatter: Chatter, stack: ExitStack
+    spec: boot_message.EngineSpec, starts: Starts, house: EngineHouse, chatter: Chatter, stack: ExitStack
 ) -> _Started:
     """Start a host in a folder of its own, with descriptors of the reserve if there are no others.
 
@@ -177,7 +177,7 @@ async def _started(
 
 
 async def _attempt(
-    spec: host_settings.EngineSpec, starts: Starts, house: EngineHouse, chatter: Chatter, stack: ExitStack
+    spec: boot_message.EngineSpec, starts: Starts, house: EngineHouse, chatter: Chatter, stack: ExitStack
 ) -> _Started:
     house.folder.restore()  # a node that runs for weeks below /tmp may find it gone
     place = Path(tempfile.mkdtemp(prefix="e", dir=house.folder.path))  # short: SGLang puts Unix sockets into it
@@ -186,7 +186,7 @@ async def _attempt(
     stack.callback(output.close)
     with descriptors(house.folder, write) as (ours, inherited):
         stack.callback(ours.close)
-        return ours, output, await starts(host_settings.boot(spec, str(place)), inherited)
+        return ours, output, await starts(boot_message.boot(spec, str(place)), inherited)
 
 
 async def _carry(
@@ -220,7 +220,7 @@ def _why(link: Link, chatter: Chatter, name: str) -> ActorError:
     """Return the truth about an engine that ended by itself, in one sentence."""
     farewell = link.farewell
     said = farewell.detail if farewell else f"without a word; its log ends: {chatter.last_words}"
-    if link.ready and (farewell is None or farewell.code != host_settings.START_FAILED):
+    if link.ready and (farewell is None or farewell.code != boot_message.START_FAILED):
         return EngineDied(f"engine {name} ended: {said}")
     if not chatter.kept:
         log.error("what engine %s said last", name, extra={"lines": list(chatter.tail)[-LAST_LINES:]})

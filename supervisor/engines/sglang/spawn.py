@@ -21,7 +21,7 @@ import trio
 from attrs import define, evolve, frozen
 
 import actors
-from actors.engines.sglang import host_settings
+from actors.engines.sglang import boot_message
 from protocol.errors import EngineDied, StartFailed
 from supervisor.config.load import EngineSection
 from supervisor.processes.output_log import Chatter
@@ -55,7 +55,7 @@ class Descriptors:
 class Starts(Protocol):
     """Makes hosts."""
 
-    async def __call__(self, boot: host_settings.Boot, descriptors: Descriptors) -> Process:
+    async def __call__(self, boot: boot_message.Boot, descriptors: Descriptors) -> Process:
         """Start a host; the descriptors stay the caller's to close."""
 
 
@@ -67,7 +67,7 @@ class Zygote:
     busy: trio.Lock
     used: trio.CancelScope  # cancelled when it does not answer: whoever keeps it ends it
 
-    async def fork(self, boot: host_settings.Boot, descriptors: Descriptors) -> Process:
+    async def fork(self, boot: boot_message.Boot, descriptors: Descriptors) -> Process:
         """Fork a host; raises `EngineDied` if the zygote is gone or does not answer, `StartFailed` if it cannot.
 
         Raises `OSError` if this process has no descriptor to watch it by.
@@ -77,7 +77,7 @@ class Zygote:
         async with self.busy:
             # Shielded, because a question without its answer would leave the answer to the next question.
             with trio.move_on_after(FORK_WITHIN_S, shield=True), suppress(OSError, trio.ClosedResourceError):
-                await self.control.sendmsg([host_settings.encode(boot)], rights)
+                await self.control.sendmsg([boot_message.encode(boot)], rights)
                 answer, ancillary, _, _ = await self.control.recvmsg(ANSWER_BYTES, socket.CMSG_SPACE(4))
         if not answer:
             self.used.cancel(reason="it does not answer")
@@ -165,7 +165,7 @@ def forked(plug: Plug[Zygote]) -> Starts:
     It raises `StartFailed`, with the zygote's sentence, if that could not start.
     """
 
-    async def fork(boot: host_settings.Boot, descriptors: Descriptors) -> Process:
+    async def fork(boot: boot_message.Boot, descriptors: Descriptors) -> Process:
         return await (await plug.started()).fork(boot, descriptors)
 
     return fork
@@ -174,12 +174,12 @@ def forked(plug: Plug[Zygote]) -> Starts:
 def spawned(environment: Mapping[str, str], device: str, command: tuple[str, ...] = SPAWNED) -> Starts:
     """Return a way to start hosts each as a fresh process."""
 
-    async def spawn(boot: host_settings.Boot, descriptors: Descriptors) -> Process:
+    async def spawn(boot: boot_message.Boot, descriptors: Descriptors) -> Process:
         await trio.lowlevel.checkpoint()
         numbers = [str(fd) for fd in (descriptors.link, descriptors.node, descriptors.log)]
         # The operator's variables may be secrets, and a command line is for everybody to read.
         own = host_environment(environment, device, boot.environment)
-        arguments = [*command, *numbers, host_settings.encode(evolve(boot, environment={})).decode()]
+        arguments = [*command, *numbers, boot_message.encode(evolve(boot, environment={})).decode()]
         return start(boot.name, arguments, own, list(descriptors), descriptors.log)
 
     return spawn
@@ -190,7 +190,7 @@ def host_environment(
 ) -> dict[str, str]:
     """Return the environment of a host or a zygote: the node's, what an engine on `device` needs, the engine's own."""
     path = [str(ROOT), str(ON_ALL), *([str(ON_CPU)] if device == "cpu" else []), environment.get("PYTHONPATH", "")]
-    needed = {**host_settings.environment(device), "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    needed = {**boot_message.environment(device), "PYTHONPATH": os.pathsep.join(filter(None, path))}
     return {**environment, **needed, **(own or {})}
 
 

@@ -23,7 +23,7 @@ from protocol.trace import Trace
 from supervisor.gateway.gateway import Door
 from supervisor.gateway.http import routes
 from supervisor.gateway.http.exchange import Exchange
-from supervisor.gateway.http.heads import HEADERS_MAX, VERSIONS, check_head
+from supervisor.gateway.http.head_checks import HEADERS_MAX, VERSIONS, check_head
 from supervisor.gateway.http.routes import Route
 from supervisor.gateway.keys import Key
 from supervisor.gateway.outbox import Outbox

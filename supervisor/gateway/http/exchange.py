@@ -16,13 +16,13 @@ from attrs import define, field
 
 from actors.kit.offload import Work
 from protocol.dialects import http as shapes
-from protocol.dialects.body import reading_work
+from protocol.dialects.request_body import reading_work
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
 from protocol.trace import Trace, read, span_after
 from supervisor.gateway.access_log import WHAT_CHARACTERS_MAX
-from supervisor.gateway.budgets import Held
 from supervisor.gateway.gateway import Door, Header
 from supervisor.gateway.keys import Key
+from supervisor.gateway.memory_budgets import Held
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import Counted
 

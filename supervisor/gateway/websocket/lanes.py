@@ -26,9 +26,9 @@ from protocol.errors import (
 )
 from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Role, Started, Text, Turn, Usage
 from protocol.trace import Trace, span_after
-from supervisor.gateway.budgets import Held
 from supervisor.gateway.gateway import Door
 from supervisor.gateway.keys import Key
+from supervisor.gateway.memory_budgets import Held
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import Counted, failed_by_a_bug
 from supervisor.gateway.websocket.history import Memory, Said

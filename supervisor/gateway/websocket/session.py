@@ -28,14 +28,14 @@ from protocol.errors import (
     SlowClient,
 )
 from protocol.trace import Trace, span_after
-from supervisor.gateway.budgets import Held
 from supervisor.gateway.gateway import Door
 from supervisor.gateway.keys import Key
+from supervisor.gateway.memory_budgets import Held
 from supervisor.gateway.outbox import READ_BYTES, Outbox, close_frame, text_frame
 from supervisor.gateway.requests import NO_MEMORY, failed_by_a_bug
-from supervisor.gateway.websocket.frame_heads import FrameHeads
+from supervisor.gateway.websocket.frame_counter import FrameHeads
 from supervisor.gateway.websocket.lanes import WHAT, Lanes
-from supervisor.gateway.websocket.reader import Data, Event, Hearing
+from supervisor.gateway.websocket.message_reader import Data, Event, Hearing
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from actors.kit.calls import Address, Answer, Call
 from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.priority_inbox import Queue, queue
 from actors.routing.load import Load, least_loaded
-from actors.routing.places import Places
+from actors.routing.reservations import Places
 from protocol.cluster import Leg
 from protocol.errors import RequestError
 from protocol.messages import Accepted, Generate, Respond, Sampling

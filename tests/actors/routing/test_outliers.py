@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from actors.routing.load import least_loaded
 from actors.routing.outliers import Ejection, Outliers, Suspect
-from actors.routing.places import Places
 from actors.routing.ports import Watch
+from actors.routing.reservations import Places
 from actors.routing.route import Limits, Need, Routing
 from protocol.cluster import Leg
 from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOffFailed, Internal, RequestError

@@ -14,9 +14,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from actors.kit.offload import LONG, Work, inline
 from actors.text import encoding
-from actors.text.bounds import COMPOSED_CHARACTERS_MAX, characters_a_token
 from actors.text.encoding import SEAM_TOKENS, TooManyTokens, conversation, tokenised
 from actors.text.prompts import Limits
+from actors.text.token_bounds import COMPOSED_CHARACTERS_MAX, characters_a_token
 from protocol.errors import BadRequest, ContextTooLong
 from protocol.messages import Role, Tokenize, Turn
 from tests.actors.test_processor import CONTENTS, ask, respond, running

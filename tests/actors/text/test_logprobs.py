@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from actors.text.detokenizer import Reading
 from actors.text.logprobs import Scores, token_data
-from actors.text.reading import Reading
-from actors.text.stops import StopStrings
+from actors.text.stop_strings import StopStrings
 from protocol.messages import Logprob
-from tests.actors.text.test_reading import SENTENCEPIECE
+from tests.actors.text.test_detokenizer import SENTENCEPIECE
 from tests.rig.gateway import TINY, ids
 
 DATA = token_data(TINY.tokenizer)

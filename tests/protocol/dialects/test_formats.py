@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from protocol.dialects.body import read
 from protocol.dialects.formats import (
     JSON_BYTES_MAX,
     JSON_LEVELS_MAX,
@@ -11,6 +10,7 @@ from protocol.dialects.formats import (
     ResponseFormat,
     TextFormat,
 )
+from protocol.dialects.request_body import read
 from protocol.errors import BadRequest, Unsupported
 from protocol.strict.mistakes import Mistake
 

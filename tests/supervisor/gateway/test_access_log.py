@@ -10,8 +10,8 @@ import trio.testing
 
 from protocol.dialects import chat as chat_dialect
 from protocol.dialects import completions as completions_dialect
+from protocol.dialects.answer_builder import Gathered
 from protocol.dialects.choices import ChoiceChunks
-from protocol.dialects.gathered import Gathered
 from protocol.dialects.responses import Events
 from tests.rig.gateway import Worker, at_rest, chat, create, head, post, rig
 from tests.rig.sockets import upgraded

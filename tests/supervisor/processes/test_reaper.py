@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from actors.engines.sglang.host_settings import Boot
+from actors.engines.sglang.boot_message import Boot
 from protocol.errors import StartFailed
 from supervisor.engines.sglang import spawn
 from supervisor.processes import reaper

@@ -15,7 +15,7 @@ from attrs import evolve
 from openai import OpenAI
 
 from actors.engines.port import Engine
-from actors.engines.sglang.host_settings import EngineSpec
+from actors.engines.sglang.boot_message import EngineSpec
 from bench.rig.node import MODEL, ROOT, Node, node, place
 from supervisor.engines.sglang import spawn
 from supervisor.engines.sglang.engine import EngineHouse, engine

@@ -13,8 +13,8 @@ from actors.engines.simulated.batch import Batch, Turn, _Held
 from actors.engines.simulated.costs import Costs as Prices
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
+from actors.engines.simulated.output import Speech, Voice
 from actors.engines.simulated.spec import SimulatedSpec
-from actors.engines.simulated.speech import Speech, Voice
 from protocol.messages import Generate, Logprob
 from tests.rig.fake_engine import Costs, logprob_at
 from tests.system.simulator.system import Asked, prompt_of, seeded

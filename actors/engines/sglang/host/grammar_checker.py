@@ -33,7 +33,7 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 from xgrammar import GrammarCompiler, allocate_token_bitmask
 
-from actors.engines.sglang import host_settings, shared_memory
+from actors.engines.sglang import boot_message, shared_memory
 from actors.engines.sglang.host.grammar_walk import Ids, Walk
 from actors.engines.sglang.host.watchdog import Guard, say_why
 from protocol import codec
@@ -101,7 +101,7 @@ class Checker:
     """Serves one link, each check in a fork of this process."""
 
     backend: XGrammarGrammarBackend
-    limits: host_settings.GrammarLimits
+    limits: boot_message.GrammarLimits
     peer: Peer
     link: socket.socket
     _selector: selectors.BaseSelector = field(factory=selectors.DefaultSelector)
@@ -180,7 +180,7 @@ class Checker:
             self.link.sendall(data)
 
 
-def verdict(kind: GrammarKind, said: bytes, number: int, limits: host_settings.GrammarLimits) -> GrammarChecked:
+def verdict(kind: GrammarKind, said: bytes, number: int, limits: boot_message.GrammarLimits) -> GrammarChecked:
     """Return what a check has found, from what its fork reported and the signal that ended it, 0 if none did."""
     report: Report = {}
     for line in said.decode().splitlines():
@@ -209,7 +209,7 @@ def verdict(kind: GrammarKind, said: bytes, number: int, limits: host_settings.G
 
 
 def examine(
-    backend: XGrammarGrammarBackend, request: CheckGrammar, limits: host_settings.GrammarLimits, out: int
+    backend: XGrammarGrammarBackend, request: CheckGrammar, limits: boot_message.GrammarLimits, out: int
 ) -> None:
     """Compile and walk one grammar, report each to `out`, and end this process."""
 
@@ -237,7 +237,7 @@ def examine(
     os._exit(0)
 
 
-def _confine(limits: host_settings.GrammarLimits) -> None:
+def _confine(limits: boot_message.GrammarLimits) -> None:
     """Bound what this process may take: memory, time by the clock, its place beside the engines; and let it end."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGPROF, signal.SIGALRM, signal.SIGTERM):
@@ -251,7 +251,7 @@ def _confine(limits: host_settings.GrammarLimits) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _walk(grammar: XGrammarGrammar, text: str, limits: host_settings.GrammarLimits) -> Walk:
+def _walk(grammar: XGrammarGrammar, text: str, limits: boot_message.GrammarLimits) -> Walk:
     info = grammar.ctx.tokenizer_info
     stops = sorted({*grammar.matcher.stop_token_ids, *info.special_token_ids})
     lengths = info.decoded_vocab
@@ -268,7 +268,7 @@ def _walk(grammar: XGrammarGrammar, text: str, limits: host_settings.GrammarLimi
 # The process ---------------------------------------------------------------------------
 
 
-def backend_of(arguments: dict[str, host_settings.Setting]) -> XGrammarGrammarBackend:
+def backend_of(arguments: dict[str, boot_message.Setting]) -> XGrammarGrammarBackend:
     """Return the grammar backend of an engine with these arguments, as its scheduler would make it."""
     args = ServerArgs(**arguments)
     args.resolve_once()
@@ -294,7 +294,7 @@ def backend_of(arguments: dict[str, host_settings.Setting]) -> XGrammarGrammarBa
     return backend
 
 
-def run(boot: host_settings.Boot, link: socket.socket, guard: Guard) -> NoReturn:
+def run(boot: boot_message.Boot, link: socket.socket, guard: Guard) -> NoReturn:
     """Check grammars for engines like the one that `boot` describes, as long as the guard lets this process live."""
     assert boot.checks is not None
     setproctitle("espalier::grammars")
@@ -305,7 +305,7 @@ def run(boot: host_settings.Boot, link: socket.socket, guard: Guard) -> NoReturn
         backend = backend_of(boot.arguments)
     except Exception as error:  # noqa: BLE001  # whatever it is, it is why no grammar can be checked
         peer = Peer(boot.name, serves_max=0)
-        peer.send(Bye(host_settings.START_FAILED, f"{type(error).__name__}: {error}"))
+        peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
         link.sendall(peer.take())
         guard.end(f"grammars cannot be checked: {error!r}")
     peer = Peer(boot.name, serves_max=boot.checks.at_once + STREAMS_BESIDE)

@@ -24,11 +24,11 @@ from sglang.srt.managers.io_struct import BatchTokenIDOutput
 from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.server_args import PortArgs
 
-from actors.engines.sglang import host_settings, model_files, shared_memory
+from actors.engines.sglang import boot_message, model_files, shared_memory
 from actors.engines.sglang.host import scheduler, transfer_delay, translation
 from actors.engines.sglang.host.failures import Failures
 from actors.engines.sglang.host.follower_rank import accompany, bind_to_a_core
-from actors.engines.sglang.host.pulse import Pulse
+from actors.engines.sglang.host.liveness import Pulse
 from actors.engines.sglang.host.warm_up import warm_up
 from actors.engines.sglang.host.watchdog import Guard, say_why
 from protocol import codec
@@ -310,7 +310,7 @@ def _last_line(error: Exception) -> str:
     return "".join(traceback.format_exception_only(error)).strip()
 
 
-def run(boot: host_settings.Boot, link: socket.socket, guard: Guard) -> NoReturn:
+def run(boot: boot_message.Boot, link: socket.socket, guard: Guard) -> NoReturn:
     """Become the engine that `boot` describes, at the end `link`, for as long as its guard lets it live."""
     folder = Path(boot.folder)
     tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
@@ -333,7 +333,7 @@ def run(boot: host_settings.Boot, link: socket.socket, guard: Guard) -> NoReturn
             engine.loop.run_until_complete(host.start())
     except Exception as error:  # noqa: BLE001  # whatever it is, it is why this engine did not start
         peer = Peer(boot.name, serves_max=0)
-        peer.send(Bye(host_settings.START_FAILED, f"{type(error).__name__}: {error}"))
+        peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
         link.sendall(peer.take())
         guard.end(f"the engine could not start: {error!r}")
     why = accompany(peer, link, guard) if host is None else engine.loop.run_until_complete(host.serve())

@@ -8,8 +8,8 @@ from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.io_struct import BatchTokenIDOutput, GenerateReqInput
 from sglang.version import __version__
 
+from actors.engines.sglang.boot_message import TOO_SLOW
 from actors.engines.sglang.host.penalties import SAID
-from actors.engines.sglang.host_settings import TOO_SLOW
 from protocol.errors import EngineRefused, HandOffFailed, Internal, Left, Overloaded, RequestError
 from protocol.messages import (
     EngineInfo,

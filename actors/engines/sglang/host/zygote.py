@@ -17,7 +17,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from actors.engines.sglang import host_settings
+from actors.engines.sglang import boot_message
 from actors.engines.sglang.host.watchdog import stand
 
 READY = b"ready"
@@ -96,7 +96,7 @@ def _become_host(message: bytes, fds: list[int]) -> None:
     try:
         os.setsid()
         link, node, log, _lock = fds  # the lock is held, not used
-        boot = host_settings.decode(message)
+        boot = boot_message.decode(message)
         guard = stand(Path(boot.folder), link, node)
         os.dup2(log, 1)
         os.dup2(log, 2)

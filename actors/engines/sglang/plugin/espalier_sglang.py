@@ -13,8 +13,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from time import thread_time
 
+from actors.engines.sglang.boot_message import BYTES_MAX, STEP_MS, TOO_SLOW
 from actors.engines.sglang.host.grammar_walk import StepBudget
-from actors.engines.sglang.host_settings import BYTES_MAX, STEP_MS, TOO_SLOW
 
 COMPILERS = 2
 NICE = 10

@@ -7,8 +7,8 @@ from math import inf
 import trio
 
 from actors.processor import TextReply
+from protocol.dialects.answer_builder import Gathered
 from protocol.dialects.choices import ChoiceChunks
-from protocol.dialects.gathered import Gathered
 from protocol.errors import RequestError, SlowClient
 from protocol.messages import Accepted, ChoiceEnded, Respond, Started, Text
 from supervisor.gateway.http.exchange import JSON, Exchange

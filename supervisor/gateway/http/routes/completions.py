@@ -6,8 +6,8 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from protocol.dialects import chat, completions
+from protocol.dialects.answer_builder import Gathered
 from protocol.dialects.choices import ChoiceChunks
-from protocol.dialects.gathered import Gathered
 from protocol.messages import Respond
 from supervisor.gateway.http.exchange import Exchange
 from supervisor.gateway.http.routes.answering import in_chunks, in_one_piece

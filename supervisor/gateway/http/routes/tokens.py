@@ -11,8 +11,8 @@ from attrs import evolve
 from actors.processor import TextRequest, TextResult
 from protocol.cost import TOKEN_BYTES
 from protocol.dialects import tokens
-from protocol.dialects.body import BYTES_A_CHARACTER
-from protocol.dialects.gathered import Body
+from protocol.dialects.answer_builder import Body
+from protocol.dialects.request_body import BYTES_A_CHARACTER
 from protocol.errors import BadRequest, DeadlineExceeded
 from protocol.messages import Detokenized, Tokenized
 from supervisor.config.keyfile import clamped

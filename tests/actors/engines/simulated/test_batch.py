@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from actors.engines.simulated.batch import Batch, Turn
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
-from actors.engines.simulated.speech import Speech
+from actors.engines.simulated.output import Speech
 from protocol.errors import EngineLost, Left, RequestError
 from protocol.messages import EngineLoad
 from tests.rig.simulated_engines import COSTS, generate, read, running, spec, timed

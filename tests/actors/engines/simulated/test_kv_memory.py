@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.kv_memory import Lease, Memory, chain, packed, root
-from actors.engines.simulated.speech import Speech
+from actors.engines.simulated.output import Speech
 from protocol.errors import Left
 from protocol.messages import Usage
 from tests.rig.simulated_engines import generate, read, running, spec

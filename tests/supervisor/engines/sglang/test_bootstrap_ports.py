@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 from attrs import evolve
 
-from actors.engines.sglang.host_settings import EngineSpec, boot
+from actors.engines.sglang.boot_message import EngineSpec, boot
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
 from supervisor.engines.sglang.bootstrap_ports import PORTS, Lives, ports

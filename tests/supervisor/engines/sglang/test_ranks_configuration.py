@@ -11,7 +11,7 @@ import pytest
 import trio
 from attrs import evolve
 
-from actors.engines.sglang import host_settings
+from actors.engines.sglang import boot_message
 from actors.kit.calls import mailbox
 from bench.rig.cluster import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
@@ -169,7 +169,7 @@ def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read):
     section = cluster.engine["big"]
     for rank, node in enumerate("abc"):
         spec = _spec(cluster, "big", section, "cpu", rank)
-        boot = host_settings.boot(spec, "folder")
+        boot = boot_message.boot(spec, "folder")
         assert {key: boot.arguments[key] for key in ("tp_size", "nnodes", "node_rank", "dist_init_addr")} == {
             "tp_size": 3,
             "nnodes": 3,
@@ -183,7 +183,7 @@ def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read):
 
 def test_an_engine_on_one_node_hears_nothing_of_ranks():
     cluster = load.read(ROOT / "examples" / "quickstart.toml")
-    boot = host_settings.boot(_spec(cluster, "tiny-0", cluster.engine["tiny-0"], "cpu"), "folder")
+    boot = boot_message.boot(_spec(cluster, "tiny-0", cluster.engine["tiny-0"], "cpu"), "folder")
     assert not {"nnodes", "node_rank", "dist_init_addr"} & boot.arguments.keys()
     assert "SGLANG_BLOCK_NONZERO_RANK_CHILDREN" not in boot.environment
     assert ranks.meeting(cluster, "tiny-0") is None

@@ -8,7 +8,7 @@ import sys
 import pytest
 import trio
 
-from actors.engines.sglang.host_settings import Boot
+from actors.engines.sglang.boot_message import Boot
 from protocol.errors import EngineDied
 from supervisor.engines.sglang import spawn
 from supervisor.processes.output_log import Chatter

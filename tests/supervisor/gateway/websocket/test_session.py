@@ -11,8 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.dialects import body, responses
-from supervisor.gateway.websocket import reader, session
+from protocol.dialects import request_body, responses
+from supervisor.gateway.websocket import message_reader, session
 from tests.rig.gateway import Worker, at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import said, types, upgraded
 
@@ -352,9 +352,9 @@ async def test_an_event_that_cannot_be_read_is_decoded_once(rather_slow, monkeyp
 
     def counting(text):
         decoded.append(text)
-        return body.decode(text)
+        return request_body.decode(text)
 
-    for module in (reader, responses.requests):
+    for module in (message_reader, responses.requests):
         monkeypatch.setattr(module, "decode", counting)
     async with rig() as made:
         client = await upgraded(made)

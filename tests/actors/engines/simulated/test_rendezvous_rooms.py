@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
-from actors.engines.simulated.meetings import Meetings
+from actors.engines.simulated.rendezvous_rooms import Meetings
 from actors.engines.simulated.spec import BOOTSTRAP, SimulatedSpec
 from protocol.cluster import Leg
 from protocol.errors import BadRequest, EngineLost, EngineRefused, Left

@@ -10,8 +10,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from actors.text.reading import HELD_IDS_MAX, Reading
-from actors.text.stops import StopStrings
+from actors.text.detokenizer import HELD_IDS_MAX, Reading
+from actors.text.stop_strings import StopStrings
 from protocol.messages import Text
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wsproto import WSConnection
 
-from supervisor.gateway.websocket.frame_heads import FrameHeads
+from supervisor.gateway.websocket.frame_counter import FrameHeads
 from tests.rig.gateway import create, frame, head, rig
 from tests.rig.sockets import upgraded, whole
 

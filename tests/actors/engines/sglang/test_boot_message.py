@@ -8,7 +8,7 @@ import pytest
 
 from actors.engines.sglang import setting_rules
 from actors.engines.sglang.arguments import CHOICES, TYPES
-from actors.engines.sglang.host_settings import ALWAYS, ON_CPU, EngineSpec, boot
+from actors.engines.sglang.boot_message import ALWAYS, ON_CPU, EngineSpec, boot
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
 from supervisor.config import load

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.routing.journey import is_planned
 from actors.routing.route import Limits
+from actors.routing.routed_request import is_planned
 from protocol.errors import Draining, EngineLost, LinkLost, NotReady
 from tests.actors.test_router import Fake, Play, ask, check_whole, generate, routed
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 import trio
 
-from supervisor.telemetry.event_loop import COLLECTION, LINES_EVERY_S, NAMES_MAX, OTHERS, Turns, function_of
+from supervisor.telemetry.loop_monitor import COLLECTION, LINES_EVERY_S, NAMES_MAX, OTHERS, Turns, function_of
 from supervisor.telemetry.metrics import Metrics
 
 
@@ -47,15 +47,15 @@ async def beside(turns, *tasks):
 
 async def test_a_step_beyond_its_budget_is_counted_by_its_function_and_logged(turns, clock, caplog):
     await beside(turns, (works, clock, 0.019, 50), (works, clock, 0.5))
-    assert turns.exceeded == {"test_event_loop.works": 1}
+    assert turns.exceeded == {"test_loop_monitor.works": 1}
     (record,) = caplog.records
-    assert (record.message, record.task, record.took_s) == ("a turn took too long", "test_event_loop.works", 0.5)
+    assert (record.message, record.task, record.took_s) == ("a turn took too long", "test_loop_monitor.works", 0.5)
     assert record.waits_in.startswith("works > checkpoint")
     metrics = Metrics()
     metrics.sources.append(turns.families)
     text = metrics.text({}).decode()
-    assert 'espalier_slow_turns_total{task="test_event_loop.works"} 1.0' in text
-    assert 'espalier_longest_turn_seconds{task="test_event_loop.works"} 0.5' in text
+    assert 'espalier_slow_turns_total{task="test_loop_monitor.works"} 1.0' in text
+    assert 'espalier_longest_turn_seconds{task="test_loop_monitor.works"} 0.5' in text
 
 
 async def test_waiting_is_no_turn_however_long(turns, clock):
@@ -72,7 +72,7 @@ async def test_waiting_is_no_turn_however_long(turns, clock):
 
 async def test_the_same_function_is_not_logged_each_time(turns, clock, caplog):
     await beside(turns, (works, clock, 0.1, 50))
-    assert turns.exceeded == {"test_event_loop.works": 50}
+    assert turns.exceeded == {"test_loop_monitor.works": 50}
     assert len(caplog.records) == 1
     clock.now += LINES_EVERY_S
     await beside(turns, (works, clock, 0.1))
@@ -108,7 +108,7 @@ async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock):
         for number in range(3):
             nursery.start_soon(one, number, name=f"request {number}")
     assert set(names) == {
-        "test_event_loop.test_a_name_says_nothing_of_whom_a_task_runs_for.<locals>.one",
+        "test_loop_monitor.test_a_name_says_nothing_of_whom_a_task_runs_for.<locals>.one",
     }
 
 
@@ -139,7 +139,7 @@ async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog)
                 said.set()
 
     handler = Looked()
-    logging.getLogger("supervisor.telemetry.event_loop").addHandler(handler)
+    logging.getLogger("supervisor.telemetry.loop_monitor").addHandler(handler)
     turns = Turns(0.02, clock, start=lambda run: looking.append(threading.Thread(target=run)))
     turns._over.wait = lambda _: turns._over.is_set()
 
@@ -155,7 +155,7 @@ async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog)
             await trio.lowlevel.checkpoint()
         looking[0].join(20.0)
     finally:
-        logging.getLogger("supervisor.telemetry.event_loop").removeHandler(handler)
+        logging.getLogger("supervisor.telemetry.loop_monitor").removeHandler(handler)
     (record,) = [each for each in caplog.records if each.message == "the event loop stands still"]
     assert any("stuck_in_here" in line for line in record.stack)
     assert record.for_s == 5.0

@@ -17,11 +17,11 @@ from attrs import define, field
 
 from actors.kit.offload import LONG
 from protocol.dialects import responses
-from protocol.dialects.body import decode, reading_work
+from protocol.dialects.request_body import decode, reading_work
 from protocol.errors import Overloaded, RequestError, SlowClient
-from supervisor.gateway.budgets import Held
 from supervisor.gateway.gateway import Door
 from supervisor.gateway.keys import Key
+from supervisor.gateway.memory_budgets import Held
 from supervisor.gateway.requests import NO_MEMORY
 
 Event: TypeAlias = "responses.Create | responses.CancelResponse"

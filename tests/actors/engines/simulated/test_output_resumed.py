@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.engines.simulated.batch import Batch
-from actors.engines.simulated.speech import Speech
+from actors.engines.simulated.output import Speech
 from protocol.errors import BadRequest
 from protocol.messages import Finished, FinishReason, Generate
 from tests.rig.simulated_engines import generate, read, running, spec

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import trio
 from attrs import define, evolve, field
 
-from actors.text.reading import Reading
+from actors.text.detokenizer import Reading
 from protocol.messages import Accepted, ChoiceEnded, Logprob, Started, Text, Tokens
 
 TOKENS_A_TURN = 16  # with their likeliest neighbours: about a millisecond

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 PULSE = (
     HEAD
     + """
-from actors.engines.sglang.host.pulse import Pulse
+from actors.engines.sglang.host.liveness import Pulse
 
 class Manager:
     answers = False

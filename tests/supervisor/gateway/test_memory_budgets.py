@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from protocol.errors import Overloaded
 from protocol.messages import Role, Turn
-from supervisor.gateway.budgets import Budget
 from supervisor.gateway.http.exchange import BODY_BYTES_FREE
 from supervisor.gateway.keys import KEYS, Keys, Sources
+from supervisor.gateway.memory_budgets import Budget
 from supervisor.gateway.outbox import READ_BYTES, Backlogs
 from supervisor.gateway.websocket.history import Memories, Memory, Said
 from tests.rig.gateway import at_rest, chat, create, frame, head, post, rig

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.gateway.http.connection import AHEAD_BYTES_MAX
-from supervisor.gateway.http.heads import HEADERS_MAX, Authority, authority, same_origin
+from supervisor.gateway.http.head_checks import HEADERS_MAX, Authority, authority, same_origin
 from tests.rig.gateway import at_rest, head, rig
 
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, contextmanager
 import trio
 from attrs import define, evolve, field
 
-from actors.routing.moving import Unstarted
 from actors.routing.ports import Replies, Worker
+from actors.routing.rebalancing import Unstarted
 from actors.routing.route import Need, Route, Routing
 from protocol.errors import (
     ActorLost,

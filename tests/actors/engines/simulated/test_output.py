@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.kv_memory import packed
-from actors.engines.simulated.speech import Speech
+from actors.engines.simulated.output import Speech
 from protocol.messages import FinishReason
 from tests.rig.simulated_engines import generate, read, running, spec
 

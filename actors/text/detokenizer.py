@@ -8,7 +8,7 @@ from attrs import define, field
 from tokenizers import Tokenizer
 
 from actors.text.logprobs import Scores
-from actors.text.stops import StopScanner, StopStrings
+from actors.text.stop_strings import StopScanner, StopStrings
 from protocol.messages import Logprob, Text
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.dialects import body, chat, completions, responses
-from protocol.dialects.body import CONTAINERS_MAX, decode
+from protocol.dialects import chat, completions, request_body, responses
+from protocol.dialects.request_body import CONTAINERS_MAX, decode
 from protocol.errors import BadRequest
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
@@ -64,7 +64,7 @@ def test_escapes_without_end_are_gone_through_once(end):
 def test_the_count_is_that_of_the_parts(value):
     raw = json.dumps(value).encode()
     for limit in {0, max(0, counted(raw) - 1), counted(raw)}:
-        assert (body.exceeding(limit).match(raw) is not None) == (counted(raw) > limit)
+        assert (request_body.exceeding(limit).match(raw) is not None) == (counted(raw) > limit)
 
 
 def test_long_prompts_and_conversations_are_taken():

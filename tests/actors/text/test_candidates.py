@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.kit.offload import inline
-from actors.text.drafts import TOKENS_A_TURN, Draft
+from actors.text.candidates import TOKENS_A_TURN, Draft
+from actors.text.detokenizer import Reading
 from actors.text.logprobs import Scores
 from actors.text.pieces import SCORED_A_PIECE
 from actors.text.prompts import Limits
-from actors.text.reading import Reading
-from actors.text.stops import StopScanner, StopStrings
+from actors.text.stop_strings import StopScanner, StopStrings
 from protocol.dialects import chat, completions
-from protocol.dialects.gathered import PIECE_BYTES, Body
+from protocol.dialects.answer_builder import PIECE_BYTES, Body
 from protocol.messages import Answered, ChoiceEnded, FinishReason, Respond, Text, Tokens, Usage
 from tests.actors.test_processor import running
 from tests.rig.fake_engine import logprob_at
