@@ -19,7 +19,7 @@ from tests.mutants.__main__ import MUTANTS
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "actors", "supervisor", "bench")
 FILES = [path.relative_to(ROOT) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-LINES_MAX = 410
+LINES_MAX = 420
 ACTORS = {f"actors.{path.stem}" for path in FILES if path.parent == Path("actors")} - {"actors.__init__"}
 FUNCTION_LINES_MAX = 60
 
@@ -37,7 +37,7 @@ TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs:
     Path("actors/text/chat_template.py"): {"jinja2"},
     Path("actors/text/detokenizer.py"): {"tokenizers"},
     Path("actors/text/logprobs.py"): {"tokenizers"},
-    SGLANG / "host_settings.py": {"msgspec"},
+    SGLANG / "boot_message.py": {"msgspec"},
 }
 HANDS = {  # where clock, chance and libc are taken in hand: each has its reason in the file
     Path("supervisor/__main__.py"): {"random", "time"},
