@@ -12,17 +12,17 @@ import trio
 from attrs import define, field, frozen
 
 from actors.engines.port import Engine, Generation
-from actors.kit.calls import Bugs, Call
+from actors.kit.calls import BugCounter, Call
 from actors.kit.pending_prefill import PendingPrefill
-from actors.kit.priority_inbox import Queue
+from actors.kit.priority_inbox import PriorityInbox
 from protocol.errors import (
     ActorLost,
+    AskerLeft,
     DeadlineExceeded,
     EngineDied,
     EngineLost,
     EngineStuck,
-    Internal,
-    Left,
+    InternalError,
     Preempted,
     RequestError,
 )
@@ -49,7 +49,7 @@ class Deadlines:
 
 
 @define(eq=False)
-class Observer:
+class SlotObserver:
     """Who hears what becomes of an engine's slots; this one forgets it."""
 
     def aborted(self, seconds: float) -> None:
@@ -60,11 +60,11 @@ class Observer:
 
 
 async def decode(
-    inbox: Queue[Generate, Started | Tokens, Finished],
+    inbox: PriorityInbox[Generate, Started | Tokens, Finished],
     engine: Engine,
     slots: int,
     deadlines: Deadlines,
-    observer: Observer | None = None,
+    observer: SlotObserver | None = None,
     pending_prefill_tokens_max: int = 0,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -75,8 +75,8 @@ async def decode(
     prompt enters while there is none. Several may share one inbox: whoever has a slot takes the next call. Raises
     `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
     """
-    held = _Slots(engine, slots, deadlines, observer or Observer())
-    bugs, pending = Bugs(), PendingPrefill(pending_prefill_tokens_max)
+    held = _Slots(engine, slots, deadlines, observer or SlotObserver())
+    bugs, pending = BugCounter(), PendingPrefill(pending_prefill_tokens_max)
 
     def begun(call: Call[Generate, Started | Tokens, Finished]) -> None:
         if pending.discard(call):
@@ -99,7 +99,7 @@ async def _end_with(engine: Engine) -> None:
 
 
 async def _generate(
-    call: Call[Generate, Started | Tokens, Finished], slots: _Slots, begun: Callable[[], None], bugs: Bugs
+    call: Call[Generate, Started | Tokens, Finished], slots: _Slots, begun: Callable[[], None], bugs: BugCounter
 ) -> None:
     """Answer one call; `begun` is called at its first token, and when the engine has nothing of it any more."""
     pace = _Pace(slots.deadlines)
@@ -138,7 +138,7 @@ class _Slots:
     engine: Engine
     number: int
     deadlines: Deadlines
-    observer: Observer
+    observer: SlotObserver
     heard_at: float = -inf  # when the engine last had something to say, to whomever
     kept: dict[str, bool] = field(factory=dict)  # the requests of those set aside, and whether the engine was silent
     free: trio.Semaphore = field(init=False)
@@ -166,7 +166,7 @@ class _Slots:
             left_at = trio.current_time() if call.scope.cancel_called else None
             silent = late is not None and self._silent_since(pace)
             self.engine.abort(request.id)  # synchronous, idempotent, a no-op once finished
-            generation.enough()  # what comes now comes too late: the call may be over long before the slot is free
+            generation.abandon()  # what comes now comes too late: the call may be over long before the slot is free
             with trio.move_on_after(self.deadlines.release_s, shield=True) as waiting:
                 await self.engine.wait_released(request.id)
             if waiting.cancelled_caught:
@@ -237,11 +237,11 @@ def _told(call: Call[Generate, Started | Tokens, Finished]) -> Iterator[None]:
         outcome = error.code
         raise
     except Exception:
-        outcome = Internal.code
+        outcome = InternalError.code
         raise
     finally:
         if trace is not None and trace.followed:
-            cancelled = Left.code if call.scope.cancel_called else ActorLost.code
+            cancelled = AskerLeft.code if call.scope.cancel_called else ActorLost.code
             line = {"request_id": call.request.id, **fields(trace), "outcome": outcome or cancelled}
             log.info("generation ended", extra={**line, "took_s": round(trio.current_time() - began_at, 4)})
 

@@ -10,12 +10,12 @@ from typing import TypeAlias
 import trio
 from attrs import Factory, define, field
 
-from actors.kit.calls import Asks, Bugs, Call, Inbox
+from actors.kit.calls import Askable, BugCounter, Call, Inbox
 from protocol.errors import EngineLost, NotReady, Overloaded, RequestError
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked
 
-Checker: TypeAlias = Asks[CheckGrammar, GrammarChecked, GrammarChecked]
-Heard: TypeAlias = Callable[[str, float], None]
+Checker: TypeAlias = Askable[CheckGrammar, GrammarChecked, GrammarChecked]
+CheckObserver: TypeAlias = Callable[[str, float], None]
 """Hears of each check how it ended (`accepted`, `refused`, `left`, or an error's code) and how long it took."""
 
 # A checker that is started again. A constant: who would rather wait less has `first_token_s`, and who waits for longer
@@ -36,14 +36,14 @@ class _Check:
 
 
 @define(eq=False)
-class Checks:
+class GrammarChecks:
     """Runs at most `at_once` checks, of one owner at most all but one, and remembers `verdicts_max` verdicts."""
 
     checker: Callable[[], Awaitable[Checker]]
     at_once: int
     waiting_max: int
     verdicts_max: int
-    heard: Heard
+    heard: CheckObserver
     _known: OrderedDict[bytes, GrammarChecked] = Factory(OrderedDict)
     _unfinished: dict[tuple[str, bytes], _Check] = Factory(dict)
     _waiting: dict[str, deque[_Check]] = Factory(dict)  # by owner; the first owner's turn is next
@@ -57,7 +57,7 @@ class Checks:
         fails with.
         """
         await trio.lowlevel.checkpoint()
-        digest = digest_of(request.grammar)
+        digest = grammar_digest(request.grammar)
         if (known := self._known.get(digest)) is not None:
             self._known.move_to_end(digest)
             return known
@@ -87,7 +87,7 @@ class Checks:
             raise Overloaded(f"{self.waiting} grammars wait to be checked")
         last = largest[-1]
         last.failure = Overloaded("as many grammars wait as may, and one of a key with fewer displaced this one")
-        self._drop((last.request.owner, digest_of(last.request.grammar)), last)
+        self._drop((last.request.owner, grammar_digest(last.request.grammar)), last)
         last.over.set()
 
     @property
@@ -120,7 +120,7 @@ class Checks:
 
     async def _run(self, check: _Check) -> None:  # noqa: ASYNC910  # a task of its own, whose scope may end it
         owner, began_at, outcome = check.request.owner, trio.current_time(), "left"
-        key = owner, digest_of(check.request.grammar)
+        key = owner, grammar_digest(check.request.grammar)
         try:
             with check.scope:
                 check.found = await self._checked(check.request)
@@ -173,19 +173,19 @@ class Checks:
                 del self._waiting[key[0]]
 
 
-def digest_of(grammar: Grammar) -> bytes:
+def grammar_digest(grammar: Grammar) -> bytes:
     """Return what stands for a grammar where verdicts are remembered."""
     return sha256(f"{grammar.kind.value} {grammar.text}".encode(errors="surrogatepass")).digest()
 
 
 async def grammars(
     inbox: Inbox[Call[CheckGrammar, GrammarChecked, GrammarChecked]],
-    checks: Checks,
+    checks: GrammarChecks,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Answer what is asked of grammars."""
-    bugs = Bugs()
+    bugs = BugCounter()
 
     async def answer_one(call: Call[CheckGrammar, GrammarChecked, GrammarChecked]) -> None:
         with call.answering(bugs) as answer:

@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 import trio
 
-from actors.kit.calls import Answer, Asks, Bugs, Call, Inbox
-from actors.kit.offload import Aside, Work
-from actors.text.choices import Choices, Speak
-from actors.text.encoding import TooManyTokens, conversation, tokenised
+from actors.kit.calls import Answer, Askable, BugCounter, Call, Inbox
+from actors.kit.offload import Offload, RunInThread
+from actors.text.choices import Choices, Emit
+from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.model import TextModel
-from actors.text.prompts import Limits, echoed, encoded, generates, spelled
+from actors.text.prompts import PromptLimits, echoed, encoded, generates, spelled
 from protocol.errors import BadRequest, ContextTooLong, NotReady
 from protocol.messages import (
     Accepted,
@@ -51,9 +51,9 @@ async def unchecked(_: Grammar, __: str) -> None:
 async def processor(
     inbox: Inbox[Call[TextRequest, TextReply, TextResult]],
     model: TextModel,
-    decode: Asks[Generate, Started | Tokens, Finished],
-    limits: Callable[[], Limits | None],
-    aside: Aside,
+    decode: Askable[Generate, Started | Tokens, Finished],
+    limits: Callable[[], PromptLimits | None],
+    aside: RunInThread,
     requests_max: int,
     tokenize_tokens_max: int = TOKENIZE_TOKENS_MAX,
     check_grammar: GrammarCheck = unchecked,
@@ -67,13 +67,13 @@ async def processor(
     tokenised, or only to be read, may have `tokenize_tokens_max` tokens. Long work runs `aside`.
     """
     free = trio.Semaphore(requests_max)
-    bugs = Bugs()
+    bugs = BugCounter()
 
     async def answered(request: TextRequest, answer: Answer[TextReply, TextResult]) -> TextResult:
         known = limits()
         if known is None or (isinstance(request, Respond) and request.total_max == 0):
             raise NotReady("no engine has been ready for this model yet")
-        work = Work(aside, request.owner)
+        work = Offload(aside, request.owner)
         if isinstance(request, Respond):
             known = known.within(request.total_max)
             if request.grammar is not None:
@@ -97,7 +97,7 @@ async def processor(
             requests.start_soon(answer_one, await inbox.receive())
 
 
-async def _check_grammar(request: Respond, grammar: Grammar, limits: Limits, check: GrammarCheck) -> None:
+async def _check_grammar(request: Respond, grammar: Grammar, limits: PromptLimits, check: GrammarCheck) -> None:
     """Raise `BadRequest`, with the client's name of the field, for a grammar that no engine is to see."""
     await trio.lowlevel.checkpoint()
     if grammar.kind not in limits.info.grammars:
@@ -117,10 +117,10 @@ def _speak(put: Callable[[TextReply, int], None], reply: TextReply) -> None:
 async def _respond(
     request: Respond,
     model: TextModel,
-    limits: Limits,
-    decode: Asks[Generate, Started | Tokens, Finished],
-    work: Work,
-    speak: Speak,
+    limits: PromptLimits,
+    decode: Askable[Generate, Started | Tokens, Finished],
+    work: Offload,
+    speak: Emit,
 ) -> Answered:
     prompts = await encoded(request, model, limits, work)
     asked = generates(request, model, prompts, limits)
@@ -129,12 +129,14 @@ async def _respond(
     return Answered(await Choices(request, model, decode, speak, echoes).read(asked))
 
 
-async def _tokenized(request: Tokenize, model: TextModel, limits: Limits, tokens_max: int, work: Work) -> Tokenized:
+async def _tokenized(
+    request: Tokenize, model: TextModel, limits: PromptLimits, tokens_max: int, work: Offload
+) -> Tokenized:
     try:
         if request.turns:
-            ids = await conversation(request.turns, model, tokens_max, work)
+            ids = await tokenize_conversation(request.turns, model, tokens_max, work)
         else:
-            ids = await tokenised(request.text, model, tokens_max, work, special=request.special)
+            ids = await tokenize_text(request.text, model, tokens_max, work, special=request.special)
         if len(ids) > tokens_max:
             raise TooManyTokens(str(len(ids)))  # noqa: TRY301  # it is told as that of a part is
     except TooManyTokens as error:
@@ -144,7 +146,7 @@ async def _tokenized(request: Tokenize, model: TextModel, limits: Limits, tokens
     return Tokenized(ids, limits.total_max)
 
 
-async def _detokenized(request: Detokenize, model: TextModel, tokens_max: int, work: Work) -> Detokenized:
+async def _detokenized(request: Detokenize, model: TextModel, tokens_max: int, work: Offload) -> Detokenized:
     if len(request.ids) > tokens_max:
         said = f"there are {len(request.ids)} tokens, and a list that is only read can have {tokens_max}"
         raise ContextTooLong(said, param="tokens")

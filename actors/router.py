@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import trio
 
-from actors.kit.calls import Bugs, Call, Inbox
-from actors.routing.rebalancing import Unstarted
-from actors.routing.route import Need, Route, Routing
-from actors.routing.routed_request import Journey
+from actors.kit.calls import BugCounter, Call, Inbox
+from actors.routing.rebalancing import UnstartedRequests
+from actors.routing.route import Route, Routing, TokenDemand
+from actors.routing.routed_request import RoutedRequest
 from protocol.messages import Finished, Generate, Started, Tokens
 
 
@@ -18,16 +18,18 @@ async def router(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Give each request to the worker that the policy names; while all are full, requests wait in the inbox."""
-    bugs, unstarted = Bugs(), Unstarted()
+    bugs, unstarted = BugCounter(), UnstartedRequests()
 
     async def route_one(call: Call[Generate, Started | Tokens, Finished], route: Route | None) -> None:
         with call.answering(bugs) as answer:
-            answer.end(await Journey(call.request, answer, routing, unstarted).run(route))
+            answer.end(await RoutedRequest(call.request, answer, routing, unstarted).run(route))
 
     async with trio.open_nursery() as requests:
         requests.start_soon(unstarted.move_on, routing)
         task_status.started()
         while True:
-            (await routing.wait_for(Need())).end()  # only that there is one: a call that must wait does so in the inbox
+            (
+                await routing.wait_for(TokenDemand())
+            ).end()  # only that there is one: a call that must wait does so in the inbox
             call = await inbox.receive()
-            requests.start_soon(route_one, call, routing.choose_next(Need.of(call.request)))
+            requests.start_soon(route_one, call, routing.choose_next(TokenDemand.of(call.request)))

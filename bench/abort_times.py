@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 
-from bench.rig.clients import STORY, Chat, Outcome, Socket, chat_body, response_body
+from bench.rig.clients import STORY_PROMPT, Chat, Outcome, ResponsesSocket, chat_body, response_body
 from bench.rig.node import Node, metric, node, place
 
 TARGET_P90_MS = 60.0
@@ -96,7 +96,7 @@ def leave_chat(of: Node, prompt: str, pause_s: float, pieces: int) -> float:
 
 def leave_socket(of: Node, prompt: str, pause_s: float, pieces: int) -> float:
     """Ask over a WebSocket and leave; return when."""
-    socket = Socket(of.port)
+    socket = ResponsesSocket(of.port)
     socket.send(response_body(prompt, TOKENS))
     outcome = Outcome()
     if pieces:
@@ -144,7 +144,7 @@ def main() -> int:
     arguments = parser.parse_args()
     missed = 0
     with place() as folder, node(folder) as of:
-        Chat(of.port, chat_body(STORY)).read()  # a first request is slower than any other
+        Chat(of.port, chat_body(STORY_PROMPT)).read()  # a first request is slower than any other
         poll = Poll(HTTPConnection("127.0.0.1", of.port, timeout=GIVE_UP_S))
         print("from the client's close to an idle engine, in ms")
         print(f"{'door':<12}{'moment':<24}{'prompt':>8}{'tries':>7}{'p50':>8}{'p90':>8}{'max':>8}")

@@ -23,11 +23,11 @@ from random import Random
 from threading import Event, Thread
 
 from bench.rig import checked_clients
-from bench.rig.checked_clients import Ask, Door, Said, Tally
-from bench.rig.cluster import Cluster, Plan, cluster, engine_on, known_as, sglang, simulated
-from bench.rig.faults import ENDS_WITHIN_S, ENGINES, NODES, Chaos, planned
+from bench.rig.checked_clients import CheckedRequest, CompleteAnswer, GatewayInterruptions, Tally
+from bench.rig.cluster import Cluster, Plan, cluster, cluster_engine_name, node_engine_name, sglang, simulated
+from bench.rig.faults import ENGINES, NODES, SHUTDOWN_MAX_S, FaultInjector, plan_faults
 from bench.rig.node import SHARED_MEMORY, metric, place
-from bench.rig.proxy import Cutter
+from bench.rig.proxy import FaultProxy
 
 DRAIN_S = 2.0
 IDLE_WITHIN_S = 20.0
@@ -60,7 +60,7 @@ def plan(engines: str, *, pair: bool) -> Plan:
     if pair:
         legs = {"w1": "prefill", "w2": "decode", "w3": "both"}
     if engines == "sglang":
-        texts = {name: sglang(leg) + IMPATIENT.format(name=engine_on(name)) for name, leg in legs.items()}
+        texts = {name: sglang(leg) + IMPATIENT.format(name=node_engine_name(name)) for name, leg in legs.items()}
     else:
         slots = KINDS[engines].clients
         texts = {
@@ -133,15 +133,17 @@ def healed(of: Cluster, within_s: float) -> list[str]:
     return []
 
 
-def aftermath(of: Cluster, right: dict[tuple[str, int | None], Said]) -> list[str]:
+def aftermath(of: Cluster, right: dict[tuple[str, int | None], CompleteAnswer]) -> list[str]:
     """Return what does not hold of a cluster that was healed, and end it."""
     found = [f"{IDLE_WITHIN_S:g} s later {each}" for each in of.wait_idle(IDLE_WITHIN_S)]
     before = _asked(of)
-    asks = [Ask("stream", prompt, None) for prompt in checked_clients.PROMPTS] * 6
+    asks = [CheckedRequest("stream", prompt, None) for prompt in checked_clients.PROMPTS] * 6
     with ThreadPoolExecutor(len(asks)) as pool:
         answers = list(pool.map(lambda each: checked_clients.ask(of.front.port, each), asks))
     for wanted, answer in zip(asks, answers, strict=True):
-        _, why = checked_clients.verdict(wanted, answer, right[wanted.prompt, None], left=False, door=Door())
+        _, why = checked_clients.verdict(
+            wanted, answer, right[wanted.prompt, None], left=False, door=GatewayInterruptions()
+        )
         if why or not answer.whole:
             found.append(f"not served in the end: {why or answer}")
     served = {name: asked - before[name] for name, asked in _asked(of).items()}
@@ -151,13 +153,13 @@ def aftermath(of: Cluster, right: dict[tuple[str, int | None], Said]) -> list[st
         if not served[name] and (not pair or "leg =" in text):
             found.append(f"nobody asked {name} in the end")
     found += [f"at rest {each}" for each in of.wait_idle(IDLE_WITHIN_S)]
-    found += of.stop(ENDS_WITHIN_S)
+    found += of.stop(SHUTDOWN_MAX_S)
     return found + [f"process {seen.pid} has outlived its node: {seen.command}" for seen in of.outlived()]
 
 
 def _asked(of: Cluster) -> dict[str, float]:
     text = of.front.get("/metrics")[1].decode()
-    return {name: metric(text, "espalier_calls_total", worker=known_as(name)) for name in of.workers}
+    return {name: metric(text, "espalier_calls_total", worker=cluster_engine_name(name)) for name in of.workers}
 
 
 def bugs(of: Cluster) -> list[str]:
@@ -187,11 +189,11 @@ def bugs(of: Cluster) -> list[str]:
 # All of it -------------------------------------------------------------------------------
 
 
-def storm(of: Cluster, cutters: dict[str, Cutter], kind: Kind, seconds: float, seed: int) -> list[str]:
+def storm(of: Cluster, cutters: dict[str, FaultProxy], kind: Kind, seconds: float, seed: int) -> list[str]:
     """Run the load and the harm, print what came of it, and return what was bad."""
     tally, over, moves = Tally(), Event(), Moves(of)
     right = checked_clients.references(of.front.port)
-    chaos = Chaos(of, cutters)
+    chaos = FaultInjector(of, cutters)
     clients = [
         Thread(
             target=checked_clients.client,
@@ -203,7 +205,7 @@ def storm(of: Cluster, cutters: dict[str, Cutter], kind: Kind, seconds: float, s
     with moves.watched():
         for each in clients:
             each.start()
-        chaos.run(planned(seed, seconds, kind.every_s, kind.faults), seconds)
+        chaos.run(plan_faults(seed, seconds, kind.every_s, kind.faults), seconds)
         down = healed(of, kind.healed_within_s)  # under load
         over.set()
         for each in clients:
@@ -227,11 +229,11 @@ def main() -> int:
     replay = f"python -m bench.chaos --engines {said.engines}{pair} --minutes {said.minutes:g} --seed {said.seed}"
     print(replay, flush=True)
     shared = set(SHARED_MEMORY.iterdir())
-    cutters: dict[str, Cutter] = {}
+    cutters: dict[str, FaultProxy] = {}
 
     def behind_cutters(of: Cluster) -> None:
         for name in of.workers:
-            cutters[name] = Cutter(of.links[name])
+            cutters[name] = FaultProxy(of.links[name])
             of.doors[name] = cutters[name].port
 
     with place() as folder, cluster(folder, plan(said.engines, pair=said.pair), before=behind_cutters) as of:

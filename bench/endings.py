@@ -16,8 +16,17 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from bench.rig.clients import OAK, STORY, Chat, Outcome, Running, Socket, chat_body, response_body
-from bench.rig.node import GONE_WITHIN_S, Node, node, place, wait_until
+from bench.rig.clients import (
+    OAK_PROMPT,
+    STORY_PROMPT,
+    BackgroundReader,
+    Chat,
+    Outcome,
+    ResponsesSocket,
+    chat_body,
+    response_body,
+)
+from bench.rig.node import EXIT_MAX_S, Node, node, place, wait_until
 
 TOKENS = 400  # of an answer that must still be running when something dies
 SERVED_WITHIN_S = 3.0
@@ -36,28 +45,32 @@ def check(holds: object, sentence: str) -> None:
 
 def references(of: Node) -> dict[str, str]:
     """Return the whole texts that the answers of these scenes must equal."""
-    long = Chat(of.port, chat_body(STORY, TOKENS)).read()
-    short = Chat(of.port, chat_body(OAK)).read()
+    long = Chat(of.port, chat_body(STORY_PROMPT, TOKENS)).read()
+    short = Chat(of.port, chat_body(OAK_PROMPT)).read()
     check(long.whole and short.whole, f"the node does not answer: {long.error or short.error}")
-    return {STORY: long.text, OAK: short.text}
+    return {STORY_PROMPT: long.text, OAK_PROMPT: short.text}
 
 
 # Streams to be disturbed -----------------------------------------------------------------
 
 
 @contextmanager
-def streams(of: Node) -> Iterator[tuple[list[Running], Socket]]:
+def streams(of: Node) -> Iterator[tuple[list[BackgroundReader], ResponsesSocket]]:
     """Run two HTTP streams and one WebSocket response, all past their first token; yield them, and the WebSocket.
 
     On a machine with busy neighbours a whole answer may have come before this process was given its turn: then again.
     """
     for _ in range(BEGIN_TRIES):
-        chats, socket, answer = [Chat(of.port, chat_body(STORY, TOKENS)) for _ in range(2)], Socket(of.port), Outcome()
-        running: list[Running] = []
+        chats, socket, answer = (
+            [Chat(of.port, chat_body(STORY_PROMPT, TOKENS)) for _ in range(2)],
+            ResponsesSocket(of.port),
+            Outcome(),
+        )
+        running: list[BackgroundReader] = []
         try:
-            socket.send(response_body(STORY, TOKENS))
-            running += [Running(chat.read) for chat in chats]
-            running.append(Running(partial(_response, socket, answer)))
+            socket.send(response_body(STORY_PROMPT, TOKENS))
+            running += [BackgroundReader(chat.read) for chat in chats]
+            running.append(BackgroundReader(partial(_response, socket, answer)))
             begun = [*(chat.outcome for chat in chats), answer]
             check(wait_until(partial(_all_begun, begun), 20.0) is not None, "the streams did not begin")
             if all(each.outcome is None for each in running):
@@ -72,13 +85,13 @@ def _all_begun(outcomes: list[Outcome]) -> bool:
     return all(each.first_at for each in outcomes)
 
 
-def _response(socket: Socket, outcome: Outcome) -> Outcome:
+def _response(socket: ResponsesSocket, outcome: Outcome) -> Outcome:
     for _ in socket.events(outcome):
         pass
     return outcome
 
 
-def _let_go(chats: list[Chat], socket: Socket, running: list[Running]) -> None:
+def _let_go(chats: list[Chat], socket: ResponsesSocket, running: list[BackgroundReader]) -> None:
     socket.leave()
     for chat in chats:
         chat.leave()
@@ -89,7 +102,7 @@ def _let_go(chats: list[Chat], socket: Socket, running: list[Running]) -> None:
         chat.close()
 
 
-def end_truthfully(running: list[Running], since: float) -> float:
+def end_truthfully(running: list[BackgroundReader], since: float) -> float:
     """Check that each stream ended in an error that may be tried again; return when the last had."""
     outcomes = [each.wait(20.0) for each in running]
     for outcome in outcomes:
@@ -104,12 +117,12 @@ def end_truthfully(running: list[Running], since: float) -> float:
 def served(of: Node, since: float, texts: dict[str, str]) -> float:
     """Ask for a new answer now, check it, and return when its first token had come."""
     while True:
-        outcome = Chat(of.port, chat_body(OAK)).read()
+        outcome = Chat(of.port, chat_body(OAK_PROMPT)).read()
         if outcome.status != 503 or outcome.headers.get("x-should-retry") != "true":
             break
         time.sleep(0.01)  # it came while the death was not known yet; stock clients try again, too
     check(outcome.whole, f"a new request was not served: {outcome.status} {outcome.error}")
-    check(outcome.text == texts[OAK], f"a new request was answered {outcome.text!r}")
+    check(outcome.text == texts[OAK_PROMPT], f"a new request was answered {outcome.text!r}")
     return (outcome.first_at or outcome.ended_at) - since
 
 
@@ -137,7 +150,7 @@ def zygote_killed(of: Node, texts: dict[str, str]) -> Times:
         of.kill("zygote")
         for each in running:
             outcome = each.wait()
-            check(outcome.whole and outcome.text == texts[STORY], f"a stream noticed: {outcome.error}")
+            check(outcome.whole and outcome.text == texts[STORY_PROMPT], f"a stream noticed: {outcome.error}")
     of.kill("host")
     killed = time.perf_counter()
     served_at = served(of, killed, texts)
@@ -166,7 +179,7 @@ def _killed(of: Node, folder: Path) -> Times:
     of.signal(signal.SIGKILL)
     gone_s = of.wait_gone()
     left = [seen.command for seen in of.alive()]
-    check(gone_s is not None, f"{GONE_WITHIN_S} s after the node there were {left}")
+    check(gone_s is not None, f"{EXIT_MAX_S} s after the node there were {left}")
     files = list(of.tmp.iterdir())
     with node(folder, ready=False) as successor:
         swept = wait_until(lambda: not any(path.exists() for path in files), 20.0)
@@ -242,20 +255,20 @@ def told(folder: Path) -> Times:
     """SIGTERM with streams running: they finish, whatever is new is told to come back, nothing is left."""
     with node(folder) as of:
         texts = references(of)
-        idle = Socket(of.port)
+        idle = ResponsesSocket(of.port)
         with streams(of) as (running, socket):
             since = time.perf_counter()
             of.signal(signal.SIGTERM)
             check(idle.close_code() == 1012, "an idle WebSocket was not closed by 1012")
             idle_s = time.perf_counter() - since
             idle.close()
-            refused = Chat(of.port, chat_body(OAK)).read()
+            refused = Chat(of.port, chat_body(OAK_PROMPT)).read()
             check(refused.status == 503 and refused.error["code"] == "draining", f"got {refused}")
             check("retry-after" in refused.headers, "a refusal did not say when to come back")
-            socket.send(response_body(OAK))
+            socket.send(response_body(OAK_PROMPT))
             for each in running:
                 outcome = each.wait()
-                check(outcome.whole and outcome.text == texts[STORY], f"a stream was cut: {outcome.error}")
+                check(outcome.whole and outcome.text == texts[STORY_PROMPT], f"a stream was cut: {outcome.error}")
             check(running[2].outcome.refusals, "the open WebSocket's new request heard nothing")
             finished_at = max(each.wait().ended_at for each in running)
             check(socket.close_code() == 1012, "a WebSocket was not closed by 1012")

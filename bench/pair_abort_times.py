@@ -33,10 +33,10 @@ from pathlib import Path
 from random import Random
 
 from bench.abort_times import first_token, prompt_of
-from bench.rig.clients import STORY, Chat, Outcome, Running, Socket, chat_body, response_body
-from bench.rig.cluster import Cluster, Plan, cluster, engine_on, sglang, simulated
+from bench.rig.clients import STORY_PROMPT, BackgroundReader, Chat, Outcome, ResponsesSocket, chat_body, response_body
+from bench.rig.cluster import Cluster, Plan, cluster, node_engine_name, sglang, simulated
 from bench.rig.node import place, wait_until
-from bench.rig.polling import DECODE, GIVE_UP_S, PREFILL, REACHED_S, Counts, Poll, StillThere
+from bench.rig.polling import DECODE, GIVE_UP_S, PREFILL, REACHED_S, LoadPoller, PairLoad, RequestNotReleased
 
 TARGET_P90_MS = {"simulated": 20.0, "sglang": 100.0}
 PAUSE_S = {"simulated": 0.001, "sglang": 0.004}  # between two looks: a real engine computes on the same cores
@@ -65,7 +65,7 @@ def plan(kind: str, *, narrow: bool, transfer_s: float = TRANSFER_S) -> Plan:
         costs = COSTS | {"transfer_s": transfer_s}
         engines = {leg: simulated(leg, leg, slots=slots, costs=costs, prefill_chunk=CHUNK) for leg in legs}
     else:
-        held = {leg: HELD.format(name=engine_on(leg), chunk=CHUNK, held_s=transfer_s) for leg in legs}
+        held = {leg: HELD.format(name=node_engine_name(leg), chunk=CHUNK, held_s=transfer_s) for leg in legs}
         engines = {leg: sglang(leg, slots=slots) + held[leg] for leg in legs}
     return Plan(engines, gateway="requests_max = 2\nadmit_s = 60.0\n" if narrow else "")
 
@@ -78,7 +78,7 @@ class Scene:
     """What a try has at hand."""
 
     of: Cluster
-    poll: Poll
+    poll: LoadPoller
     chance: Random
     long: int = 0  # tokens that a long prompt really has
     numbers: Iterator[int] = field(default_factory=count)
@@ -92,7 +92,7 @@ class Scene:
         """Return a prompt that no cache knows."""
         return prompt_of(tokens, next(self.numbers))
 
-    def computed(self, now: Counts) -> bool:
+    def computed(self, now: PairLoad) -> bool:
         """Whether a long prompt that the prefill has had is computed; one that was handed over is out of it."""
         kv_tokens = now.prefill["kv_tokens_used"]
         return now.prefill["running"] == 0 and (kv_tokens == 0 or kv_tokens >= self.long)
@@ -102,7 +102,7 @@ class Scene:
 def asked(scene: Scene, tokens: int, **options: object) -> Iterator[Chat]:
     """Ask, and read in another thread until the body ends."""
     chat = Chat(scene.port, chat_body(scene.prompt(tokens), TOKENS, **options))
-    running = Running(chat.read if options.get("stream", True) else partial(_answer, chat))
+    running = BackgroundReader(chat.read if options.get("stream", True) else partial(_answer, chat))
     try:
         yield chat
     finally:
@@ -137,7 +137,7 @@ def in_transfer(scene: Scene) -> tuple[float, bool]:
     """Leave when the prefill has computed the prompt, and the decode has not begun to answer."""
     with asked(scene, LONG) as chat:
 
-        def handed(now: Counts) -> bool:
+        def handed(now: PairLoad) -> bool:
             return scene.computed(now) and any(now.decode.values())
 
         met = scene.poll.wait(lambda now: any(now.prefill.values())) and scene.poll.wait(handed)
@@ -173,7 +173,7 @@ def not_streaming(scene: Scene) -> tuple[float, bool]:
 
 def one_lane(scene: Scene) -> tuple[float, bool]:
     """Take one of three responses of a WebSocket back while all of them are being answered."""
-    with closing(Socket(scene.port)) as socket:
+    with closing(ResponsesSocket(scene.port)) as socket:
         for lane in LANES:
             socket.send(response_body(scene.prompt(SHORT), TOKENS) | {"stream_id": lane})
         begun: set[str] = set()
@@ -188,7 +188,7 @@ def one_lane(scene: Scene) -> tuple[float, bool]:
         socket.send({"type": "response.cancel", "stream_id": scene.chance.choice(LANES)})
         others = len(LANES) - 1
 
-        def free(now: Counts) -> bool:
+        def free(now: PairLoad) -> bool:
             return now.decode["running"] == others and now.prefill["running"] + now.prefill["waiting"] == 0
 
         took_s = scene.poll.until(free, lambda now: now.running == others, left_at)
@@ -207,7 +207,7 @@ def full(scene: Scene) -> Iterator[None]:
     scene.poll.until_idle(time.perf_counter())
 
 
-def _only_the_first(now: Counts) -> bool:
+def _only_the_first(now: PairLoad) -> bool:
     return now.decode["running"] == 1 and now.decode["waiting"] == now.prefill["running"] == now.prefill["waiting"] == 0
 
 
@@ -254,7 +254,7 @@ class Report:
     waited_s: float = 0.0  # when they could run, and had no core
     wrong: list[str] = field(default_factory=list)
 
-    def add(self, name: str, found: list[tuple[float, bool]], left: Counts) -> None:
+    def add(self, name: str, found: list[tuple[float, bool]], left: PairLoad) -> None:
         """Note how one stage went, and what was left after it."""
         taken = sorted(1000 * took_s for took_s, _ in found)
         met, target = sum(each for _, each in found), TARGET_P90_MS[self.kind]
@@ -290,10 +290,13 @@ def tell(folder: Path, report: Report, stages: dict[str, Try], tries: int, *, na
     """Try some stages of one kind of cluster; a request that stays ends them."""
     folder.mkdir()
     kind = report.kind
-    with cluster(folder, plan(kind, narrow=narrow)) as of, closing(Poll(of, PAUSE_S[kind], report.periods)) as poll:
+    with (
+        cluster(folder, plan(kind, narrow=narrow)) as of,
+        closing(LoadPoller(of, PAUSE_S[kind], report.periods)) as poll,
+    ):
         scene = Scene(of, poll, Random(20))
         for _ in range(2):
-            Chat(scene.port, chat_body(STORY, 16)).read()  # a first request is slower than any other
+            Chat(scene.port, chat_body(STORY_PROMPT, 16)).read()  # a first request is slower than any other
         if not narrow:
             scene.long = first_token(of.front, LONG)[1]
         poll.until_idle(time.perf_counter())
@@ -301,7 +304,7 @@ def tell(folder: Path, report: Report, stages: dict[str, Try], tries: int, *, na
         for name, try_one in stages.items():
             try:
                 found = [try_one(scene) for _ in range(tries)]
-            except StillThere as error:
+            except RequestNotReleased as error:
                 report.wrong.append(f"{name}: {error}")
                 break
             report.add(name, found, poll.look())

@@ -20,7 +20,7 @@ from signal import SIGTERM
 from threading import Event, Thread
 
 from bench.rig import checked_clients
-from bench.rig.checked_clients import Ask, Door, Tally
+from bench.rig.checked_clients import CheckedRequest, GatewayInterruptions, Tally
 from bench.rig.cluster import FRONT, Cluster, Plan, cluster, sglang, simulated
 from bench.rig.node import place
 
@@ -48,9 +48,9 @@ def plan(drain_s: float, engines: str = "simulated") -> Plan:
 class Load(Tally):
     """What comes of a steady load; who asks is told what is done to the front."""
 
-    door: Door = field(default_factory=Door)
+    door: GatewayInterruptions = field(default_factory=GatewayInterruptions)
 
-    def note(self, wanted: Ask, how: str, why: str | None, took_s: float) -> None:
+    def note(self, wanted: CheckedRequest, how: str, why: str | None, took_s: float) -> None:
         """Count one answer."""
         away = self.door.told == 1 and how.startswith("refused")
         super().note(wanted, how + AWAY if away else how, why, took_s)
@@ -124,12 +124,12 @@ def in_turn(of: Cluster, load: Load, rounds: int) -> float:
     for name in [*of.workers * rounds, FRONT]:
         time.sleep(REST_S)
         if name == FRONT:
-            load.door = Door(told=1)
+            load.door = GatewayInterruptions(told=1)
         took = renew(of, name)
         moved += took["moved"]
         print(f"{name:<8}{took['drained']:>10.2f}{took['back']:>8.2f}{took['moved']:>7g}", flush=True)
     time.sleep(REST_S)
-    load.door = Door(told=2)
+    load.door = GatewayInterruptions(told=2)
     return moved
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from threading import Event, Thread
 
-from bench.rig.load_run import ALLOWED_MS, ALLOWED_TIMES, load, within_bounds
+from bench.rig.load_run import ALLOWED_MS, ALLOWED_TIMES, load, slowdown_allowed
 from bench.rig.node import SIMULATED, Node, node, place
 
 SECRET = "a-secret-of-the-bench-that-nobody-else-has"
@@ -78,7 +78,7 @@ def flood(port: int, over: Event) -> None:
                 time.sleep(0.002)  # some 500 a second: more is a test of the client's processor
 
 
-def peace(_: int, over: Event) -> None:
+def no_attack(_: int, over: Event) -> None:
     """Do nothing."""
     over.wait()
 
@@ -87,7 +87,7 @@ ATTACKS: dict[str, Attack] = {"wrong keys": wrong_keys, "slow heads": slow_heads
 
 
 @contextmanager
-def during(attack: Attack, port: int) -> Iterator[None]:
+def attack_during(attack: Attack, port: int) -> Iterator[None]:
     """Attack while the body runs; an attack that fails, or ends before the body does, proves nothing and raises."""
     over = Event()
     failures: list[BaseException] = []
@@ -115,7 +115,7 @@ def during(attack: Attack, port: int) -> Iterator[None]:
 
 def run(folder: Path, of: Node, attack: Attack, clients: int, seconds: float) -> float:
     """Return the p99 of the time to the first token, in ms, of clients who keep their connections."""
-    with during(attack, of.port):
+    with attack_during(attack, of.port):
         options = ("--api", "responses-ws", "--clients", clients, "--duration", seconds, "--key", SECRET)
         found = load(folder, of.port, *options, "--output-tokens", 16, "--prompt-tokens", 32, "--warmup", clients)
     assert not found["errors"], found["errors"]
@@ -148,12 +148,12 @@ def compared(folder: Path, of: Node, name: str, attack: Attack, arguments: argpa
     alone: list[float] = []
     beside: list[float] = []
     for _ in range(arguments.times):
-        alone.append(run(folder, of, peace, arguments.clients, arguments.seconds))
+        alone.append(run(folder, of, no_attack, arguments.clients, arguments.seconds))
         beside.append(run(folder, of, attack, arguments.clients, arguments.seconds))
     print(f"{name}: first token p99 alone {_list(alone)} ms, beside it {_list(beside)} ms")
     allowed = f"allowed {ALLOWED_TIMES} times, or {ALLOWED_MS:g} ms more"
     print(f"  medians {median(alone):.1f} and {median(beside):.1f} ms; {allowed}")
-    return within_bounds(median(alone), median(beside))
+    return slowdown_allowed(median(alone), median(beside))
 
 
 def _list(values: list[float]) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from threading import Lock
 
-from bench.rig.clients import Chat, Outcome, Socket, chat_body, read_or_leave, response_body
+from bench.rig.clients import Chat, Outcome, ResponsesSocket, chat_body, read_or_disconnect, response_body
 from bench.rig.node import Node, memory_bytes, metric, node, open_files, place, threads, wait_until
 
 PROMPTS = (
@@ -72,7 +72,7 @@ def _left(kind: str, outcome: Outcome) -> bool:
 def stream(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
     """Ask over HTTP for a stream."""
     chat = Chat(port, chat_body(prompt))
-    return read_or_leave(chat.read, chat.outcome, chat.leave, leave_after_s, LEAVING_S)
+    return read_or_disconnect(chat.read, chat.outcome, chat.leave, leave_after_s, LEAVING_S)
 
 
 def whole(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
@@ -92,14 +92,14 @@ def whole(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
             chat.outcome.text, chat.outcome.finish = choice["message"]["content"], choice["finish_reason"]
         return chat.outcome
 
-    return read_or_leave(read, chat.outcome, chat.leave, leave_after_s, LEAVING_S)
+    return read_or_disconnect(read, chat.outcome, chat.leave, leave_after_s, LEAVING_S)
 
 
 def response(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
     """Ask over a WebSocket."""
-    socket, outcome = Socket(port), Outcome()
+    socket, outcome = ResponsesSocket(port), Outcome()
     socket.send(response_body(prompt))
-    read_or_leave(lambda: list(socket.events(outcome)), outcome, socket.leave, leave_after_s, LEAVING_S)
+    read_or_disconnect(lambda: list(socket.events(outcome)), outcome, socket.leave, leave_after_s, LEAVING_S)
     if leave_after_s is None:
         socket.close()
     return outcome
@@ -107,13 +107,13 @@ def response(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
 
 def cancelled_response(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
     """Ask over a WebSocket, and take it back with `response.cancel` instead of leaving."""
-    socket, outcome = Socket(port), Outcome()
+    socket, outcome = ResponsesSocket(port), Outcome()
     socket.send(response_body(prompt))
 
     def cancel() -> None:
         socket.send({"type": "response.cancel"})
 
-    read_or_leave(lambda: list(socket.events(outcome)), outcome, cancel, leave_after_s, LEAVING_S)
+    read_or_disconnect(lambda: list(socket.events(outcome)), outcome, cancel, leave_after_s, LEAVING_S)
     socket.close()
     return outcome
 

@@ -11,7 +11,7 @@ from protocol.errors import PeerViolation
 from protocol.messages import EngineInfo
 
 COUNT_MAX = 2**53
-OPERATOR = "operator-"
+OPERATOR_PREFIX = "operator-"
 """How the names begin by which operators greet nodes; no node has such a name."""
 
 
@@ -83,7 +83,7 @@ class OfferLoad:
 
 
 @frozen
-class Loads:
+class LoadUpdate:
     """The loads that have changed since the sender told them last."""
 
     loads: tuple[OfferLoad, ...]
@@ -124,11 +124,11 @@ def _check_neighbours(neighbours: tuple[Neighbour, ...]) -> None:
     for neighbour in neighbours:
         if not _NAME.fullmatch(neighbour.name) or not (neighbour.address is None or _AT.fullmatch(neighbour.address)):
             raise PeerViolation("a neighbour without a proper name or address")
-        if neighbour.name.startswith(OPERATOR):
+        if neighbour.name.startswith(OPERATOR_PREFIX):
             raise PeerViolation("a neighbour with the name of an operator")
 
 
-def check_loads(loads: Loads) -> Loads:
+def check_loads(loads: LoadUpdate) -> LoadUpdate:
     """Return loads that can be true, else raise `PeerViolation`."""
     if len(loads.loads) > OFFERS_MAX:
         raise PeerViolation(f"{len(loads.loads)} loads of one node")
@@ -188,7 +188,7 @@ class GateState:
 
 
 @frozen
-class SetAside:
+class EjectionState:
     """A worker, or a pair of them, that a node's router gives nothing because it keeps failing, and for how long."""
 
     model: str
@@ -213,7 +213,7 @@ class Status:
     links: tuple[LinkState, ...] = ()
     gate: GateState | None = None
     refused: tuple[str, ...] = ()
-    aside: tuple[SetAside, ...] = ()
+    aside: tuple[EjectionState, ...] = ()
 
 
 @frozen

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 from attrs import evolve
 
-from protocol.cluster import Drain, GetStatus, Loads, NodeState, Reload, Reloaded, Status
+from protocol.cluster import Drain, GetStatus, LoadUpdate, NodeState, Reload, Reloaded, Status
 from protocol.errors import PeerViolation
 from protocol.messages import (
     Accepted,
@@ -40,7 +40,7 @@ from protocol.messages import (
 )
 from protocol.tensors import Tensor, check, size_bytes
 
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that lie: the last two for text that is not UTF-8, and for nesting without end."""
 
 NOTHING = memoryview(b"")
@@ -77,7 +77,7 @@ Message = (
     | Ping
     | CheckGrammar
     | GrammarChecked
-    | Loads
+    | LoadUpdate
 )
 
 KINDS: dict[int, type[Message]] = {
@@ -112,7 +112,7 @@ KINDS: dict[int, type[Message]] = {
     29: Ping,
     30: CheckGrammar,
     31: GrammarChecked,
-    40: Loads,
+    40: LoadUpdate,
 }
 _KIND_OF = {cls: bytes((kind,)) for kind, cls in KINDS.items()}
 _DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}
@@ -139,7 +139,7 @@ def decode(data: bytes, attached: memoryview = NOTHING) -> Message:
         raise PeerViolation(f"no message is of kind {data[:1].hex() or 'nothing'}")
     try:
         message: Message = decoder.decode(memoryview(data)[1:])
-    except UNREADABLE as error:
+    except DECODE_ERRORS as error:
         raise PeerViolation(f"a {KINDS[data[0]].__name__} that cannot be read: {error}") from error
     if isinstance(message, Embedded):
         return Embedded(_filled(message.tensors, attached))

@@ -60,7 +60,7 @@ def generations_of(request: Respond) -> int:
     return request.choices // request.n * max(request.n, request.best_of or 0)
 
 
-def multiplied_by(request: Respond) -> str:
+def multiplying_field(request: Respond) -> str:
     """Return the client's own name of the field that makes one request many generations."""
     if request.best_of is not None and request.best_of > request.n:
         return "best_of"

@@ -40,7 +40,7 @@ class RequestError(EspalierError):
         return self.retry_after_s is not None
 
 
-class Internal(RequestError):
+class InternalError(RequestError):
     """A bug of ours, logged where it rose; report it with the request's id."""
 
     close_code = 1011
@@ -266,7 +266,7 @@ class Preempted(DeadlineExceeded):
     code = "preempted"
 
 
-class Left(RequestError):
+class AskerLeft(RequestError):
     """The asker left, so the answer was ended; nobody is there to read this."""
 
     code = "left"
@@ -298,7 +298,7 @@ class PeerRefused(ActorError):
     """The other end of a link is not one that this node talks to."""
 
 
-class TooManyBugs(ActorError):
+class TooManyInternalErrors(ActorError):
     """An actor failed more requests by bugs of its own than it may."""
 
 
@@ -310,9 +310,11 @@ def _subclasses(cls: type[RequestError]) -> list[type[RequestError]]:
     return [cls, *(sub for child in cls.__subclasses__() for sub in _subclasses(child))]
 
 
-BY_CODE: dict[str, type[RequestError]] = {cls.code: cls for cls in _subclasses(RequestError) if cls is not RequestError}
+ERRORS_BY_CODE: dict[str, type[RequestError]] = {
+    cls.code: cls for cls in _subclasses(RequestError) if cls is not RequestError
+}
 
 
 def from_code(code: str, detail: str, param: str | None = None) -> RequestError:
-    """Rebuild the error that crossed a link; a code that is unknown here becomes `Internal`."""
-    return BY_CODE.get(code, Internal)(detail, param=param)
+    """Rebuild the error that crossed a link; a code that is unknown here becomes `InternalError`."""
+    return ERRORS_BY_CODE.get(code, InternalError)(detail, param=param)

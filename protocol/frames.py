@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 from attrs import Factory, frozen
 
-from protocol.codec import UNREADABLE
+from protocol.codec import DECODE_ERRORS
 from protocol.errors import PeerViolation
 from protocol.messages import FinishReason, Logprob
 
@@ -34,7 +34,7 @@ class Open:
     """Ask: `body` is an encoded request; the asker promises buffer space for `credit` units of replies.
 
     `to` names who is asked, where one end serves several. The asker waits for `within_ms` from now on; clocks of two
-    hosts disagree, so no instant crosses. `attached` bytes of the request follow in `Body` frames.
+    hosts disagree, so no instant crosses. `attached` bytes of the request follow in `RequestData` frames.
     """
 
     stream: int
@@ -72,7 +72,7 @@ class Item:
 
 
 @frozen
-class Body:
+class RequestData:
     """The next bytes that are attached to the request of a stream, from its asker."""
 
     stream: int
@@ -80,7 +80,7 @@ class Body:
 
 
 @frozen
-class Part:
+class ReplyData:
     """The next bytes that are attached to the latest reply of a stream, from its answerer."""
 
     stream: int
@@ -88,19 +88,19 @@ class Part:
 
 
 @frozen
-class Room:
+class WindowUpdate:
     """The receiver has taken so many attached bytes: as many more may be on their way to it."""
 
     size: int
 
 
 @frozen
-class Beat:
+class KeepAlive:
     """The sender is alive, and had nothing else to say."""
 
 
 @frozen
-class Tell:
+class Announce:
     """Something about the sender that nobody has asked for, an encoded message; the latest is the one that counts."""
 
     body: bytes
@@ -175,7 +175,22 @@ class Bye:
     detail: str
 
 
-Frame = Hello | Open | Credit | Cancel | Item | Step | End | Fail | Bye | Body | Part | Room | Beat | Tell
+Frame = (
+    Hello
+    | Open
+    | Credit
+    | Cancel
+    | Item
+    | Step
+    | End
+    | Fail
+    | Bye
+    | RequestData
+    | ReplyData
+    | WindowUpdate
+    | KeepAlive
+    | Announce
+)
 
 KINDS: dict[int, type[Frame]] = {
     1: Hello,
@@ -187,11 +202,11 @@ KINDS: dict[int, type[Frame]] = {
     7: End,
     8: Fail,
     9: Bye,
-    10: Body,
-    11: Part,
-    12: Room,
-    13: Beat,
-    14: Tell,
+    10: RequestData,
+    11: ReplyData,
+    12: WindowUpdate,
+    13: KeepAlive,
+    14: Announce,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 _DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}
@@ -228,7 +243,7 @@ class FrameReader:
                 break
             try:
                 frame = _DECODERS[kind].decode(buffer[body : body + length])
-            except UNREADABLE as error:
+            except DECODE_ERRORS as error:
                 raise PeerViolation(f"a {KINDS[kind].__name__} that cannot be read: {error}") from error
             at = body + length
             yield frame

@@ -17,8 +17,8 @@ from typing import Literal
 import msgspec
 from attrs import define, field, frozen
 
-from protocol.cluster import OPERATOR
-from protocol.codec import UNREADABLE
+from protocol.cluster import OPERATOR_PREFIX
+from protocol.codec import DECODE_ERRORS
 from protocol.errors import PeerRefused, PeerViolation
 from protocol.frames import VERSION
 
@@ -136,7 +136,7 @@ def decode(data: bytes) -> Message | OtherVersion:
         if kind is Greeting and (other := _VERSION_DECODER.decode(body)).version != VERSION:
             return other
         message = decoder.decode(body)
-    except UNREADABLE as error:
+    except DECODE_ERRORS as error:
         raise PeerViolation(f"a {kind.__name__} that cannot be read: {error}") from error
     if encode(message) != data:  # a field too many, or twice, would be passed over by one reader and not by another
         raise PeerViolation(f"a {kind.__name__} that is not written as this node would write it")
@@ -238,7 +238,7 @@ class Greeter:
             raise self._refused("node", "the node that it talks to has the same name")
         if self.expects not in {None, other.node}:
             raise self._refused("node", f"node {self.expects} was expected in its place")
-        visits = self.role == "listens" and other.node.startswith(OPERATOR)
+        visits = self.role == "listens" and other.node.startswith(OPERATOR_PREFIX)
         if self.certified is not None and not visits and not names_node(self.certified, other.node, self.cluster):
             said = f"its certificate must name it, as DNS:{other.node}, and names {shown(self.certified)} (tls_names)"
             raise self._refused("node", said)

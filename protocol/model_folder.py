@@ -37,6 +37,6 @@ def mismatch(own: Digest, told: Digest) -> str | None:
     return f"its model is another one: it differs in {', '.join(sorted(names))}" if names else None
 
 
-def possible(told: Digest) -> bool:
+def is_well_formed(told: Digest) -> bool:
     """Whether this can be a digest: whoever tells it may lie."""
     return len(told) <= ENTRIES_MAX and all(len(word) <= WORD_MAX for entry in told for word in entry)

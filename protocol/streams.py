@@ -7,7 +7,8 @@ A stream is opened by its *asker* and answered by the other end. Frames about it
 receive, after it has moved on, what the other sent before it knew:
 
 * the asker may see replies after its own `Cancel`; they are legal, spend credit, and are dropped;
-* the answerer may see `Credit`, `Cancel` and `Body` after its own `End` or `Fail`; they are legal and mean nothing.
+* the answerer may see `Credit`, `Cancel` and `RequestData` after its own `End` or `Fail`; they are legal and mean
+  nothing.
 
 What is attached to a request or a reply follows it piece by piece. Until all of it is there the answerer may say only
 `Fail`, and nothing in a `Step`; the asker may give `Credit`, and `Cancel`. After `Fail` or `Cancel` its sender sends no
@@ -17,21 +18,21 @@ more of it.
 from __future__ import annotations
 
 from protocol.errors import PeerViolation
-from protocol.frames import Body, Cancel, Credit, End, Fail, Frame, Item, Open, Part, Step
+from protocol.frames import Cancel, Credit, End, Fail, Frame, Item, Open, ReplyData, RequestData, Step
 
 NEXT: dict[str, dict[type[Frame], str]] = {  # a stream's state -> {frame: its next state}
     "new": {Open: "open"},
     "open": {
         Item: "open",
-        Body: "open",
-        Part: "open",
+        RequestData: "open",
+        ReplyData: "open",
         Credit: "open",
         Cancel: "leaving",
         End: "closed",
         Fail: "closed",
     },
-    "leaving": {Item: "leaving", End: "closed", Fail: "closed", Part: "leaving"},
-    "closed": {Credit: "closed", Cancel: "closed", Body: "closed"},
+    "leaving": {Item: "leaving", End: "closed", Fail: "closed", ReplyData: "leaving"},
+    "closed": {Credit: "closed", Cancel: "closed", RequestData: "closed"},
 }
 
 CREDIT_MAX = 2**31 - 1
@@ -71,7 +72,7 @@ class Streams:
         """Return how many bytes are still to come of what is attached to the request, and to the latest reply."""
         return self._asking.get(stream, 0), self._replying.get(stream, 0)
 
-    def step(self, frame: Open | Body | Credit | Cancel | Item | Part | End | Fail) -> str:
+    def step(self, frame: Open | RequestData | Credit | Cancel | Item | ReplyData | End | Fail) -> str:
         """Apply one frame, sent or received, and return the state that it leaves behind."""
         stream = frame.stream
         before = self.state(stream)
@@ -86,9 +87,9 @@ class Streams:
             case Open():
                 self._open(stream, frame.credit)
                 _owe(self._asking, stream, frame.attached)
-            case Body() if before == "open" or not frame.data:
+            case RequestData() if before == "open" or not frame.data:
                 _pay(self._asking, stream, len(frame.data))
-            case Part():
+            case ReplyData():
                 _pay(self._replying, stream, len(frame.data))
             case Cancel() if before == "open":
                 self._leaving.add(stream)

@@ -47,7 +47,7 @@ class Trace:
         return self.sampled and self.parent is not None
 
 
-def span_after(before: Trace | None, drawn: str) -> Trace:
+def child_span(before: Trace | None, drawn: str) -> Trace:
     """Return the next span after another one, or the first one of a new trace."""
     if before is None:
         return Trace(drawn, drawn[16:])

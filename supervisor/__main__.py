@@ -23,10 +23,10 @@ from protocol.strict.mistakes import Mistake
 from supervisor.config import file_checks, load
 from supervisor.gateway import keys
 from supervisor.launcher import descriptor_needs, launcher, preflight
-from supervisor.launcher.parent_pipe import Upward
+from supervisor.launcher.parent_pipe import ParentPipe
 from supervisor.node import node
 from supervisor.processes import reaper
-from supervisor.supervision.status import Earlier
+from supervisor.supervision.status import EarlierFailures
 from supervisor.telemetry import logs
 from supervisor.version import version
 
@@ -61,10 +61,10 @@ def main() -> int:
     parser.add_argument("--ended-by", default="", help=argparse.SUPPRESS)  # why the last of them was
     parser.add_argument("--version", action="version", version=f"espalier {version()}")
     arguments = parser.parse_args()
-    upward = None if arguments.launched is None else Upward(arguments.launched)
+    upward = None if arguments.launched is None else ParentPipe(arguments.launched)
     if upward is not None:
         os.set_inheritable(upward.fd, False)
-        reaper.die_without(upward.fd)
+        reaper.exit_if_orphaned(upward.fd)
         faulthandler.register(signal.SIGQUIT, file=upward.fd, all_threads=True)  # when it hangs: where
     descriptor_needs.raise_limit()
     try:
@@ -78,18 +78,20 @@ def main() -> int:
             print(f"espalier: {error}", file=sys.stderr)
         else:
             upward.say("failed", str(error))
-            upward.end(logs.END_S)
+            upward.end(logs.FLUSH_S)
         return 1
-    earlier = Earlier(arguments.restarts, arguments.ended_by)
+    earlier = EarlierFailures(arguments.restarts, arguments.ended_by)
     return _run(cluster, names, arguments.file, upward, earlier)
 
 
-def _run(cluster: load.Cluster, names: tuple[str, ...], file: Path, upward: Upward | None, earlier: Earlier) -> int:
+def _run(
+    cluster: load.Cluster, names: tuple[str, ...], file: Path, upward: ParentPipe | None, earlier: EarlierFailures
+) -> int:
     """Run nodes of a cluster, and return the exit code; nothing from here on waits for whoever reads the log."""
     alone = names[0] if len(names) == 1 and len(cluster.node) > 1 else None
     own = cluster.node[names[0]]  # of a launcher that of its first node is as good as any
-    terminal = logs.set_up(node=alone, lines_max=own.log_lines_max, bytes_max=own.log_bytes_max)
-    logs.take_over()
+    terminal = logs.configure_logging(node=alone, lines_max=own.log_lines_max, bytes_max=own.log_bytes_max)
+    logs.log_interpreter_warnings()
     gc.collect()
     gc.freeze()  # what is there by now stays: to look through all of it again takes more than a turn, every few seconds
     try:
@@ -110,7 +112,7 @@ def _run(cluster: load.Cluster, names: tuple[str, ...], file: Path, upward: Upwa
         return code
     finally:
         if upward is not None:
-            upward.end(logs.END_S)
+            upward.end(logs.FLUSH_S)
         terminal.end()
 
 
@@ -119,7 +121,7 @@ def _print(text: str) -> int:
     try:
         print(text, flush=True)
     except OSError as error:
-        return logs.unwritten(error)
+        return logs.exit_code_of_failed_write(error)
     return 0
 
 
@@ -142,8 +144,8 @@ def _running(
     names: tuple[str, ...],
     file: Path,
     terminal: logs.Terminal,
-    upward: Upward | None,
-    earlier: Earlier,
+    upward: ParentPipe | None,
+    earlier: EarlierFailures,
 ) -> Callable[[], Awaitable[int]]:
     """Return what runs one node here, or several in processes of their own."""
     environment = dict(os.environ)
@@ -156,7 +158,7 @@ def _running(
         return partial(node.run, cluster, name, terminal, environment)
     terminal.upward = partial(upward.say, "tell")
     up, reload = (partial(upward.say, kind) for kind in ("up", "reload"))
-    launched = node.Launched(up, reload, upward.pulse, earlier)
+    launched = node.LauncherHooks(up, reload, upward.pulse, earlier)
     return partial(node.run, cluster, name, terminal, environment, launched)
 
 
@@ -168,7 +170,7 @@ def operated(arguments: list[str]) -> int:
     try:
         return commands.main(arguments, os.environ, node.new_nonce)
     except EspalierError as error:
-        print("\n".join(map(encoding.plain, f"espalier: {error}".split("\n"))), file=sys.stderr)
+        print("\n".join(map(encoding.printable, f"espalier: {error}".split("\n"))), file=sys.stderr)
         return 1
 
 

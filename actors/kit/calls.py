@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 import trio
 from attrs import Factory, define, field, frozen
 
-from protocol.errors import ActorError, ActorLost, Internal, Left, RequestError, TooManyBugs
+from protocol.errors import ActorError, ActorLost, AskerLeft, InternalError, RequestError, TooManyInternalErrors
 from protocol.trace import fields
 
 Req = TypeVar("Req")
@@ -27,7 +27,7 @@ Req_contra = TypeVar("Req_contra", contravariant=True)
 log = logging.getLogger(__name__)
 
 
-class OutOfCredit(Exception):
+class CreditExceeded(Exception):
     """A bug of the answerer: it put more than the asker promised space for."""
 
 
@@ -55,7 +55,7 @@ class Answer(Generic[Rep, Res]):
     def put(self, reply: Rep, units: int = 1) -> None:
         """Hand over the next reply; what an asker who has left would get is dropped."""
         if units > self.credit:
-            raise OutOfCredit(f"{units} units put, {self.credit} promised")
+            raise CreditExceeded(f"{units} units put, {self.credit} promised")
         self.credit -= units
         if self._into is not None:
             self._deliver(reply)
@@ -124,7 +124,7 @@ class Answer(Generic[Rep, Res]):
         """What the answer ended in instead of a result, which also whoever has left may want to know."""
         return self._failure
 
-    def enough(self) -> None:
+    def abandon(self) -> None:
         """Take no more replies; a relay returns."""
         self._enough = True
         self._into = _drop
@@ -137,7 +137,7 @@ class Answer(Generic[Rep, Res]):
             self._into(reply)
         except Exception as error:  # noqa: BLE001  # it is raised again, in the relaying task
             self._broken = error
-            self.enough()
+            self.abandon()
         if self._first_wakes:
             self._first_wakes = False
             self._news.unpark_all()
@@ -152,7 +152,7 @@ def _drop(_: object) -> None:
 
 
 @define(eq=False)
-class Bugs:
+class BugCounter:
     """Counts an actor's bugs: one fails its request, more than `most` in `window_s` fail the actor."""
 
     most: int = 5
@@ -160,13 +160,13 @@ class Bugs:
     _seen: deque[float] = Factory(deque)
 
     def count(self, error: Exception) -> None:
-        """Note one bug; raises `TooManyBugs` if that is one too many."""
+        """Note one bug; raises `TooManyInternalErrors` if that is one too many."""
         now = trio.current_time()
         self._seen.append(now)
         while self._seen[0] <= now - self.window_s:
             self._seen.popleft()
         if len(self._seen) > self.most:
-            raise TooManyBugs(f"{len(self._seen)} bugs in {self.window_s} s") from error
+            raise TooManyInternalErrors(f"{len(self._seen)} bugs in {self.window_s} s") from error
 
 
 @define(eq=False)
@@ -180,7 +180,7 @@ class Call(Generic[Req, Rep, Res]):
     when_left: Callable[[], None] | None = None  # called when its asker leaves before that
 
     @contextmanager
-    def answering(self, bugs: Bugs) -> Iterator[Answer[Rep, Res]]:
+    def answering(self, bugs: BugCounter) -> Iterator[Answer[Rep, Res]]:
         """Run the body as this call's answer: how the body ends is how the call ends.
 
         A `RequestError` fails the call. An `ActorError` ends the actor. Anything else is a bug, also beside a
@@ -200,7 +200,7 @@ class Call(Generic[Req, Rep, Res]):
             if _has_bug(error):
                 request_id, trace = getattr(self.request, "id", None), getattr(self.request, "trace", None)
                 log.exception("a bug failed a request", extra={"request_id": request_id, **fields(trace)})
-                self.answer.fail(Internal("the server made a mistake; its log has the details"))
+                self.answer.fail(InternalError("the server made a mistake; its log has the details"))
                 bugs.count(error)
         finally:
             self.answer.fail(ActorLost("whoever was answering ended"))  # unless the answer is over by now
@@ -225,7 +225,7 @@ def _has_bug(error: BaseException) -> bool:
     return not isinstance(error, RequestError)
 
 
-class Asks(Protocol[Req_contra, Rep, Res]):
+class Askable(Protocol[Req_contra, Rep, Res]):
     """Whatever can be asked: an actor in this process, or one at the other end of a link."""
 
     def ask(self, request: Req_contra, credit: int) -> AbstractAsyncContextManager[Answer[Rep, Res]]:
@@ -266,9 +266,9 @@ class Address(Generic[Req, Rep, Res]):
         finally:
             # The scope first: an answerer that runs on must find itself cancelled, not unheard.
             call.scope.cancel(reason="the asker left")
-            call.answer.enough()
+            call.answer.abandon()
             if not call.begun:  # nobody holds anything for it
-                call.answer.fail(Left("the asker left before anybody answered"))
+                call.answer.fail(AskerLeft("the asker left before anybody answered"))
                 if call.when_left is not None:
                     call.when_left()
 

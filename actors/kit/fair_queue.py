@@ -42,7 +42,7 @@ class _Owner(Generic[T]):
 
 
 @define(eq=False)
-class FairLine(Generic[T]):
+class FairQueue(Generic[T]):
     """Items in line, by priority, then by their owner's account, then by its last turn."""
 
     _owners: dict[str, _Owner[T]] = field(factory=dict)  # of which anything waits

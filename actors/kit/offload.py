@@ -15,33 +15,33 @@ from attrs import frozen
 
 T = TypeVar("T")
 
-LONG = 2_000
+OFFLOAD_SIZE_MIN = 2_000
 """The size from which on work is long, in characters to tokenise: about a millisecond. A token id counts as one."""
 
 
-class Aside(Protocol):
+class RunInThread(Protocol):
     """Runs long work in a thread."""
 
     async def __call__(self, function: Callable[[], T], /, *, owner: str, size: int) -> T:
         """Return what the function returns, or raise what it raises; raises `Overloaded` if too much waits already."""
 
 
-async def inline(function: Callable[[], T], /, *, owner: str, size: int) -> T:  # noqa: ARG001  # the shape of `Aside`
+async def run_inline(function: Callable[[], T], /, *, owner: str, size: int) -> T:  # noqa: ARG001  # the shape of `RunInThread`
     """Run work here, whatever its size: where there are no threads, as in tests and in a check of the file."""
     await trio.lowlevel.checkpoint()
     return function()
 
 
 @frozen
-class Work:
+class Offload:
     """What one request has to compute."""
 
-    aside: Aside
+    aside: RunInThread
     owner: str  # the name of the client's key
 
     async def run(self, size: int, function: Callable[[], T]) -> T:
-        """Return what the function returns, run in a thread if it is long; raises `Overloaded` as `Aside` does."""
-        if size >= LONG:
+        """Return what the function returns, in a thread if it is long; raises `Overloaded` as `RunInThread` does."""
+        if size >= OFFLOAD_SIZE_MIN:
             return await self.aside(function, owner=self.owner, size=size)
         await trio.lowlevel.checkpoint()
         return function()

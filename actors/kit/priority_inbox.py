@@ -10,7 +10,7 @@ import trio
 from attrs import define, field
 
 from actors.kit.calls import Address, Call, Rep, Req, Res
-from actors.kit.fair_queue import Entry, FairLine
+from actors.kit.fair_queue import Entry, FairQueue
 from protocol.errors import RequestError
 
 
@@ -33,7 +33,7 @@ def _always(_: object) -> bool:
 
 
 @define(eq=False)
-class Queue(Generic[Req, Rep, Res]):
+class PriorityInbox(Generic[Req, Rep, Res]):
     """Lets `size` calls wait, at least one; whoever asks beyond that waits for room, first come, first served.
 
     A receiver takes the call of the highest `urgency`, even of those who wait for room. Of equal ones the owners take
@@ -45,7 +45,7 @@ class Queue(Generic[Req, Rep, Res]):
     urgency: Callable[[Req], int]
     owner: Callable[[Req], str] = _of_nobody
     weight: Callable[[Req], int] = _one
-    _line: FairLine[_Waiting[Req, Rep, Res]] = field(factory=FairLine)  # all that wait, inside and for room
+    _line: FairQueue[_Waiting[Req, Rep, Res]] = field(factory=FairQueue)  # all that wait, inside and for room
     _outside: OrderedDict[int, _Waiting[Req, Rep, Res]] = field(factory=OrderedDict)
     _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
@@ -112,12 +112,12 @@ class Queue(Generic[Req, Rep, Res]):
             self._news.unpark_all()
 
 
-def queue(
+def priority_inbox(
     size: int,
     urgency: Callable[[Req], int],
     owner: Callable[[Req], str] = _of_nobody,
     weight: Callable[[Req], int] = _one,
-) -> tuple[Address[Req, Rep, Res], Queue[Req, Rep, Res]]:
+) -> tuple[Address[Req, Rep, Res], PriorityInbox[Req, Rep, Res]]:
     """Return the address and the inbox of an actor, or of several, that let `size` calls wait in fair order."""
-    made: Queue[Req, Rep, Res] = Queue(size, urgency, owner, weight)
+    made: PriorityInbox[Req, Rep, Res] = PriorityInbox(size, urgency, owner, weight)
     return Address(made), made

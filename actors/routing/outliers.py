@@ -35,7 +35,7 @@ class Ejection:
 
 
 @frozen
-class Aside:
+class EjectedWorker:
     """A worker, or a pair, that is set aside: why, and for how many seconds more; 0 if it is being tried again."""
 
     name: str
@@ -84,7 +84,7 @@ class _Breaker:
 
 
 @define(eq=False)
-class Outliers:
+class OutlierDetector:
     """Which workers of a pool are set aside."""
 
     _breakers: dict[str, _Breaker] = field(factory=dict)
@@ -97,9 +97,7 @@ class Outliers:
         breaker.note(limits, ALONE)
         return bool(breaker.blamed(limits)) and self._set_aside(suspect, why, limits, now)
 
-    def failed_together(
-        self, pair: Suspect, both: Sequence[Suspect], why: str, limits: Ejection, now: float
-    ) -> str | None:
+    def failed_pair(self, pair: Suspect, both: Sequence[Suspect], why: str, limits: Ejection, now: float) -> str | None:
         """Note a failure of two, of which nobody knows who is at fault; return the name that is set aside now, if any.
 
         If one of them is set aside, it is that one; else whoever fails with the most others; else the pair.
@@ -139,7 +137,7 @@ class Outliers:
         breaker = self._breakers[name]
         return now < breaker.until or breaker.tried_by is not None
 
-    def try_again(self, name: str, by: object) -> bool:
+    def begin_probe(self, name: str, by: object) -> bool:
         """Begin to try it, until `tried`, unless somebody does so already; return whether it is one to be tried."""
         if name not in self._aside:
             return False
@@ -162,11 +160,11 @@ class Outliers:
         """Return how many are set aside."""
         return len(self._aside)
 
-    def aside(self, now: float) -> Iterator[Aside]:
+    def aside(self, now: float) -> Iterator[EjectedWorker]:
         """Yield everybody who is set aside, by name."""
         for name in sorted(self._aside):
             breaker = self._breakers[name]
-            yield Aside(name, breaker.why, max(0.0, breaker.until - now))
+            yield EjectedWorker(name, breaker.why, max(0.0, breaker.until - now))
 
     def _breaker(self, suspect: Suspect) -> _Breaker:
         return self._breakers.setdefault(suspect.name, _Breaker(suspect.kind))

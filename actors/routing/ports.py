@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from actors.kit.calls import Answer, Asks
+from actors.kit.calls import Answer, Askable
 from actors.routing.load import Load
 from protocol.cluster import Leg
 from protocol.messages import Finished, Generate, Started, Tokens
@@ -13,7 +13,7 @@ from protocol.messages import Finished, Generate, Started, Tokens
 Replies: TypeAlias = Answer[Started | Tokens, Finished]
 
 
-class Worker(Asks[Generate, Started | Tokens, Finished], Protocol):
+class Worker(Askable[Generate, Started | Tokens, Finished], Protocol):
     """One worker of a model, wherever it is; from the turn in which it is asked, the request counts in its load."""
 
     @property
@@ -61,19 +61,19 @@ class Pool(Protocol):
         """End the waiting of all in `wait_changed`: a place that was kept at a worker is kept no longer."""
 
 
-class Watch:
+class RoutingObserver:
     """Who hears, once a call and never once a token, what becomes of requests; this one forgets it."""
 
     def called(self, worker: str, outcome: str) -> None:
         """Hear that a worker's answer is over: `ended`, `left`, or an error's code."""
 
-    def went_on(self, code: str, sent: int) -> None:
+    def call_resumed(self, code: str, sent: int) -> None:
         """Hear that a request goes on elsewhere: what its worker was lost with, after how many tokens."""
 
-    def stayed(self, code: str) -> None:
+    def call_not_resumed(self, code: str) -> None:
         """Hear that a request ends with what its worker was lost with, since nobody else could go on exactly."""
 
-    def set_aside(self, worker: str, code: str) -> None:
+    def worker_ejected(self, worker: str, code: str) -> None:
         """Hear that a worker, or a pair, is set aside because it keeps failing, and with what it failed last."""
 
     def let_in(self, worker: str) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
-from actors.routing.route import Need, Route, Routing
+from actors.routing.route import Route, Routing, TokenDemand
 
 
 class Movable(Protocol):
@@ -18,7 +18,7 @@ class Movable(Protocol):
         """Where it is."""
 
     @property
-    def need(self) -> Need:
+    def need(self) -> TokenDemand:
         """What it takes."""
 
     @property
@@ -34,7 +34,7 @@ class Movable(Protocol):
 
 
 @define(eq=False)
-class Unstarted:
+class UnstartedRequests:
     """The requests that have not begun where they are, the oldest first."""
 
     _since: dict[Movable, float] = field(factory=dict)

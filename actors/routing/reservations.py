@@ -18,7 +18,7 @@ class _Handed:
 
 
 @define(eq=False)
-class Places:
+class Reservations:
     """What is kept at workers, by their names, for those that are about to ask: requests, and tokens of prompts.
 
     And prompts at prefills by the decodes that they are for, from the choice of a pair until they have begun, which is

@@ -11,9 +11,9 @@ import trio
 from attrs import define, field, frozen
 
 from actors.routing.load import Load, Policy
-from actors.routing.outliers import Ejection, Outliers, Suspect
-from actors.routing.ports import Pool, Ranking, Replies, Watch, Worker
-from actors.routing.reservations import Places
+from actors.routing.outliers import Ejection, OutlierDetector, Suspect
+from actors.routing.ports import Pool, Ranking, Replies, RoutingObserver, Worker
+from actors.routing.reservations import Reservations
 from protocol.cluster import Leg
 from protocol.errors import RequestError
 from protocol.messages import Generate
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @frozen
-class Limits:
+class FailoverLimits:
     """How far a request goes on after the loss of a worker: how often, with how many tokens sent, for how long."""
 
     resumes_max: int = 3
@@ -39,14 +39,14 @@ class Limits:
 
 
 @frozen
-class Need:
+class TokenDemand:
     """What a request takes, in tokens: the prompt that it has now, and all that it may come to."""
 
     prompt: int = 0
     total: int = 0
 
     @classmethod
-    def of(cls, request: Generate) -> Need:
+    def of(cls, request: Generate) -> TokenDemand:
         """Return what a request takes of a worker."""
         prompt = len(request.tokens)
         return cls(prompt, prompt + request.sampling.tokens_max)
@@ -62,8 +62,8 @@ class Route:
 
     decode: Worker
     prefill: Worker | None
-    _places: Places
-    _outliers: Outliers
+    _places: Reservations
+    _outliers: OutlierDetector
     _freed: Callable[[], None]  # wakes those who wait for a place, or for a try
     _prompt: int  # tokens
     _kept: list[str] = field(init=False)
@@ -77,7 +77,7 @@ class Route:
         if self.prefill is not None:
             self._pair = self.prefill.load.name, self.decode.load.name
             self._places.add(*self._pair, self._prompt)
-        self.tries = [name for name in {*self.names, self.name} if self._outliers.try_again(name, self)]
+        self.tries = [name for name in {*self.names, self.name} if self._outliers.begin_probe(name, self)]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class Route:
         """Whether one of its workers has more than it can begin with."""
         return any(worker.load.overcommitted for worker in (self.decode, self.prefill) if worker is not None)
 
-    def fits(self, need: Need) -> bool:
+    def fits(self, need: TokenDemand) -> bool:
         """Whether the memory of its workers has room."""
         return self.decode.load.fits(need.total) and (self.prefill is None or self.prefill.load.fits(need.prompt))
 
@@ -143,18 +143,18 @@ class Routing:
 
     pool: Pool
     policy: Policy
-    limits: Limits
+    limits: FailoverLimits
     new_room: Callable[[], int]
     new_id: Callable[[], str]
     prefill_tokens_min: int  # a shorter prompt goes to a worker that computes both, where there is one
     ends: frozenset[int]  # the tokens by which the model ends an answer
-    watch: Watch = Watch()
+    watch: RoutingObserver = RoutingObserver()
     ranked: Callable[[Leg], Ranking] | None = None  # of `pool`, as the policy ranks them
-    outliers: Outliers = field(init=False, factory=Outliers)
-    _places: Places = field(init=False, factory=Places)
+    outliers: OutlierDetector = field(init=False, factory=OutlierDetector)
+    _places: Reservations = field(init=False, factory=Reservations)
     _order: trio.StrictFIFOLock = field(init=False, factory=trio.StrictFIFOLock)
 
-    def choose(self, need: Need, but: Collection[str] = ()) -> Route | None:
+    def choose(self, need: TokenDemand, but: Collection[str] = ()) -> Route | None:
         """Return a route with room for one more request that avoids some names; None if there is none now.
 
         Whether there is one does not depend on what the request needs.
@@ -166,14 +166,14 @@ class Routing:
         prefill, decode = both
         return self._route(decode, prefill, need)
 
-    def _route(self, decode: Worker, prefill: Worker | None, need: Need) -> Route:
+    def _route(self, decode: Worker, prefill: Worker | None, need: TokenDemand) -> Route:
         return Route(decode, prefill, self._places, self.outliers, self.pool.wake, need.prompt)
 
     def _of(self, leg: Leg) -> Ranking:
         """Return the workers of a leg that can be asked now, ranked if anything ranks them."""
         return [each for each in self.pool.workers() if each.leg is leg] if self.ranked is None else self.ranked(leg)
 
-    def _first(self, leg: Leg, need: Need, but: Collection[str]) -> list[Worker]:
+    def _first(self, leg: Leg, need: TokenDemand, but: Collection[str]) -> list[Worker]:
         """Return workers in favour, if ranked from the least busy on, up to the first that none behind is preferred to.
 
         It is one with room for the request, for which no place is kept; so what a choice costs does not grow with the
@@ -194,7 +194,7 @@ class Routing:
                 break
         return found
 
-    def choose_idle(self, need: Need, but: Collection[str]) -> Route | None:
+    def choose_idle(self, need: TokenDemand, but: Collection[str]) -> Route | None:
         """Return a route by which a request can begin at once, for slots and memory alike; None if there is none."""
         route = self.choose(need, but)
         if route is None or route.fits(need):
@@ -202,11 +202,11 @@ class Routing:
         route.end()
         return None
 
-    def choose_next(self, need: Need) -> Route | None:
+    def choose_next(self, need: TokenDemand) -> Route | None:
         """Return a route if there is one and nobody has waited for it already."""
         return None if self._order.locked() else self.choose(need)
 
-    async def wait_for(self, need: Need) -> Route:
+    async def wait_for(self, need: TokenDemand) -> Route:
         """Wait for a route, behind those who wait already."""
         async with self._order:
             while (route := self.choose(need)) is None:
@@ -214,7 +214,9 @@ class Routing:
                 await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
             return route
 
-    async def wait_for_other(self, need: Need, lost: Collection[str], dead: Collection[str], pause_s: float) -> Route:
+    async def wait_for_other(
+        self, need: TokenDemand, lost: Collection[str], dead: Collection[str], pause_s: float
+    ) -> Route:
         """Wait for a route, ahead of those who wait for a first; `lost` may be asked after a pause, `dead` not."""
         with trio.move_on_after(pause_s):
             await trio.lowlevel.checkpoint()
@@ -245,10 +247,10 @@ class Routing:
             aside = name if self.outliers.failed(suspects[0], error.code, ejection, now) else None
         else:
             both = Suspect(name, "pair", legs[Leg.PREFILL] * legs[Leg.DECODE])
-            aside = self.outliers.failed_together(both, suspects, error.code, ejection, now)
+            aside = self.outliers.failed_pair(both, suspects, error.code, ejection, now)
         if aside is not None:
             log.warning("a worker that keeps failing is set aside", extra={"worker": aside, "code": error.code})
-            self.watch.set_aside(aside, error.code)
+            self.watch.worker_ejected(aside, error.code)
 
     def answered(self, name: str) -> None:
         """Note that a worker, or a pair, has done its part."""
@@ -278,7 +280,7 @@ class Routing:
         if not found:
             yield from others
 
-    def _pair(self, need: Need, but: Collection[str]) -> tuple[Worker, Worker] | None:
+    def _pair(self, need: TokenDemand, but: Collection[str]) -> tuple[Worker, Worker] | None:
         """Return a prefill and a decode with room, the one also for prompts for the other; None if there is none now.
 
         They are not two whose hand-offs keep failing while there are others: those are worth waiting for.
@@ -304,7 +306,7 @@ class Routing:
         return self._meeting(need, but, takes)
 
     def _meeting(
-        self, need: Need, but: Collection[str], meet: Callable[[Load, Load], bool]
+        self, need: TokenDemand, but: Collection[str], meet: Callable[[Load, Load], bool]
     ) -> tuple[Worker, Worker] | None:
         """Return the prefill that the policy prefers of those that can meet a decode, and the decode.
 
@@ -335,7 +337,7 @@ class Routing:
         decodes = [each for each in in_favour if each.leg is Leg.DECODE]
         return any(not self.outliers.avoided(pair(one, two), now) for one in prefills for two in decodes)
 
-    def _free(self, workers: Sequence[Worker], leg: Leg, need: Need) -> Worker | None:
+    def _free(self, workers: Sequence[Worker], leg: Leg, need: TokenDemand) -> Worker | None:
         of_leg = [worker for worker in workers if worker.leg is leg]
         if leg is Leg.PREFILL:  # until it has said where its rendezvous is, nobody can meet it there
             of_leg = [worker for worker in of_leg if worker.bootstrap is not None]

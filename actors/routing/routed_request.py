@@ -9,17 +9,17 @@ import trio
 from attrs import define, evolve, field
 
 from actors.routing.ports import Replies, Worker
-from actors.routing.rebalancing import Unstarted
-from actors.routing.route import Need, Route, Routing
+from actors.routing.rebalancing import UnstartedRequests
+from actors.routing.route import Route, Routing, TokenDemand
 from protocol.errors import (
     ActorLost,
+    AskerLeft,
     DeadlineExceeded,
     Draining,
     EngineLost,
     EngineRefused,
     HandOffFailed,
-    Internal,
-    Left,
+    InternalError,
     LinkLost,
     NotReady,
     Overloaded,
@@ -27,7 +27,7 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.messages import Finished, FinishReason, Generate, Rendezvous, Sampling, Started, Tokens, Usage
-from protocol.trace import span_after
+from protocol.trace import child_span
 
 ELSEWHERE = (ActorLost, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded, Preempted)
 """What ends a request here and need not end it elsewhere: the worker is to blame, or its host, or the way to it."""
@@ -36,13 +36,13 @@ MOVED = "moved"
 
 
 @define(eq=False)
-class Journey:
+class RoutedRequest:
     """One request on its way, with one worker after the other if need be; whoever asked sees one unbroken answer."""
 
     request: Generate
     answer: Replies
     routing: Routing
-    unstarted: Unstarted
+    unstarted: UnstartedRequests
     route: Route = field(init=False)  # where it is
     moves: int = 0
     _moved_to: Route | None = None
@@ -77,10 +77,10 @@ class Journey:
                 self._moved_to.end()
 
     @property
-    def need(self) -> Need:
+    def need(self) -> TokenDemand:
         """What it takes of a worker now."""
         prompt = len(self.request.tokens)
-        return Need(prompt + len(self._sent), prompt + self.request.sampling.tokens_max)
+        return TokenDemand(prompt + len(self._sent), prompt + self.request.sampling.tokens_max)
 
     @property
     def avoided(self) -> set[str]:
@@ -108,7 +108,7 @@ class Journey:
         await trio.lowlevel.checkpoint()
         if self._moved_to is not None:
             self.route, self._moved_to = self._moved_to, None
-            self.routing.watch.went_on(MOVED, len(self._sent))
+            self.routing.watch.call_resumed(MOVED, len(self._sent))
             return None
         assert lost is not None  # it was neither moved nor answered
         if (other := self._second_opinion(self.route, lost)) is not None:
@@ -119,7 +119,7 @@ class Journey:
         if (ended := self._ended()) is not None:
             return ended
         self.route = await self._elsewhere(lost)
-        self.routing.watch.went_on(lost.code, len(self._sent))
+        self.routing.watch.call_resumed(lost.code, len(self._sent))
         return None
 
     # One worker, or two ------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Journey:
         """Return what one leg is asked; where the trace is followed, it has a span of its own."""
         if request.trace is None or not request.trace.followed:
             return request
-        return evolve(request, trace=span_after(request.trace, self.routing.new_id()))
+        return evolve(request, trace=child_span(request.trace, self.routing.new_id()))
 
     def _rendezvous(self, prefill: Worker) -> Rendezvous:
         if prefill.bootstrap is None:  # it was there when the prefill was chosen
@@ -209,7 +209,7 @@ class Journey:
     @contextmanager
     def _watched(self, route: Route, worker: Worker) -> Iterator[None]:
         """Say how the call in the body ends, and blame the worker if it fails."""
-        name, outcome = worker.load.name, Left.code
+        name, outcome = worker.load.name, AskerLeft.code
         try:
             yield
             outcome = "ended"
@@ -235,7 +235,7 @@ class Journey:
         unmet = isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted) and self._handed is not route
         if isinstance(error, HandOffFailed) or (unmet and route.prefill is not None):
             self.routing.failed(route.name, error)
-        elif isinstance(error, DeadlineExceeded | Internal) and not isinstance(error, Preempted):
+        elif isinstance(error, DeadlineExceeded | InternalError) and not isinstance(error, Preempted):
             self.routing.failed(worker.load.name, error)
         elif isinstance(error, EngineRefused) and self._refused is None:
             self._refused = worker.load.name, error
@@ -250,13 +250,13 @@ class Journey:
 
         What an engine refuses may be wrong, or the engine; what fails on one that is tried again is not lost for that.
         """
-        tried = bool(route.tries) and isinstance(error, DeadlineExceeded | Internal)
+        tried = bool(route.tries) and isinstance(error, DeadlineExceeded | InternalError)
         if self._sent or self._opinions or not (tried or isinstance(error, EngineRefused)):
             return None
         other = self.routing.choose(self.need, {*self._lost, *self._dead, *route.names})
         if other is not None:
             self._opinions += 1
-            self.routing.watch.went_on(error.code, 0)
+            self.routing.watch.call_resumed(error.code, 0)
         return other
 
     def _acquit(self) -> None:
@@ -305,7 +305,7 @@ class Journey:
         if self._preemptions > limits.preemptions_max:
             raise lost
         if sent and not resumes_exactly(self.request.sampling):
-            self.routing.watch.stayed(lost.code)
+            self.routing.watch.call_not_resumed(lost.code)
             raise lost
         self._crashes += isinstance(lost, EngineLost)
         if self._losses > 1 and self._crashes + len(self._left) > limits.crashes_max:

@@ -8,22 +8,22 @@ from collections.abc import Callable
 import trio
 from attrs import define, evolve, field
 
-from actors.text.detokenizer import Reading
+from actors.text.detokenizer import IncrementalDetokenizer
 from protocol.messages import Accepted, ChoiceEnded, Logprob, Started, Text, Tokens
 
 TOKENS_A_TURN = 16  # with their likeliest neighbours: about a millisecond
 
-Speak = Callable[[Accepted | Started | Text | ChoiceEnded], None]
+Emit = Callable[[Accepted | Started | Text | ChoiceEnded], None]
 
 
 @define(eq=False)
-class Draft:
+class CandidateChoice:
     """One choice that may not be told: 4 bytes a token, and 12 for each log probability that will be told of it.
 
     It is called with what is read of it as it comes, of which it keeps how likely it is and how it ended.
     """
 
-    speak: Speak
+    speak: Emit
     _ids: array[int] = field(factory=lambda: array("i"))
     _logprobs: array[float] = field(factory=lambda: array("d"))
     _top_counts: array[int] = field(factory=lambda: array("B"))
@@ -57,7 +57,7 @@ class Draft:
         """Return the mean log probability of its tokens."""
         return self._total / self._told if self._told else 0.0
 
-    async def tell(self, reading: Reading, speak: Speak) -> None:
+    async def tell(self, reading: IncrementalDetokenizer, speak: Emit) -> None:
         """Read it once more, a few tokens a turn, and say what that gives; `reading` says under which number."""
         at = 0
         for begin in range(0, len(self._ids), TOKENS_A_TURN):

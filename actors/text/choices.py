@@ -8,12 +8,12 @@ from typing import TypeAlias
 import trio
 from attrs import define, field
 
-from actors.kit.calls import Asks
-from actors.text.candidates import Draft, plain
-from actors.text.detokenizer import Reading
-from actors.text.logprobs import Scores
+from actors.kit.calls import Askable
+from actors.text.candidates import CandidateChoice, plain
+from actors.text.detokenizer import IncrementalDetokenizer
+from actors.text.logprobs import PendingLogprobs
 from actors.text.model import TextModel
-from actors.text.pieces import PIECES_A_STEP, Pieces
+from actors.text.pieces import PIECES_A_STEP, TextPieces
 from actors.text.stop_strings import StopStrings
 from protocol.errors import EngineLost
 from protocol.messages import (
@@ -29,8 +29,8 @@ from protocol.messages import (
     Usage,
 )
 
-Decode: TypeAlias = Asks[Generate, Started | Tokens, Finished]
-Speak: TypeAlias = Callable[[Accepted | Started | Text | ChoiceEnded], None]
+Decode: TypeAlias = Askable[Generate, Started | Tokens, Finished]
+Emit: TypeAlias = Callable[[Accepted | Started | Text | ChoiceEnded], None]
 
 
 @define(eq=False)
@@ -40,7 +40,7 @@ class Choices:
     request: Respond
     model: TextModel
     decode: Decode
-    speak: Speak
+    speak: Emit
     echoes: Sequence[str] = ()  # each prompt as text, if the choices are to begin with it
     _cached: int = 0
     _completion: int = 0
@@ -67,7 +67,7 @@ class Choices:
     async def _prompt(self, asked: Sequence[Generate], prompt: int) -> None:
         """Read the choices of one prompt; where more are computed than wanted, tell the likeliest in the end."""
         first = prompt * self.request.n
-        drafts = [Draft(self.speak) for _ in asked] if len(asked) > self.request.n else []
+        drafts = [CandidateChoice(self.speak) for _ in asked] if len(asked) > self.request.n else []
         async with trio.open_nursery() as nursery:
             for place, generate in enumerate(asked):
                 speak = drafts[place] if drafts else self.speak
@@ -78,13 +78,13 @@ class Choices:
                     await nursery.start(self._choice, generate, first, speak)
                 else:
                     nursery.start_soon(self._choice, generate, first + place, speak, place == 0)
-        drafts.sort(key=Draft.likelihood, reverse=True)
+        drafts.sort(key=CandidateChoice.likelihood, reverse=True)
         for place, draft in enumerate(drafts[: self.request.n]):
-            drafts[place] = Draft(self.speak)  # what has been told is no longer kept
+            drafts[place] = CandidateChoice(self.speak)  # what has been told is no longer kept
             self._echo(prompt, first + place, self.speak)
             await draft.tell(self._reading(first + place, scored=self.request.logprobs is not None), self.speak)
 
-    def _echo(self, prompt: int, choice: int, speak: Speak) -> None:
+    def _echo(self, prompt: int, choice: int, speak: Emit) -> None:
         if self.echoes:
             speak(Text(self.echoes[prompt], 0, choice))
 
@@ -92,14 +92,14 @@ class Choices:
         self,
         generate: Generate,
         choice: int,
-        speak: Speak,
+        speak: Emit,
         leads: bool = True,  # of its prompt's choices it is the first, which finds what earlier requests left
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Read one choice; `started()` means that its prompt is computed."""
         reading = self._reading(choice, scored=generate.logprobs is not None)
-        draft, pieces = speak if isinstance(speak, Draft) else None, Pieces()
+        draft, pieces = speak if isinstance(speak, CandidateChoice) else None, TextPieces()
 
         def pass_on(reply: Started | Tokens) -> None:
             if isinstance(reply, Started):
@@ -109,7 +109,7 @@ class Choices:
                     speak(reply)
                 task_status.started()
                 if self.request.warm_up:
-                    generation.enough()
+                    generation.abandon()
                 return
             if draft is not None:
                 draft.note(reply, scored=self.request.logprobs is not None)
@@ -118,14 +118,14 @@ class Choices:
             for text in pieces.give(PIECES_A_STEP):
                 speak(text)
             if reading.matched is not None:
-                generation.enough()  # leaving aborts the engine: what it computes from here on is for nobody
+                generation.abandon()  # leaving aborts the engine: what it computes from here on is for nobody
 
         async with self.decode.ask(generate, generate.sampling.tokens_max) as generation:
             finished = await generation.relay(pass_on)
         await self._rest(reading, pieces, speak)
         self._ended(reading, finished, speak)
 
-    async def _rest(self, reading: Reading, pieces: Pieces, speak: Speak) -> None:
+    async def _rest(self, reading: IncrementalDetokenizer, pieces: TextPieces, speak: Emit) -> None:
         """Tell what is left of the text of a choice."""
         if not self.request.warm_up:
             pieces.take(reading.finish())
@@ -135,7 +135,7 @@ class Choices:
                 speak(text)
             await trio.lowlevel.checkpoint()
 
-    def _ended(self, reading: Reading, finished: Finished | None, speak: Speak) -> None:
+    def _ended(self, reading: IncrementalDetokenizer, finished: Finished | None, speak: Emit) -> None:
         """Tell how a choice ended."""
         choice = reading.choice
         if self.request.warm_up:
@@ -150,9 +150,9 @@ class Choices:
             self._completion += finished.usage.completion_tokens
             speak(ChoiceEnded(finished.reason, choice, finished.matched))
 
-    def _reading(self, choice: int, *, scored: bool) -> Reading:
+    def _reading(self, choice: int, *, scored: bool) -> IncrementalDetokenizer:
         request, model = self.request, self.model
-        return Reading(
+        return IncrementalDetokenizer(
             model.tokenizer,
             self._stops,
             frozenset(request.stop_token_ids),
@@ -160,6 +160,6 @@ class Choices:
             request.tokens_min,
             request.stop_included,
             choice,
-            Scores(model.tokenizer.id_to_token, model.data) if scored else None,
+            PendingLogprobs(model.tokenizer.id_to_token, model.data) if scored else None,
             request.token_ids,
         )

@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from attrs import define, field
 from tokenizers import Tokenizer
 
-from actors.text.logprobs import Scores
+from actors.text.logprobs import PendingLogprobs
 from actors.text.stop_strings import StopScanner, StopStrings
 from protocol.messages import Logprob, Text
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"
+REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 CHARACTER_BYTES_MAX = 4
 HELD_IDS_MAX = 16  # that may yet become a character; far more than any has
 
@@ -34,7 +34,7 @@ class Decoding:
         self._ids.append(token)
         text = self._decode(self._ids)
         held = len(self._ids) - self._given
-        if not text.endswith(BROKEN):
+        if not text.endswith(REPLACEMENT_CHARACTER):
             if len(text) > len(self._before):
                 return self._give(text, len(self._ids))
             if held > HELD_IDS_MAX:  # they say nothing, special tokens for example
@@ -71,7 +71,7 @@ class Decoding:
 
 
 @define(eq=False)
-class Reading:
+class IncrementalDetokenizer:
     """One choice's way from token ids to text.
 
     `matched` is the stop string or stop token id that ended it, once one has: the stop string that is complete first,
@@ -85,7 +85,7 @@ class Reading:
     tokens_min: int = 0  # stops count only after as many
     stop_included: bool = False  # the text ends with the stop string
     choice: int = 0
-    scores: Scores | None = None  # where log probabilities are wanted
+    scores: PendingLogprobs | None = None  # where log probabilities are wanted
     tells_ids: bool = False
     tokens: int = 0
     matched: str | int | None = None

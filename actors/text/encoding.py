@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from actors.kit.offload import Work
+from actors.kit.offload import Offload
 from actors.text.model import TextModel
 from protocol.messages import Turn
 
@@ -25,7 +25,9 @@ class TooManyTokens(Exception):
     """A text surely has more tokens than it may have; the message says how many, as far as that is known."""
 
 
-async def tokenised(text: str, model: TextModel, tokens_max: int, work: Work, *, special: bool = True) -> list[int]:
+async def tokenize_text(
+    text: str, model: TextModel, tokens_max: int, work: Offload, *, special: bool = True
+) -> list[int]:
     """Return the token ids of a text; raises `TooManyTokens` for one that surely has more than `tokens_max`.
 
     One that has a few more may be returned. `special` adds what the tokenizer puts around a text.
@@ -42,11 +44,11 @@ async def tokenised(text: str, model: TextModel, tokens_max: int, work: Work, *,
     return await work.run(len(text), partial(model.encode_text, text, special=special))
 
 
-async def conversation(turns: Sequence[Turn], model: TextModel, tokens_max: int, work: Work) -> list[int]:
-    """Return the token ids of a conversation, ready for the answer; raises `TooManyTokens` as `tokenised` does."""
+async def tokenize_conversation(turns: Sequence[Turn], model: TextModel, tokens_max: int, work: Offload) -> list[int]:
+    """Return the token ids of a conversation, ready for the answer; raises `TooManyTokens` as `tokenize_text` does."""
     characters = sum([len(turn.content) for turn in turns]) + TURN_CHARACTERS * len(turns)
     prompt = await work.run(characters, partial(model.prompt, turns))
-    return await tokenised(prompt, model, tokens_max, work, special=False)
+    return await tokenize_text(prompt, model, tokens_max, work, special=False)
 
 
 def _count(model: TextModel, text: str, characters: int, *, special: bool) -> int:

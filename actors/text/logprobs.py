@@ -29,7 +29,7 @@ class _Pending:
 
 
 @define(eq=False)
-class Scores:
+class PendingLogprobs:
     """The log probabilities of one choice, kept until the text of their tokens is told."""
 
     name: Callable[[int], str | None]

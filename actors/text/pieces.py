@@ -19,7 +19,7 @@ PIECES_A_STEP = 2  # more than come, so that those that wait become fewer
 
 
 @define(eq=False)
-class Pieces:
+class TextPieces:
     """What is read of one choice, in the order in which it came, and in pieces of a few log probabilities each."""
 
     _waiting: deque[Iterator[Text]] = field(factory=deque)

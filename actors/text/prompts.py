@@ -7,15 +7,15 @@ from functools import partial
 import trio
 from attrs import evolve, frozen
 
-from actors.kit.offload import Work
-from actors.text.encoding import TooManyTokens, conversation, tokenised
+from actors.kit.offload import Offload
+from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.model import TextModel
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
 from protocol.messages import EngineInfo, Generate, Respond, Role, Sampling, Turn
 
 
 @frozen
-class Limits:
+class PromptLimits:
     """What one request may have, in tokens: in all, and of prompt."""
 
     info: EngineInfo
@@ -27,14 +27,14 @@ class Limits:
         """The most tokens of a prompt: with all that there may be, at least one is the answer's."""
         return min(self.prompt_max, self.total_max - 1)
 
-    def within(self, total_max: int | None) -> Limits:
+    def within(self, total_max: int | None) -> PromptLimits:
         """Return what a request may have that was admitted with `total_max` tokens in all, None for any number."""
         if total_max is None or total_max >= self.total_max:
             return self
         return evolve(self, total_max=total_max, prompt_max=min(self.prompt_max, total_max))
 
 
-async def encoded(request: Respond, model: TextModel, limits: Limits, work: Work) -> list[list[int]]:
+async def encoded(request: Respond, model: TextModel, limits: PromptLimits, work: Offload) -> list[list[int]]:
     """Return the token ids of each prompt; raises `BadRequest` for one that does not fit or holds unknown ids."""
     await trio.lowlevel.checkpoint()
     prompts: list[list[int]] = []
@@ -52,18 +52,18 @@ async def encoded(request: Respond, model: TextModel, limits: Limits, work: Work
     return prompts
 
 
-async def _one(request: Respond, place: int, model: TextModel, limits: Limits, work: Work) -> list[int]:
+async def _one(request: Respond, place: int, model: TextModel, limits: PromptLimits, work: Offload) -> list[int]:
     if request.turns:
         return await _conversation(request, model, limits, work)
     if request.texts:
-        return await tokenised(request.texts[place], model, limits.tokens_max, work)
+        return await tokenize_text(request.texts[place], model, limits.tokens_max, work)
     ids = request.token_lists[place]
     if len(ids) > limits.tokens_max:
         raise TooManyTokens(str(len(ids)))
     return await work.run(len(ids), lambda: _checked(request, place, limits))
 
 
-def _checked(request: Respond, place: int, limits: Limits) -> list[int]:
+def _checked(request: Respond, place: int, limits: PromptLimits) -> list[int]:
     """Return the token ids of a prompt that came as such; raises `BadRequest` for ids that the model does not have."""
     tokens, most = list(request.token_lists[place]), limits.info.vocabulary_size
     if tokens and not 0 <= min(tokens) <= max(tokens) < most:
@@ -72,19 +72,19 @@ def _checked(request: Respond, place: int, limits: Limits) -> list[int]:
     return tokens
 
 
-async def _conversation(request: Respond, model: TextModel, limits: Limits, work: Work) -> list[int]:
+async def _conversation(request: Respond, model: TextModel, limits: PromptLimits, work: Offload) -> list[int]:
     """Return the token ids of a conversation, without its oldest turns if those may go and else it does not fit.
 
     Raises `TooManyTokens` for one that surely does not fit.
     """
     await trio.lowlevel.checkpoint()
     if not request.truncate:
-        return await conversation(request.turns, model, limits.tokens_max, work)
+        return await tokenize_conversation(request.turns, model, limits.tokens_max, work)
     begin = next((place for place, turn in enumerate(request.turns) if not _leads(turn)), len(request.turns))
     kept, rest = request.turns[:begin], request.turns[begin:]
 
     async def read(first: int) -> list[int]:
-        return await conversation(kept + rest[first:], model, limits.tokens_max, work)
+        return await tokenize_conversation(kept + rest[first:], model, limits.tokens_max, work)
 
     async def fitting(first: int) -> list[int] | None:
         await trio.lowlevel.checkpoint()
@@ -111,11 +111,11 @@ def _leads(turn: Turn) -> bool:
     return turn.role in {Role.SYSTEM, Role.DEVELOPER}
 
 
-def _fits(request: Respond, tokens: list[int], limits: Limits) -> bool:
+def _fits(request: Respond, tokens: list[int], limits: PromptLimits) -> bool:
     return len(tokens) <= limits.prompt_max and len(tokens) + (request.tokens_max or 1) <= limits.total_max
 
 
-def _check_length(request: Respond, length: int, limits: Limits, which: str) -> None:
+def _check_length(request: Respond, length: int, limits: PromptLimits, which: str) -> None:
     if length > limits.tokens_max:
         raise _too_long(request, limits, which, str(length))
     if request.tokens_max is not None and length + request.tokens_max > limits.total_max:
@@ -126,14 +126,14 @@ def _check_length(request: Respond, length: int, limits: Limits, which: str) -> 
         )
 
 
-def _too_long(request: Respond, limits: Limits, which: str, length: str) -> ContextTooLong:
+def _too_long(request: Respond, limits: PromptLimits, which: str, length: str) -> ContextTooLong:
     together = f"prompt and answer together can have {limits.total_max}"
     alone = f"prompts here can have {limits.prompt_max}"
     said = together if limits.total_max <= limits.prompt_max else alone
     return ContextTooLong(f"{which} is {length} tokens long, and {said}", param=spelled(request, "turns"))
 
 
-async def echoed(request: Respond, model: TextModel, prompts: list[list[int]], work: Work) -> list[str]:
+async def echoed(request: Respond, model: TextModel, prompts: list[list[int]], work: Offload) -> list[str]:
     """Return what each prompt reads as; raises `BadRequest` for one with ids that read as nothing."""
     try:
         await trio.lowlevel.checkpoint()
@@ -143,7 +143,9 @@ async def echoed(request: Respond, model: TextModel, prompts: list[list[int]], w
         raise
 
 
-def generates(request: Respond, model: TextModel, prompts: list[list[int]], limits: Limits) -> list[list[Generate]]:
+def generates(
+    request: Respond, model: TextModel, prompts: list[list[int]], limits: PromptLimits
+) -> list[list[Generate]]:
     """Return what to ask of workers, for each prompt a list of its choices.
 
     Raises `BadRequest` for what an engine could not take as it is.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.attacks.scenario import Verdict, beside
+from bench.attacks.scenario import Verdict, beside_honest_client
 from bench.rig.cluster import Cluster, Plan, cluster, simulated
 from bench.rig.node import MARK, free_port, started
 
@@ -26,7 +26,7 @@ def attacked(folder: Path, verdict: Verdict, workers: int, tokens: int = 60, **f
     for name, lines in faults.items():
         engines[name] += f"\n[engine.tiny-{name}.simulated.faults]\n{lines}\n"
     plan = Plan(engines, drain_s=2.0, front_drain_s=20.0)  # without keys: to know that all is up takes the metrics
-    with cluster(folder, plan) as of, beside(folder, of.front.port, verdict, key="", tokens=tokens):
+    with cluster(folder, plan) as of, beside_honest_client(folder, of.front.port, verdict, key="", tokens=tokens):
         yield of
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from bench.attacks.honest_client import headers
-from bench.attacks.scenario import ATTACKER, HONEST, Verdict, beside, keys_file
+from bench.attacks.scenario import ATTACKER, HONEST, Verdict, beside_honest_client, keys_file
 from bench.rig.node import MODEL, SIMULATED, Node, node
 
 GATEWAY = 'requests_max = 512\nwaiting_max = 1024\nkeys = "{keys}"\n'
@@ -42,7 +42,7 @@ def attacked(
     """Run a node with an honest client beside it while the body attacks, and end it; `drained` runs as it ends."""
     gateway = GATEWAY.format(keys=keys_file(folder)) + more
     with node(folder, slots=slots, engine=engine, gateway=gateway, prefix=prefix, output=output) as of:
-        with beside(folder, of.port, verdict):
+        with beside_honest_client(folder, of.port, verdict):
             yield of
         if of.process.poll() is None:
             of.signal(signal.SIGTERM)

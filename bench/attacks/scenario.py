@@ -55,7 +55,9 @@ def keys_file(folder: Path) -> Path:
 
 
 @contextmanager
-def beside(folder: Path, port: int, verdict: Verdict, key: str = HONEST, tokens: int = 60) -> Iterator[None]:
+def beside_honest_client(
+    folder: Path, port: int, verdict: Verdict, key: str = HONEST, tokens: int = 60
+) -> Iterator[None]:
     """Have an honest client ask, in peace for a while and then while the body attacks, and judge what it found.
 
     Its streams have so many `tokens` each.

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import msgspec
 from attrs import define
 
-from bench.load.faults import Failed
+from bench.load.faults import RequestFailed
 from bench.load.messages import Api
-from protocol.codec import UNREADABLE
+from protocol.codec import DECODE_ERRORS
 
 FINISHES = {"stop", "length", "tool_calls", "function_call", "content_filter"}
 CANCELLED = "cancelled"
@@ -37,9 +37,9 @@ class Answer:
     running_usage: bool | None = None  # whether its events say how many tokens there are so far; None before the first
 
     def ended(self) -> None:
-        """Take the end of the stream; raises `Failed` unless the answer is whole."""
+        """Take the end of the stream; raises `RequestFailed` unless the answer is whole."""
         if self.finish is None:
-            raise Failed("truncated", "no finish reason", f"the stream ended after {self.tokens} tokens")
+            raise RequestFailed("truncated", "no finish reason", f"the stream ended after {self.tokens} tokens")
         self.over = True
 
 
@@ -58,7 +58,7 @@ def read_chunk(answer: Answer, name: bytes, data: bytes) -> int:
     for choice in _list(chunk, "choices"):
         delta = choice.get("delta") or choice
         if not isinstance(delta, dict):
-            raise Failed("shape", "delta", f"is {type(delta).__name__}")
+            raise RequestFailed("shape", "delta", f"is {type(delta).__name__}")
         has_content = has_content or any(delta.get(key) for key in CONTENT)
         if (finish := choice.get("finish_reason")) is not None:
             _finish(answer, finish)
@@ -80,7 +80,7 @@ def _count(answer: Answer, counted: int | None) -> int:
 
 def _finish(answer: Answer, finish: object) -> None:
     if not isinstance(finish, str) or finish not in FINISHES:
-        raise Failed("error_event", f"finish_reason {finish}", "the server says that the answer did not finish")
+        raise RequestFailed("error_event", f"finish_reason {finish}", "the server says that the answer did not finish")
     answer.finish = finish
 
 
@@ -91,7 +91,7 @@ def read_response(answer: Answer, name: bytes, data: bytes) -> int:
     event = _object(data)
     kind = event.get("type", name.decode(errors="replace"))
     if not isinstance(kind, str):
-        raise Failed("shape", "type", f"is {type(kind).__name__}")
+        raise RequestFailed("shape", "type", f"is {type(kind).__name__}")
     if kind.endswith(".delta"):
         return _count(answer, None) if event.get("delta") else 0
     match kind:
@@ -100,7 +100,7 @@ def read_response(answer: Answer, name: bytes, data: bytes) -> int:
         case "response.completed" | "response.incomplete" | "response.failed" | "response.done" | "response.cancelled":
             response = event.get("response") or {}
             if not isinstance(response, dict):
-                raise Failed("shape", "response", f"is {type(response).__name__}")
+                raise RequestFailed("shape", "response", f"is {type(response).__name__}")
             if isinstance(usage := response.get("usage"), dict):
                 _use(answer, usage, "input_tokens", "output_tokens")
             _end(answer, response, str(response.get("status") or kind.rpartition(".")[2]))
@@ -119,7 +119,7 @@ def _end(answer: Answer, response: Object, status: str) -> None:
             str(reason)
         )
     if finish is None:
-        raise Failed("error_event", f"{status} {reason}", "the server says that the response did not finish")
+        raise RequestFailed("error_event", f"{status} {reason}", "the server says that the response did not finish")
     answer.finish, answer.over = finish, True
 
 
@@ -137,28 +137,28 @@ def _number(value: object, otherwise: int | None) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise
 
 
-def _said(error: object) -> Failed:
+def _said(error: object) -> RequestFailed:
     """Name an error as the server has said it."""
     if not isinstance(error, dict):
-        return Failed("error_event", "error", error)
+        return RequestFailed("error_event", "error", error)
     code = error.get("cause") or error.get("code") or error.get("type") or "error"
-    return Failed("error_event", code, error.get("message", error))
+    return RequestFailed("error_event", code, error.get("message", error))
 
 
 def _object(data: bytes) -> Object:
     try:
         decoded = _decode(data)
-    except UNREADABLE as error:
-        raise Failed("shape", "not JSON", f"{error}: {data[:100]!r}") from error
+    except DECODE_ERRORS as error:
+        raise RequestFailed("shape", "not JSON", f"{error}: {data[:100]!r}") from error
     if not isinstance(decoded, dict):
-        raise Failed("shape", "no object", f"{data[:100]!r}")
+        raise RequestFailed("shape", "no object", f"{data[:100]!r}")
     return decoded
 
 
 def _list(chunk: Object, key: str) -> list[Object]:
     found = chunk.get(key) or []
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise Failed("shape", key, f"{found!r} is no list of objects")
+        raise RequestFailed("shape", key, f"{found!r} is no list of objects")
     return found
 
 

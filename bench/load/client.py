@@ -15,9 +15,9 @@ from attrs import define, field
 
 from bench.load import requests
 from bench.load.answers import CANCELLED, READERS, Answer
-from bench.load.faults import Failed, of_system
+from bench.load.faults import RequestFailed, os_error_fault
 from bench.load.messages import Ending, Fault, Record, Target
-from bench.load.plan import Ask
+from bench.load.plan import PlannedRequest
 from bench.load.requests import CANCEL, Address, Dialogue
 from bench.load.websocket import SocketDialogue
 from bench.load.wire import Wire, connect
@@ -41,7 +41,7 @@ class Connection:
                 if not isinstance(self.dialogue, SocketDialogue):
                     return False  # between two answers HTTP says nothing but its end
                 self.dialogue.feed(data)  # pings, or the close
-        except Failed:
+        except RequestFailed:
             return False
         return self.dialogue.reusable
 
@@ -56,7 +56,7 @@ class Pool:
     _idle: list[Connection] = field(factory=list)
 
     async def take(self) -> tuple[Connection, bool]:
-        """Return a connection, and whether it is new; raises `Failed`, or what the system says against it."""
+        """Return a connection, and whether it is new; raises `RequestFailed`, or what the system says against it."""
         while self._idle:
             connection = self._idle.pop()
             if connection.fresh():
@@ -92,7 +92,7 @@ class Left(Exception):
 class Exchange:
     """One request under way. `run` never raises for what a server does."""
 
-    ask: Ask
+    ask: PlannedRequest
     pool: Pool
     clock: Clock
     came: Callable[[int], None]  # is told how many tokens each read has brought
@@ -114,11 +114,11 @@ class Exchange:
             await self._run(trio.current_time() + self.pool.target.timeout_s)
         except Left:
             ending = "cancelled"
-        except Failed as failed:
+        except RequestFailed as failed:
             ending, fault = "failed", failed.fault
         except BROKEN as error:
             begun = self._connection is not None and self._connection.dialogue.begun
-            ending, fault = "failed", of_system(error, begun=begun).fault
+            ending, fault = "failed", os_error_fault(error, begun=begun).fault
         if self._answer.finish == CANCELLED and ending == "completed":
             ending = "cancelled"
         if ending != "completed":
@@ -156,7 +156,7 @@ class Exchange:
             await self._connection.wire.send(self._connection.dialogue.begin(words))
             await self._listen(None if leave is None else max(leave.tokens, 1))
         if scope.cancelled_caught:
-            raise Left if early_at < limit_at else Failed("timeout", self._place())
+            raise Left if early_at < limit_at else RequestFailed("timeout", self._place())
 
     def _place(self) -> str:
         if self._sent_at is None:
@@ -195,7 +195,7 @@ class Exchange:
             await self._connection.wire.send(self._connection.dialogue.begin(CANCEL))
             await self._listen(None)
         if scope.cancelled_caught:
-            raise Failed("timeout", "after response.cancel")
+            raise RequestFailed("timeout", "after response.cancel")
         self._cancel_s = self._ended_at - cancelled_at
 
     async def _kept(self) -> bool:
@@ -210,7 +210,7 @@ class Exchange:
             with trio.move_on_after(REST_WITHIN_S):
                 while not (dialogue.finished or isinstance(dialogue, SocketDialogue)):
                     dialogue.feed(await connection.wire.receive())
-        except (Failed, *BROKEN):
+        except (RequestFailed, *BROKEN):
             return False
         if not dialogue.reusable or not (dialogue.finished or isinstance(dialogue, SocketDialogue)):
             return False

@@ -19,7 +19,7 @@ from attrs import asdict
 from bench.load import measure, options, report
 from bench.load.messages import Job, Record
 from bench.load.options import Mistake, Options
-from bench.load.process import Run, WorkerDied, jobs_of
+from bench.load.process import Run, WorkerDied, split_job
 from bench.load.progress import Bar
 
 NOTHING_MEASURED = 1
@@ -33,7 +33,7 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, said: S
     except Mistake as mistake:
         parser.error(str(mistake))
     begun = datetime.now(UTC)
-    run = Run(jobs_of(chosen.job, chosen.processes))
+    run = Run(split_job(chosen.job, chosen.processes))
     failed: BaseExceptionGroup[BaseException] | None = None
     try:
         trio.run(_run, run, chosen, strict_exception_groups=True)

@@ -12,7 +12,7 @@ CODE_LENGTH_MAX = 80
 DETAIL_LENGTH_MAX = 300
 
 
-class Failed(Exception):
+class RequestFailed(Exception):
     """One request has failed; whoever sent it writes the fault down."""
 
     def __init__(self, kind: Kind, code: object, detail: object = "") -> None:
@@ -20,9 +20,9 @@ class Failed(Exception):
         self.fault = Fault(kind, _text(code, CODE_LENGTH_MAX), _text(detail, DETAIL_LENGTH_MAX))
 
 
-def of_system(error: BaseException, *, begun: bool) -> Failed:
+def os_error_fault(error: BaseException, *, begun: bool) -> RequestFailed:
     """Name an error of a socket: an answer that had begun is truncated by it."""
-    return Failed("truncated" if begun else "connection", name(error), error)
+    return RequestFailed("truncated" if begun else "connection", name(error), error)
 
 
 def name(error: BaseException) -> str:

@@ -13,9 +13,9 @@ import h11
 import msgspec
 from attrs import define, field
 
-from bench.load.faults import Failed
+from bench.load.faults import RequestFailed
 from bench.load.sse import Event, EventStream
-from protocol.codec import UNREADABLE
+from protocol.codec import DECODE_ERRORS
 
 LINE_BYTES_MAX = 8192
 ERROR_BYTES_MAX = 64 * 1024
@@ -32,7 +32,7 @@ class Body(Protocol):
         """Whether all of it has come."""
 
     def feed(self, data: bytes) -> bytes:
-        """Return what of `data` is the body's; raises `Failed` at what is no HTTP."""
+        """Return what of `data` is the body's; raises `RequestFailed` at what is no HTTP."""
 
 
 @define
@@ -58,7 +58,7 @@ class Chunked:
             end = buffer.find(b"\r\n", at)
             if end < 0:
                 if len(buffer) - at > LINE_BYTES_MAX:
-                    raise Failed("shape", "not HTTP", "a chunk's head does not end")
+                    raise RequestFailed("shape", "not HTTP", "a chunk's head does not end")
                 break
             self._line(buffer[at:end])
             at = end + 2
@@ -69,12 +69,12 @@ class Chunked:
         if self._place == "size":
             size = line.partition(b";")[0].strip()
             if not SIZE.fullmatch(size):
-                raise Failed("shape", "not HTTP", f"{line[:40]!r} is no size of a chunk")
+                raise RequestFailed("shape", "not HTTP", f"{line[:40]!r} is no size of a chunk")
             self._left = int(size, 16)
             self._place = "data" if self._left else "trailer"
         elif self._place == "end":
             if line:
-                raise Failed("shape", "not HTTP", "a chunk is longer than it says")
+                raise RequestFailed("shape", "not HTTP", "a chunk is longer than it says")
             self._place = "size"
         elif not line:
             self.done = True
@@ -120,7 +120,7 @@ class HttpDialogue:
     begun: bool = False  # something of the current answer has come
     finished: bool = True  # the current answer's body has ended
     reusable: bool = True
-    closed: Failed | None = None  # the end of an HTTP connection comes alone
+    closed: RequestFailed | None = None  # the end of an HTTP connection comes alone
     outgoing: bytes = b""  # HTTP never speaks unasked
     _head: h11.Connection | None = None
     _status: int = 0
@@ -145,7 +145,7 @@ class HttpDialogue:
     def feed(self, data: bytes) -> list[Event]:
         """Return the events that `data` completes; empty `data` is the connection's end.
 
-        Raises `Failed` if the server refuses, speaks no HTTP, answers in another shape or ends too early.
+        Raises `RequestFailed` if the server refuses, speaks no HTTP, answers in another shape or ends too early.
         """
         if not data:
             return self._ended()
@@ -172,12 +172,12 @@ class HttpDialogue:
             return self._events.end()
         if self._body is not None and self._status != 200:
             raise self._refused()
-        raise Failed(
+        raise RequestFailed(
             "truncated" if self.begun else "connection", "closed", "the connection ended before the answer did"
         )
 
-    def _refused(self) -> Failed:
-        return refusal(self._status, bytes(self._error))
+    def _refused(self) -> RequestFailed:
+        return http_fault(self._status, bytes(self._error))
 
     def _read_head(self, data: bytes) -> bytes:
         """Read the answer's head; return what follows it."""
@@ -187,7 +187,7 @@ class HttpDialogue:
             while isinstance(event := self._head.next_event(), h11.InformationalResponse):
                 pass
         except h11.RemoteProtocolError as error:
-            raise Failed("shape", "not HTTP", error) from error
+            raise RequestFailed("shape", "not HTTP", error) from error
         if not isinstance(event, h11.Response):
             return b""
         headers = dict(event.headers)
@@ -198,7 +198,7 @@ class HttpDialogue:
             not isinstance(self._body, UntilClosed) and b"close" not in tokens and event.http_version >= b"1.1"
         )
         if self._status == 200 and b"json" in headers.get(b"content-type", b""):
-            raise Failed("shape", "not a stream", f"the answer is {headers[b'content-type'].decode('latin-1')}")
+            raise RequestFailed("shape", "not a stream", f"the answer is {headers[b'content-type'].decode('latin-1')}")
         return self._head.trailing_data[0]
 
 
@@ -212,14 +212,14 @@ def _body_of(response: h11.Response, headers: dict[bytes, bytes]) -> Body:
     return UntilClosed()
 
 
-def refusal(status: int, body: bytes) -> Failed:
+def http_fault(status: int, body: bytes) -> RequestFailed:
     """Name an answer that is not 200 by its status and the code in its body."""
     try:
         said = msgspec.json.decode(body)
-    except UNREADABLE:
-        return Failed("http", status, body.decode(errors="replace"))
+    except DECODE_ERRORS:
+        return RequestFailed("http", status, body.decode(errors="replace"))
     error = said.get("error", said) if isinstance(said, dict) else said
     if not isinstance(error, dict):
-        return Failed("http", status, error)
+        return RequestFailed("http", status, error)
     code = error.get("code") or error.get("type")
-    return Failed("http", f"{status} {code}" if code and code != status else status, error.get("message", error))
+    return RequestFailed("http", f"{status} {code}" if code and code != status else status, error.get("message", error))

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from bench.load.messages import PATHS, Job, Target
 from bench.load.plan import Pace, Prompt, Span, Workload
-from bench.load.requests import address
+from bench.load.requests import parse_url
 
 PROCESSES_MAX = 256
 CLIENTS_DEFAULT = 16
@@ -111,7 +111,7 @@ def _add_when_and_how(parser: argparse.ArgumentParser) -> None:
 def read(arguments: argparse.Namespace) -> Options:
     """Return what a parsed command line means; raises `Mistake`."""
     try:
-        address(arguments.url, arguments.api)
+        parse_url(arguments.url, arguments.api)
     except (ValueError, UnicodeError) as error:
         raise Mistake(f"--url: {error}") from error
     job = Job(target=_target(arguments), workload=_workload(arguments), pace=_pace(arguments))

@@ -71,7 +71,7 @@ class Pace:
 
 
 @frozen
-class Leave:
+class EarlyDisconnect:
     """When a request's client leaves: after `tokens` tokens, or, with none, after a time or at the first token."""
 
     tokens: int
@@ -79,17 +79,17 @@ class Leave:
 
 
 @frozen
-class Ask:
+class PlannedRequest:
     """One request as planned; `at_s` is when it is due after the start, None where a client decides."""
 
     number: int
     prompt: str
     output_tokens: int
     at_s: float | None = None
-    leave: Leave | None = None
+    leave: EarlyDisconnect | None = None
 
 
-def ask(workload: Workload, number: int, at_s: float | None = None) -> Ask:
+def ask(workload: Workload, number: int, at_s: float | None = None) -> PlannedRequest:
     """Return the request of this number; negative numbers are those of the warm-up, which never leave."""
     chance = Random(f"{workload.seed}/{number}")  # text: a seed that depends on no process's hashing
     length, output = workload.prompt_tokens.draw(chance), workload.output_tokens.draw(chance)
@@ -99,14 +99,14 @@ def ask(workload: Workload, number: int, at_s: float | None = None) -> Ask:
     else:
         prompt = " ".join(chance.choices(WORDS, k=length))
     leave = _leave(workload, output, chance) if number >= 0 and chance.random() < workload.cancel_rate else None
-    return Ask(number, prompt, output, at_s, leave)
+    return PlannedRequest(number, prompt, output, at_s, leave)
 
 
-def _leave(workload: Workload, output_tokens: int, chance: Random) -> Leave:
+def _leave(workload: Workload, output_tokens: int, chance: Random) -> EarlyDisconnect:
     if chance.random() < CANCEL_EARLY or output_tokens < 2:
         # Evenly over the orders of magnitude: nobody knows ahead how long a first token takes.
-        return Leave(0, workload.cancel_within_s * EARLIEST ** chance.random())
-    return Leave(chance.randint(1, output_tokens - 1))
+        return EarlyDisconnect(0, workload.cancel_within_s * EARLIEST ** chance.random())
+    return EarlyDisconnect(chance.randint(1, output_tokens - 1))
 
 
 def arrivals(seed: int, rate: float) -> Iterator[float]:
@@ -138,6 +138,6 @@ def warmup_share(pace: Pace, worker: int, workers: int) -> Iterator[int]:
     return iter(range(-1 - worker, -1 - pace.warmup, -workers))
 
 
-def clients_of(total: int, worker: int, workers: int) -> int:
+def clients_per_worker(total: int, worker: int, workers: int) -> int:
     """Return how many of `total` clients, or permits, belong to one of `workers`."""
     return len(range(worker, total, workers))

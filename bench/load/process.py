@@ -134,6 +134,6 @@ async def _end(process: trio.Process) -> None:
     await process.wait()
 
 
-def jobs_of(job: Job, processes: int) -> list[Job]:
+def split_job(job: Job, processes: int) -> list[Job]:
     """Return one job for each process."""
     return [evolve(job, worker=worker, workers=processes) for worker in range(processes)]

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from bench.load.http import Headers, HttpDialogue
 from bench.load.messages import PATHS, Api, Target
-from bench.load.plan import Ask
+from bench.load.plan import PlannedRequest
 from bench.load.websocket import SocketDialogue
 
 Dialogue = HttpDialogue | SocketDialogue
@@ -34,7 +34,7 @@ class Address:
         return (host if usual else f"{host}:{self.port}").encode("idna" if host.isascii() else "utf-8")
 
 
-def address(url: str, api: Api) -> Address:
+def parse_url(url: str, api: Api) -> Address:
     """Read a server's URL: its root, its `/v1`, or the whole of an endpoint's; raises `ValueError` at what is none."""
     parts = urlsplit(url)
     if parts.scheme not in PORTS or not parts.hostname:
@@ -59,7 +59,7 @@ def dialogue(target: Target, where: Address) -> Dialogue:
     return kind(where.authority, where.path.encode(), headers)
 
 
-def body(target: Target, ask: Ask) -> bytes:
+def body(target: Target, ask: PlannedRequest) -> bytes:
     """Return a request's body."""
     said: dict[str, object] = {"model": target.model}
     match target.api:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from bench.load.faults import Failed
+from bench.load.faults import RequestFailed
 
 EVENT_BYTES_MAX = 32 * 1024 * 1024
 
@@ -24,7 +24,7 @@ class EventStream:
     _size: int = 0
 
     def feed(self, data: bytes) -> list[Event]:
-        """Return the events that `data` completes; raises `Failed` at one that is too long."""
+        """Return the events that `data` completes; raises `RequestFailed` at one that is too long."""
         # A carriage return at the end may be half of a line's end.
         goes_on = b"\n" not in data and b"\r" not in data and not (self._rest and self._rest[-1].endswith(b"\r"))
         if goes_on:
@@ -37,7 +37,7 @@ class EventStream:
             self._keep(buffer[cut:])
             events = self._lines(buffer[:cut].splitlines())
         if self._size + self._rest_size > EVENT_BYTES_MAX:
-            raise Failed("shape", "an event that does not end", f"after {EVENT_BYTES_MAX} bytes")
+            raise RequestFailed("shape", "an event that does not end", f"after {EVENT_BYTES_MAX} bytes")
         return events
 
     def end(self) -> list[Event]:

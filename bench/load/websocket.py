@@ -13,8 +13,8 @@ import struct
 import h11
 from attrs import define, field
 
-from bench.load.faults import Failed
-from bench.load.http import Headers, refusal
+from bench.load.faults import RequestFailed
+from bench.load.http import Headers, http_fault
 from bench.load.sse import Event
 
 MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -49,7 +49,7 @@ class Frames:
     _size: int = 0
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Return opcode and payload of each whole message that `data` completes; raises `Failed` at what is none."""
+        """Return opcode and payload of each message that `data` completes; raises `RequestFailed` at what is none."""
         self._rest.append(data)
         self._held += len(data)
         if self._held < self._wanted:
@@ -65,7 +65,7 @@ class Frames:
                     break
                 size = int.from_bytes(buffer[at + 2 : start], "big")
             if first & 0x70 or second & 0x80 or size > MESSAGE_BYTES_MAX:
-                raise Failed("shape", "not WebSocket", "a frame is masked, too long or of an extension")
+                raise RequestFailed("shape", "not WebSocket", "a frame is masked, too long or of an extension")
             if len(buffer) < start + size:
                 self._wanted = start + size - at
                 break
@@ -82,15 +82,15 @@ class Frames:
         """Take a control frame, or a part of a message."""
         if opcode >= CLOSE:
             if opcode > PONG or not last or len(payload) > 125:
-                raise Failed("shape", "not WebSocket", "a control frame is none")
+                raise RequestFailed("shape", "not WebSocket", "a control frame is none")
             return [(opcode, payload)]
         if opcode > BINARY or (opcode == CONTINUATION) == (self._opcode is None):
-            raise Failed("shape", "not WebSocket", "a message begins within another, or goes on without one")
+            raise RequestFailed("shape", "not WebSocket", "a message begins within another, or goes on without one")
         self._opcode = opcode or self._opcode
         self._parts.append(payload)
         self._size += len(payload)
         if self._size > MESSAGE_BYTES_MAX:
-            raise Failed("shape", "not WebSocket", f"a message is longer than {MESSAGE_BYTES_MAX} bytes")
+            raise RequestFailed("shape", "not WebSocket", f"a message is longer than {MESSAGE_BYTES_MAX} bytes")
         if not last:
             return []
         whole = (self._opcode or 0, b"".join(self._parts))
@@ -109,7 +109,7 @@ class SocketDialogue:
     begun: bool = False
     finished: bool = False  # a WebSocket's answers end by their own last event
     reusable: bool = True
-    closed: Failed | None = None  # the server has closed, with the events that came before it still to be read
+    closed: RequestFailed | None = None  # the server has closed, with the events that came before it still to be read
     _key: bytes = field(factory=lambda: base64.b64encode(secrets.token_bytes(16)))
     _head: h11.Connection = field(factory=lambda: h11.Connection(h11.CLIENT, max_incomplete_event_size=64 * 1024))
     _frames: Frames = field(factory=Frames)
@@ -144,7 +144,7 @@ class SocketDialogue:
     def feed(self, data: bytes) -> list[Event]:
         """Return the messages that `data` completes; empty `data` is the connection's end.
 
-        Raises `Failed` if the server refuses, speaks no WebSocket, sends binary messages, closes or ends.
+        Raises `RequestFailed` if the server refuses, speaks no WebSocket, sends binary messages, closes or ends.
         """
         if self.closed is not None:
             raise self.closed
@@ -166,16 +166,16 @@ class SocketDialogue:
                     raise self.closed
                 return events
             elif opcode == BINARY:
-                raise Failed("shape", "a binary message")
+                raise RequestFailed("shape", "a binary message")
         return events
 
-    def _closed(self, payload: bytes) -> Failed:
+    def _closed(self, payload: bytes) -> RequestFailed:
         self.reusable = False
         code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else NO_CODE
         return self._ended(f"ws close {code}", payload[2:].decode(errors="replace"))
 
-    def _ended(self, code: str, detail: str) -> Failed:
-        return Failed("truncated" if self.begun else "connection", code, detail)
+    def _ended(self, code: str, detail: str) -> RequestFailed:
+        return RequestFailed("truncated" if self.begun else "connection", code, detail)
 
     def _read_handshake(self, data: bytes) -> bytes:
         """Read the answer to the handshake; return what follows it."""
@@ -196,12 +196,12 @@ class SocketDialogue:
                 elif not isinstance(event, h11.InformationalResponse):
                     return b""
         except h11.RemoteProtocolError as error:
-            raise Failed("shape", "not HTTP", error) from error
+            raise RequestFailed("shape", "not HTTP", error) from error
 
     def _check(self, headers: dict[bytes, bytes]) -> None:
         accept = base64.b64encode(hashlib.sha1(self._key + MAGIC, usedforsecurity=False).digest())
         if headers.get(b"sec-websocket-accept") != accept:
-            raise Failed("shape", "not WebSocket", "the handshake's answer does not fit")
+            raise RequestFailed("shape", "not WebSocket", "the handshake's answer does not fit")
 
-    def _refused(self) -> Failed:
-        return refusal(self._status, bytes(self._error))
+    def _refused(self) -> RequestFailed:
+        return http_fault(self._status, bytes(self._error))

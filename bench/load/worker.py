@@ -18,7 +18,7 @@ from attrs import define, evolve, field
 from bench.load import plan
 from bench.load.client import Exchange, Pool
 from bench.load.messages import Done, Frames, Go, Job, Message, Progress, Ready, Record, Records, encode
-from bench.load.requests import Address, address
+from bench.load.requests import Address, parse_url
 
 Say = Callable[[Message], Awaitable[None]]
 WARM_UP_TOGETHER_MAX = 16
@@ -48,7 +48,7 @@ class Worker:
     _lags: array[float] = field(factory=lambda: array("d"))
 
     def __attrs_post_init__(self) -> None:
-        self._where = address(self.job.target.url, self.job.target.api)
+        self._where = parse_url(self.job.target.url, self.job.target.api)
 
     def go(self, word: Go) -> None:
         """Let it begin, at a time."""
@@ -86,7 +86,7 @@ class Worker:
     async def _warm_up(self) -> None:
         job = self.job
         numbers = list(plan.warmup_share(job.pace, job.worker, job.workers))
-        together = plan.clients_of(job.pace.clients or WARM_UP_TOGETHER_MAX, job.worker, job.workers)
+        together = plan.clients_per_worker(job.pace.clients or WARM_UP_TOGETHER_MAX, job.worker, job.workers)
         left = iter(numbers)
 
         async def client(pool: Pool) -> None:
@@ -114,7 +114,7 @@ class Worker:
                     return
                 await self._one(plan.ask(job.workload, due[0]), pool)
 
-        await self._clients(client, plan.clients_of(job.pace.clients or 1, job.worker, job.workers))
+        await self._clients(client, plan.clients_per_worker(job.pace.clients or 1, job.worker, job.workers))
 
     async def _clients(self, client: Callable[[Pool], Awaitable[None]], count: int) -> None:
         """Run clients, each with a connection of its own."""
@@ -129,7 +129,7 @@ class Worker:
     async def _open_loop(self) -> None:
         """Send each request when it is due, whatever became of the others."""
         job, pace = self.job, self.job.pace
-        permits = pace.concurrency_max and plan.clients_of(pace.concurrency_max, job.worker, job.workers)
+        permits = pace.concurrency_max and plan.clients_per_worker(pace.concurrency_max, job.worker, job.workers)
         limit = None if permits is None else trio.Semaphore(permits)
         pool = Pool(job.target, self._where)
         try:
@@ -154,7 +154,9 @@ class Worker:
         async with limit:
             await self._one(ask, pool, lag_s, self.clock() - woke_at)
 
-    async def _one(self, ask: plan.Ask, pool: Pool, lag_s: float | None = None, held_s: float | None = None) -> None:
+    async def _one(
+        self, ask: plan.PlannedRequest, pool: Pool, lag_s: float | None = None, held_s: float | None = None
+    ) -> None:
         self._running += 1
         record = await Exchange(ask, pool, self.clock, self._came).run(self._start_at, lag_s, held_s)
         self._running -= 1

@@ -19,7 +19,7 @@ from typing import Any
 
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from bench.rig.clients import Chat, Outcome, Socket, chat_body, read_or_leave, response_body
+from bench.rig.clients import Chat, Outcome, ResponsesSocket, chat_body, read_or_disconnect, response_body
 
 PROMPTS = (
     "Tell me about the oak",
@@ -43,7 +43,7 @@ REFUSALS = {"overloaded", "not_ready", "draining"}  # when nothing has been said
 
 
 @dataclass(frozen=True)
-class Said:
+class CompleteAnswer:
     """What a whole answer is: its text, why it ended, how many tokens it cost, and the log probability of each."""
 
     text: str
@@ -51,7 +51,7 @@ class Said:
     tokens: int
     logprobs: tuple[tuple[str, float], ...] | None = None  # where they were asked for
 
-    def same(self, other: Said) -> bool:
+    def same(self, other: CompleteAnswer) -> bool:
         """Whether it is the same answer, as far as both tell."""
         alike = (self.text, self.finish, self.tokens) == (other.text, other.finish, other.tokens)
         if not alike or self.logprobs is None or other.logprobs is None:
@@ -61,7 +61,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Ask:
+class CheckedRequest:
     """One thing to ask, in one way."""
 
     kind: str
@@ -83,16 +83,16 @@ class Ask:
 
 
 @dataclass
-class Heard:
+class AnswerOutcome:
     """What came of one request: whole answers, or the beginning of one and perhaps an error."""
 
-    whole: list[Said] = field(default_factory=list)
+    whole: list[CompleteAnswer] = field(default_factory=list)
     begun: str = ""
     error: str | None = None  # its code
     status: int = 0
 
 
-def whole_of(body: dict[str, Any]) -> list[Said]:
+def complete_answers(body: dict[str, Any]) -> list[CompleteAnswer]:
     """Return the answers in a body that is no stream."""
     choices, tokens = body["choices"], body["usage"]["completion_tokens"]
     found = []
@@ -100,14 +100,16 @@ def whole_of(body: dict[str, Any]) -> list[Said]:
         scores = choice.get("logprobs")
         logprobs = scores and tuple((each["token"], each["logprob"]) for each in scores["content"])
         found.append(
-            Said(choice["message"]["content"], choice["finish_reason"], tokens // len(choices), logprobs or None)
+            CompleteAnswer(
+                choice["message"]["content"], choice["finish_reason"], tokens // len(choices), logprobs or None
+            )
         )
     return found
 
 
-def heard_of(outcome: Outcome) -> Heard:
+def outcome_of_stream(outcome: Outcome) -> AnswerOutcome:
     """Return what came of a stream."""
-    heard = Heard(begun=outcome.text, status=outcome.status)
+    heard = AnswerOutcome(begun=outcome.text, status=outcome.status)
     if outcome.error is not None:
         code = str(outcome.error.get("cause") or outcome.error.get("code"))
         late = "TimeoutError" in str(outcome.error.get("message"))
@@ -115,29 +117,33 @@ def heard_of(outcome: Outcome) -> Heard:
     elif outcome.whole:
         usage = outcome.usage or {}
         tokens = usage.get("completion_tokens", usage.get("output_tokens", -1))
-        heard.whole = [Said(outcome.text, str(outcome.finish), tokens)]
+        heard.whole = [CompleteAnswer(outcome.text, str(outcome.finish), tokens)]
     elif outcome.finish is not None:
         heard.error = outcome.finish
     return heard
 
 
-def ask(port: int, wanted: Ask, leave_after_s: float | None = None) -> Heard:
+def ask(port: int, wanted: CheckedRequest, leave_after_s: float | None = None) -> AnswerOutcome:
     """Ask, and read to the end or leave before; an error of any kind is part of what was heard."""
     try:
         if wanted.kind == "response":
             return _response(port, wanted, leave_after_s)
         chat = Chat(port, wanted.body)
         if wanted.kind == "stream":
-            return heard_of(read_or_leave(chat.read, chat.outcome, chat.leave, leave_after_s, NEVER_S + 20.0))
+            return outcome_of_stream(
+                read_or_disconnect(chat.read, chat.outcome, chat.leave, leave_after_s, NEVER_S + 20.0)
+            )
         return _body(chat, leave_after_s)
     except InvalidStatus as refused:  # of a WebSocket
-        return Heard(error=str(json.loads(refused.response.body)["error"]["code"]), status=refused.response.status_code)
+        return AnswerOutcome(
+            error=str(json.loads(refused.response.body)["error"]["code"]), status=refused.response.status_code
+        )
     except (OSError, HTTPException, WebSocketException, ValueError) as error:
-        return Heard(error="no end" if isinstance(error, TimeoutError) else "connection")
+        return AnswerOutcome(error="no end" if isinstance(error, TimeoutError) else "connection")
 
 
-def _response(port: int, wanted: Ask, leave_after_s: float | None) -> Heard:
-    socket, outcome, events = Socket(port), Outcome(), list[str]()
+def _response(port: int, wanted: CheckedRequest, leave_after_s: float | None) -> AnswerOutcome:
+    socket, outcome, events = ResponsesSocket(port), Outcome(), list[str]()
     socket.send(wanted.body)
     outcome.status = 101
 
@@ -145,15 +151,15 @@ def _response(port: int, wanted: Ask, leave_after_s: float | None) -> Heard:
         events.extend(event["type"] for event in socket.events(outcome))
 
     try:
-        heard = heard_of(read_or_leave(read, outcome, socket.leave, leave_after_s, NEVER_S + 20.0))
+        heard = outcome_of_stream(read_or_disconnect(read, outcome, socket.leave, leave_after_s, NEVER_S + 20.0))
         return replace(heard, error="draining") if outcome.close_code == RESTARTING and not events else heard
     finally:
         socket.leave()
         socket.close()
 
 
-def _body(chat: Chat, leave_after_s: float | None) -> Heard:
-    heard = Heard()
+def _body(chat: Chat, leave_after_s: float | None) -> AnswerOutcome:
+    heard = AnswerOutcome()
 
     def read() -> None:
         try:
@@ -162,18 +168,18 @@ def _body(chat: Chat, leave_after_s: float | None) -> Heard:
             heard.error = "no end" if isinstance(error, TimeoutError) else "connection"
         else:
             heard.error = str(body["error"].get("code")) if "error" in body else None
-            heard.whole = [] if heard.error else whole_of(body)
+            heard.whole = [] if heard.error else complete_answers(body)
         heard.status = chat.outcome.status
 
-    read_or_leave(read, chat.outcome, chat.leave, leave_after_s, NEVER_S + 20.0)
+    read_or_disconnect(read, chat.outcome, chat.leave, leave_after_s, NEVER_S + 20.0)
     return heard
 
 
-def references(port: int) -> dict[tuple[str, int | None], Said]:
+def references(port: int) -> dict[tuple[str, int | None], CompleteAnswer]:
     """Ask a quiet cluster everything once, and return the answers."""
 
-    def one(of: tuple[str, int | None]) -> Said:
-        heard = ask(port, Ask("whole", *of))
+    def one(of: tuple[str, int | None]) -> CompleteAnswer:
+        heard = ask(port, CheckedRequest("whole", *of))
         if not heard.whole:
             raise RuntimeError(f"a quiet cluster does not answer: {heard}")
         return heard.whole[0]
@@ -184,7 +190,7 @@ def references(port: int) -> dict[tuple[str, int | None], Said]:
 
 
 @dataclass(frozen=True)
-class Door:
+class GatewayInterruptions:
     """What was done to the node with the door: only when it was killed may a connection end without a word.
 
     When it was told to end it may come to listen no more; whoever has been let in by then hears how it ends.
@@ -193,14 +199,16 @@ class Door:
     killed: int = 0  # times, and times that it came back: odd while it is down
     told: int = 0
 
-    def since(self, before: Door) -> Door:
+    def since(self, before: GatewayInterruptions) -> GatewayInterruptions:
         """Return what has happened since, or was the case then."""
-        return Door(
+        return GatewayInterruptions(
             int(self.killed != before.killed or before.killed % 2), int(self.told != before.told or before.told % 2)
         )
 
 
-def verdict(wanted: Ask, heard: Heard, right: Said, *, left: bool, door: Door) -> tuple[str, str | None]:
+def verdict(
+    wanted: CheckedRequest, heard: AnswerOutcome, right: CompleteAnswer, *, left: bool, door: GatewayInterruptions
+) -> tuple[str, str | None]:
     """Return how an answer counts, and what is wrong with it if something is."""
     if (wrong := _wrong(wanted, heard, right)) is not None:
         return "WRONG", wrong
@@ -218,7 +226,7 @@ def verdict(wanted: Ask, heard: Heard, right: Said, *, left: bool, door: Door) -
     return f"{'refused' if heard.error in REFUSALS and not heard.begun else 'error'} {heard.error}", None
 
 
-def _wrong(wanted: Ask, heard: Heard, right: Said) -> str | None:
+def _wrong(wanted: CheckedRequest, heard: AnswerOutcome, right: CompleteAnswer) -> str | None:
     """Return what is wrong with what was heard, whole or not."""
     if heard.whole and len(heard.whole) != (2 if wanted.kind == "two" else 1):
         return f"{len(heard.whole)} answers"
@@ -240,7 +248,7 @@ class Tally:
     slowest_s: float = 0.0
     lock: Lock = field(default_factory=Lock)
 
-    def note(self, wanted: Ask, how: str, why: str | None, took_s: float) -> None:
+    def note(self, wanted: CheckedRequest, how: str, why: str | None, took_s: float) -> None:
         """Count one answer."""
         with self.lock:
             self.counts[how] += 1
@@ -272,9 +280,9 @@ def _client(
     tally: Tally,
     port: int,
     chance: Random,
-    right: dict[tuple[str, int | None], Said],
+    right: dict[tuple[str, int | None], CompleteAnswer],
     over: Event,
-    door: Callable[[], Door] = Door,
+    door: Callable[[], GatewayInterruptions] = GatewayInterruptions,
     leaves: float = LEFT,
 ) -> None:
     """Ask one thing after the other until it is over; `door` says what has been done to the door's node."""
@@ -282,7 +290,7 @@ def _client(
         if door().killed % 2:
             over.wait(REFUSED_S)  # there is nobody to ask
             continue
-        wanted = Ask(chance.choice(KINDS), chance.choice(PROMPTS), chance.choice(TOKENS_MAX))
+        wanted = CheckedRequest(chance.choice(KINDS), chance.choice(PROMPTS), chance.choice(TOKENS_MAX))
         leave_after_s = chance.uniform(0, LEAVES_WITHIN_S) if chance.random() < leaves else None
         before, start = door(), time.perf_counter()
         heard = ask(port, wanted, leave_after_s)

@@ -19,8 +19,8 @@ from bench.rig.node import MODEL, wait_until
 
 TIMEOUT_S = 60.0
 
-STORY = "Tell me a long story about the fox"  # some hundred tokens
-OAK = "Tell me about the oak"
+STORY_PROMPT = "Tell me a long story about the fox"  # some hundred tokens
+OAK_PROMPT = "Tell me about the oak"
 
 
 def chat_body(prompt: str, tokens_max: int | None = None, **options: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Chat:
                 outcome.pieces += 1
 
 
-class Socket:
+class ResponsesSocket:
     """One WebSocket in Responses mode."""
 
     def __init__(self, port: int) -> None:
@@ -209,7 +209,7 @@ def _count_event(outcome: Outcome, event: dict[str, Any]) -> bool:
     return False
 
 
-class Running:
+class BackgroundReader:
     """An answer that is read in a thread of its own."""
 
     def __init__(self, read: Any) -> None:
@@ -228,7 +228,7 @@ class Running:
         return self.outcome
 
 
-def read_or_leave(
+def read_or_disconnect(
     read: Callable[[], object],
     outcome: Outcome,
     leave: Callable[[], None],
@@ -243,7 +243,7 @@ def read_or_leave(
 
     if leave_after_s is None:
         return whole()
-    running = Running(whole)
+    running = BackgroundReader(whole)
     wait_until(lambda: running.outcome is not None, leave_after_s, every_s=0.01)
     leave()
     running.wait(within_s)

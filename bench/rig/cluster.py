@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
-from bench.rig.node import MARK, MODEL, READY_WITHIN_S, ROOT, Node, Seen, metric, started, wait_until
+from bench.rig.node import MARK, MODEL, READY_WITHIN_S, ROOT, Node, ProcessEntry, metric, started, wait_until
 
 FRONT = "front"
-COUNTS = ("running", "waiting", "kv_tokens_used")
+LOAD_GAUGES = ("running", "waiting", "kv_tokens_used")
 
 FILE = """\
 [cluster]
@@ -82,7 +82,7 @@ def simulated(
 ) -> str:
     """Return the section of a simulated engine on a node; `more` is what stands in its table `simulated`."""
     return SIMULATED.format(
-        name=engine_on(node),
+        name=node_engine_name(node),
         slots=slots,
         leg=_leg(leg),
         simulated=_lines(more),
@@ -96,14 +96,14 @@ def sglang(leg: str = "both", *, slots: int = 16) -> str:
     return SGLANG.format(slots=slots, leg=_leg(leg), bootstrap=bootstrap)
 
 
-def engine_on(node: str) -> str:
+def node_engine_name(node: str) -> str:
     """Return the name of a node's one engine."""
     return f"{MODEL}-{node}"
 
 
-def known_as(node: str) -> str:
+def cluster_engine_name(node: str) -> str:
     """Return the name of a node's one engine in the cluster, where two nodes may have engines of one name."""
-    return f"{node}/{engine_on(node)}"
+    return f"{node}/{node_engine_name(node)}"
 
 
 def _leg(leg: str) -> str:
@@ -172,7 +172,7 @@ class Cluster:
             drain_s = plan.drain_s if each != FRONT or plan.front_drain_s is None else plan.front_drain_s
             nodes.append(NODE.format(name=each, drain_s=drain_s, logs=folder / "logs", listen=listen))
         engines = [
-            ENGINE.format(name=engine_on(node), node=node, model=MODEL, text=text)
+            ENGINE.format(name=node_engine_name(node), node=node, model=MODEL, text=text)
             for node, text in plan.engines.items()
         ]
         return FILE.format(
@@ -208,7 +208,7 @@ class Cluster:
     def engines_up(self) -> set[str]:
         """Return the workers that the front could ask now."""
         text = self.front.get("/metrics")[1].decode()
-        return {each for each in self.workers if metric(text, "espalier_engine_up", of=known_as(each))}
+        return {each for each in self.workers if metric(text, "espalier_engine_up", of=cluster_engine_name(each))}
 
     def wait_ready(self, within_s: float = READY_WITHIN_S) -> float:
         """Return after how long every node was ready and the front could ask every engine; raises if they were not."""
@@ -233,8 +233,11 @@ class Cluster:
         """Return what a worker's engine counts itself, None if it does not say."""
         with suppress(HTTPException):
             text = self.nodes[name].get("/metrics", timeout_s=2.0)[1].decode()
-            if f'espalier_engine_running{{engine="{known_as(name)}"}}' in text:
-                return {each: metric(text, f"espalier_engine_{each}", engine=known_as(name)) for each in COUNTS}
+            if f'espalier_engine_running{{engine="{cluster_engine_name(name)}"}}' in text:
+                return {
+                    each: metric(text, f"espalier_engine_{each}", engine=cluster_engine_name(name))
+                    for each in LOAD_GAUGES
+                }
         return None
 
     def held(self) -> list[str]:
@@ -284,7 +287,7 @@ class Cluster:
             with suppress(ProcessLookupError):
                 os.kill(seen.pid, signal.SIGKILL)
 
-    def outlived(self) -> list[Seen]:
+    def outlived(self) -> list[ProcessEntry]:
         """Return the processes that live of nodes which do not; only those that were seen when their node lived."""
         return [seen for node in self.past for seen in node.known.values() if seen.lives]
 

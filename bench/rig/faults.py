@@ -20,15 +20,15 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from bench.rig.checked_clients import Door
-from bench.rig.cluster import FRONT, Cluster, known_as
-from bench.rig.node import Node, Seen
-from bench.rig.proxy import Cutter
+from bench.rig.checked_clients import GatewayInterruptions
+from bench.rig.cluster import FRONT, Cluster, cluster_engine_name
+from bench.rig.node import Node, ProcessEntry
+from bench.rig.proxy import FaultProxy
 
-ENDS_WITHIN_S = 15.0  # after its drain
+SHUTDOWN_MAX_S = 15.0  # after its drain
 GONE_WITHIN_S = 5.0  # what a dead node had started
 DOWN_S = (0.1, 2.0)  # before a node that died is started again
-LASTS_S = (0.1, 8.0)  # some shorter than the silence after which a node counts as lost, some longer
+FAULT_DURATION_S = (0.1, 8.0)  # some shorter than the silence after which a node counts as lost, some longer
 REFUSED_S = (0.5, 3.0)
 SLOW_S = (0.005, 0.05)  # after each piece
 KILLED_INSTEAD = 0.15  # of what is stopped: it never goes on
@@ -61,7 +61,7 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "SIGTERM": signal.SIG
 
 
 @dataclass(frozen=True)
-class Harm:
+class PlannedFault:
     """One thing to do, with everything about it that is left to chance."""
 
     at_s: float
@@ -79,41 +79,41 @@ class Harm:
         return bounds[0] + self.share * (bounds[1] - bounds[0])
 
 
-def planned(seed: int, seconds: float, every_s: float, faults: Mapping[str, int]) -> list[Harm]:
+def plan_faults(seed: int, seconds: float, every_s: float, faults: Mapping[str, int]) -> list[PlannedFault]:
     """Return what is to be done within so many seconds; the same arguments always give the same plan."""
-    chance, found = Random(seed), list[Harm]()
+    chance, found = Random(seed), list[PlannedFault]()
     at_s = 0.5
     while at_s < seconds:
         fault = chance.choices(list(faults), list(faults.values()))[0]
-        found.append(Harm(at_s, fault, chance.random(), chance.random(), chance.getrandbits(32)))
+        found.append(PlannedFault(at_s, fault, chance.random(), chance.random(), chance.getrandbits(32)))
         at_s += chance.expovariate(1 / every_s)
     return found
 
 
 @dataclass
-class Chaos:
+class FaultInjector:
     """Carries a plan out, and notes what a node did that it must not do."""
 
     of: Cluster
-    cutters: Mapping[str, Cutter]
+    cutters: Mapping[str, FaultProxy]
     done: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
-    door: Door = field(default_factory=Door)
+    door: GatewayInterruptions = field(default_factory=GatewayInterruptions)
     _agenda: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
     _busy: dict[str, str] = field(default_factory=dict)  # what is being done to a node
     _told: dict[str, float] = field(default_factory=dict)  # when it was told to end
     _down_s: dict[str, float] = field(default_factory=dict)  # how long a node is to stay away
     _written: Counter[str] = field(default_factory=Counter)  # characters that a node had logged before its latest start
-    _stopped: dict[int, Seen] = field(default_factory=dict)  # processes below nodes
+    _stopped: dict[int, ProcessEntry] = field(default_factory=dict)  # processes below nodes
     _hurt: set[str] = field(default_factory=set)  # nodes of which something below was harmed in this life
 
-    def run(self, plan: Sequence[Harm], seconds: float) -> None:
+    def run(self, plan: Sequence[PlannedFault], seconds: float) -> None:
         """Do harm for so long, then heal everything that can be healed at once."""
         for harm in plan:
             self._later(harm.at_s, partial(self._do, harm))
         self._until(seconds, lambda: True)
-        self._until(self.of.plan.drain_s + ENDS_WITHIN_S + LASTS_S[1] + GONE_WITHIN_S, self._unfinished)
+        self._until(self.of.plan.drain_s + SHUTDOWN_MAX_S + FAULT_DURATION_S[1] + GONE_WITHIN_S, self._unfinished)
         for cutter in self.cutters.values():
             cutter.heal()
 
@@ -133,8 +133,8 @@ class Chaos:
 
     def _remind(self) -> None:
         for name, since in list(self._told.items()):
-            if time.monotonic() - since > self.of.plan.drain_s + ENDS_WITHIN_S:
-                self._say(name, f"did not end within {ENDS_WITHIN_S:g} s of its drain's end")
+            if time.monotonic() - since > self.of.plan.drain_s + SHUTDOWN_MAX_S:
+                self._say(name, f"did not end within {SHUTDOWN_MAX_S:g} s of its drain's end")
                 del self._told[name]
                 self.of.nodes[name].signal(signal.SIGKILL)
 
@@ -146,7 +146,7 @@ class Chaos:
 
     # Harm --------------------------------------------------------------------------------
 
-    def _do(self, harm: Harm) -> None:
+    def _do(self, harm: PlannedFault) -> None:
         what, *_, whom = harm.fault.split()
         if whom in {"link", "links"}:
             met = self._harm_link(what, harm)
@@ -156,7 +156,7 @@ class Chaos:
             met = self._harm_node(what, [FRONT] if whom == FRONT else self.of.workers, harm)
         self.done[harm.fault] += met
 
-    def _harm_link(self, what: str, harm: Harm) -> bool:
+    def _harm_link(self, what: str, harm: PlannedFault) -> bool:
         cutter, chance = self.cutters[harm.one_of(list(self.cutters))], Random(harm.number)
         if what == "refuse":
             cutter.refuse(harm.within(REFUSED_S))
@@ -168,10 +168,10 @@ class Chaos:
         else:
             met = cutter.hold(chance, one_way=what == "half-open")
         if met is not None:
-            self._later(harm.within(LASTS_S), met.flow)
+            self._later(harm.within(FAULT_DURATION_S), met.flow)
         return met is not None
 
-    def _harm_node(self, what: str, names: Sequence[str], harm: Harm) -> bool:
+    def _harm_node(self, what: str, names: Sequence[str], harm: PlannedFault) -> bool:
         free = [name for name in names if name not in self._busy and self.of.nodes[name].process.poll() is None]
         if not free:
             return False
@@ -180,7 +180,7 @@ class Chaos:
         node.look()  # at what must be gone soon
         if what == "stop":
             self._busy[name] = "stopped"
-            self._later(harm.within(LASTS_S), lambda: self._go_on(name, harm))
+            self._later(harm.within(FAULT_DURATION_S), lambda: self._go_on(name, harm))
         elif what == "kill":
             self._killing(name)
         else:
@@ -196,7 +196,7 @@ class Chaos:
         if name == FRONT:
             self.door = replace(self.door, killed=_odd(self.door.killed + 1))
 
-    def _go_on(self, name: str, harm: Harm) -> None:
+    def _go_on(self, name: str, harm: PlannedFault) -> None:
         if self.of.nodes[name].process.poll() is not None:
             return  # it ended by itself, stopped as it was: `_ended` says so
         if killed := Random(harm.number).random() < KILLED_INSTEAD:
@@ -206,7 +206,7 @@ class Chaos:
             del self._busy[name]
         self.of.nodes[name].signal(signal.SIGKILL if killed else signal.SIGCONT)
 
-    def _harm_below(self, what: str, role: str, harm: Harm) -> bool:
+    def _harm_below(self, what: str, role: str, harm: PlannedFault) -> bool:
         """Harm a process that a node has started; the node may be stopped itself, or about to end."""
         living = {name: self.of.nodes[name].look() for name in self.of.workers if self._busy.get(name) != "down"}
         found = [name for name, seen in living.items() if role in seen and seen[role].pid not in self._stopped]
@@ -219,10 +219,10 @@ class Chaos:
             os.kill(seen.pid, SIGNALS[what])
         if what == "stop":
             self._stopped[seen.pid] = seen
-            self._later(harm.within(LASTS_S), lambda: self._go_on_below(seen))
+            self._later(harm.within(FAULT_DURATION_S), lambda: self._go_on_below(seen))
         return True
 
-    def _go_on_below(self, seen: Seen) -> None:
+    def _go_on_below(self, seen: ProcessEntry) -> None:
         del self._stopped[seen.pid]
         if seen.lives:
             with suppress(ProcessLookupError):
@@ -235,7 +235,7 @@ class Chaos:
         said = node.output()[self._written[name] :]
         self._told.pop(name, None)
         if why is None or why == "stopped":
-            was_up = f'"child": "{known_as(name)}", "happening": "started"' in said
+            was_up = f'"child": "{cluster_engine_name(name)}", "happening": "started"' in said
             if code == 1 and name in self._hurt and not was_up:
                 self.done["a start failed"] += 1
             else:
@@ -276,7 +276,9 @@ class Chaos:
         if self.of.front.process.poll() is None and self.of.front.get("/health", timeout_s=0.5)[0] == 0:
             self._later(0.05, self._wait_front)
         elif self.of.front.process.poll() is None:
-            self.door = Door(self.door.killed + self.door.killed % 2, self.door.told + self.door.told % 2)
+            self.door = GatewayInterruptions(
+                self.door.killed + self.door.killed % 2, self.door.told + self.door.told % 2
+            )
 
 
 def _odd(number: int) -> int:

@@ -26,6 +26,6 @@ def load(folder: Path, port: int, *options: object) -> dict[str, Any]:
     return document
 
 
-def within_bounds(alone_ms: float, beside_ms: float) -> bool:
+def slowdown_allowed(alone_ms: float, beside_ms: float) -> bool:
     """Whether others were slowed down by no more than they may."""
     return beside_ms <= max(ALLOWED_TIMES * alone_ms, alone_ms + ALLOWED_MS)

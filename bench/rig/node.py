@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 MODEL = "tiny"
 MARK = "ESPALIER_BENCH"  # in the environment of everything that a node starts
 SHARED_MEMORY = Path("/dev/shm")
-GONE_WITHIN_S = 2.0
+EXIT_MAX_S = 2.0
 READY_WITHIN_S = 120.0
 POLL_S = 0.005
 PR_SET_PDEATHSIG = 1
@@ -85,7 +85,7 @@ def wait_until(holds: Callable[[], object], within_s: float, every_s: float = PO
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProcessEntry:
     """One process as /proc shows it."""
 
     pid: int
@@ -102,7 +102,7 @@ class Seen:
         return now is not None and now.started == self.started and now.state not in "ZX"
 
 
-def look(pid: int) -> Seen | None:
+def look(pid: int) -> ProcessEntry | None:
     """Return what /proc says of a process, None if there is none."""
     folder = Path("/proc") / str(pid)
     try:
@@ -111,7 +111,7 @@ def look(pid: int) -> Seen | None:
         command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return None
-    return Seen(pid, int(fields[1]), int(fields[3]), fields[19], fields[0], command or name)
+    return ProcessEntry(pid, int(fields[1]), int(fields[3]), fields[19], fields[0], command or name)
 
 
 def cpu_s(pid: int) -> float:
@@ -120,7 +120,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def all_seen() -> list[Seen]:
+def process_table() -> list[ProcessEntry]:
     """Return every process of the machine that this one may see."""
     numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [seen for pid in numbers if (seen := look(pid)) is not None]
@@ -165,7 +165,7 @@ class Node:
     tmp: Path  # its TMPDIR
     mark: str
     started_at: float
-    known: dict[int, Seen] = field(default_factory=dict)  # every process of it that was ever seen
+    known: dict[int, ProcessEntry] = field(default_factory=dict)  # every process of it that was ever seen
     roles: dict[int, str] = field(default_factory=dict)  # what each is, by its parent when it was first seen
     names: set[str] = field(default_factory=set)  # under /dev/shm, that its processes ever had mapped
 
@@ -178,9 +178,9 @@ class Node:
         """Return what the node has logged so far."""
         return (self.folder / "output").read_text()
 
-    def look(self) -> dict[str, Seen]:
+    def look(self) -> dict[str, ProcessEntry]:
         """Return the node's processes that live, by what they are: node, zygote, host, scheduler, checker."""
-        everything = all_seen()
+        everything = process_table()
         ours = {self.pid}
         while more := {s.pid for s in everything if s.parent in ours} - ours:
             ours |= more
@@ -200,7 +200,7 @@ class Node:
             self.names |= _mapped(seen.pid)
         return {self.roles[seen.pid]: seen for seen in living if seen.pid in self.roles}  # of a kind, the youngest
 
-    def alive(self) -> list[Seen]:
+    def alive(self) -> list[ProcessEntry]:
         """Return the node's processes that live, however they are related to it by now."""
         self.look()
         return [seen for seen in self.known.values() if seen.lives]
@@ -228,7 +228,7 @@ class Node:
             return None
         return time.perf_counter() - start
 
-    def wait_gone(self, within_s: float = GONE_WITHIN_S) -> float | None:
+    def wait_gone(self, within_s: float = EXIT_MAX_S) -> float | None:
         """Return after how many seconds no process of the node was left, None if one was."""
         self.process.poll()
         return wait_until(lambda: self.process.poll() is not None and not self.alive(), within_s)

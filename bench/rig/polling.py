@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from math import inf
 
-from bench.rig.cluster import COUNTS, FRONT, Cluster, known_as
+from bench.rig.cluster import FRONT, LOAD_GAUGES, Cluster, cluster_engine_name
 from bench.rig.node import metric, wait_until
 
 PREFILL, DECODE = "prefill", "decode"
@@ -22,12 +22,12 @@ SETTLE_S = 0.1
 REACHED_S = 5.0
 
 
-class StillThere(Exception):
+class RequestNotReleased(Exception):
     """A request was not let go of, long after its client had left."""
 
 
 @dataclass(frozen=True)
-class Counts:
+class PairLoad:
     """What was counted when the last answer had come."""
 
     prefill: dict[str, float]
@@ -44,16 +44,16 @@ class Counts:
     @property
     def places(self) -> int:
         """How many requests are in the engines, running or waiting."""
-        return int(sum(of[each] for of in (self.prefill, self.decode) for each in COUNTS[:2]))
+        return int(sum(of[each] for of in (self.prefill, self.decode) for each in LOAD_GAUGES[:2]))
 
     @property
     def kv_tokens(self) -> int:
         """How much KV memory they hold."""
-        return int(self.prefill[COUNTS[2]] + self.decode[COUNTS[2]])
+        return int(self.prefill[LOAD_GAUGES[2]] + self.decode[LOAD_GAUGES[2]])
 
 
 @dataclass
-class Poll:
+class LoadPoller:
     """Reads what the nodes count; it rests `pause_s` between two looks, as a look takes CPU time from the abort."""
 
     of: Cluster
@@ -61,8 +61,8 @@ class Poll:
     periods: list[float] = field(default_factory=list)
     _connections: dict[str, HTTPConnection] = field(default_factory=dict)
 
-    def look(self, *, front: bool = True) -> Counts:
-        """Ask for both engines, and the front as well if that is wanted; raises `StillThere` if one says nothing.
+    def look(self, *, front: bool = True) -> PairLoad:
+        """Ask for both engines, and the front as well if that is wanted; raises `RequestNotReleased` if one is silent.
 
         A node leaves out an engine that does not answer it in time, as one may on a busy machine: it is asked again.
         """
@@ -75,21 +75,21 @@ class Poll:
             texts = {name: self._connections[name].getresponse().read().decode() for name in names}
             at = time.perf_counter()
             self.periods.append(at - asked_at + self.pause_s)
-            prefill, decode = (_engine(texts[PREFILL], known_as(name)) for name in (PREFILL, DECODE))
+            prefill, decode = (_engine(texts[PREFILL], cluster_engine_name(name)) for name in (PREFILL, DECODE))
             if prefill is not None and decode is not None:
                 waits = [metric(texts[FRONT], f"espalier_requests_{each}") for each in FRONTS] if front else []
-                return Counts(prefill, decode, at, *waits)
+                return PairLoad(prefill, decode, at, *waits)
             if at - start > GIVE_UP_S:
-                raise StillThere(f"for {GIVE_UP_S:g} s an engine did not say what it holds")
+                raise RequestNotReleased(f"for {GIVE_UP_S:g} s an engine did not say what it holds")
 
-    def wait(self, holds: Callable[[Counts], bool], *, front: bool = False) -> bool:
+    def wait(self, holds: Callable[[PairLoad], bool], *, front: bool = False) -> bool:
         """Wait until the counts are so; return whether they were."""
         return wait_until(lambda: holds(self.look(front=front)), REACHED_S, self.pause_s) is not None
 
     def until(
-        self, free: Callable[[Counts], bool], quiet: Callable[[Counts], bool], since: float, *, front: bool = False
+        self, free: Callable[[PairLoad], bool], quiet: Callable[[PairLoad], bool], since: float, *, front: bool = False
     ) -> float:
-        """Return how long after `since` the counts were `free` for good, in seconds; raises `StillThere`.
+        """Return how long after `since` the counts were `free` for good, in seconds; raises `RequestNotReleased`.
 
         An engine that has not yet heard of a request counts nothing either: it is for good when the front has been
         `quiet` as well, for `SETTLE_S`. It is asked for that only when the engines are free, or if `free` wants it.
@@ -102,7 +102,9 @@ class Poll:
             if free_at is not None and quiet_since is not None and counts.at - quiet_since > SETTLE_S:
                 return free_at - since
             if counts.at - since > GIVE_UP_S:
-                raise StillThere(f"{GIVE_UP_S:g} s after its client had left, a request was still there: {counts}")
+                raise RequestNotReleased(
+                    f"{GIVE_UP_S:g} s after its client had left, a request was still there: {counts}"
+                )
             time.sleep(self.pause_s)
 
     def until_idle(self, since: float) -> float:
@@ -121,6 +123,6 @@ class Poll:
 
 
 def _engine(text: str, name: str) -> dict[str, float] | None:
-    if f'espalier_engine_{COUNTS[0]}{{engine="{name}"}}' not in text:
+    if f'espalier_engine_{LOAD_GAUGES[0]}{{engine="{name}"}}' not in text:
         return None
-    return {each: metric(text, f"espalier_engine_{each}", engine=name) for each in COUNTS}
+    return {each: metric(text, f"espalier_engine_{each}", engine=name) for each in LOAD_GAUGES}

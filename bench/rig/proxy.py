@@ -11,7 +11,7 @@ from random import Random
 from threading import Event, Lock, Thread
 
 READ_BYTES = 65_536
-SLOW_BYTES = 512  # that pass a slow connection at once
+SLOW_CHUNK_BYTES = 512  # that pass a slow connection at once
 CONNECT_S = 2.0
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: the other end hears a reset instead of an end
 
@@ -43,7 +43,7 @@ class Passing:
         self.flow()
 
 
-class Cutter:
+class FaultProxy:
     """Listens on a port of its own, and passes every connection on to another port."""
 
     def __init__(self, to: int) -> None:
@@ -141,7 +141,7 @@ class Cutter:
     @staticmethod
     def _one_way(one: Passing, way: Event, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
-            while data := source.recv(SLOW_BYTES if one.pause_s else READ_BYTES):
+            while data := source.recv(SLOW_CHUNK_BYTES if one.pause_s else READ_BYTES):
                 time.sleep(one.pause_s)
                 way.wait()
                 sink.sendall(data)

@@ -21,14 +21,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 @define(eq=False)
-class Body:
+class AnswerBody:
     """A body whose length is known, to be taken once: what has been taken is no longer kept."""
 
     _parts: deque[bytes | bytearray]
     size: int
 
     @classmethod
-    def of(cls, parts: Iterable[bytes | bytearray]) -> Body:
+    def of(cls, parts: Iterable[bytes | bytearray]) -> AnswerBody:
         """Return the body that consists of these parts."""
         kept = deque(parts)
         return cls(kept, sum(map(len, kept)))
@@ -65,7 +65,7 @@ class Choice:
         return _encode(self.ended.reason)
 
 
-class Gathered(ABC):
+class AnswerBuilder(ABC):
     """Takes the replies of one request, and makes the body of them."""
 
     def __init__(self, choices: int, *, ids: bool, logprobs: bool) -> None:
@@ -95,7 +95,7 @@ class Gathered(ABC):
         """Take the log probabilities of the next piece of a choice."""
 
     @abstractmethod
-    def finish(self, answered: Answered) -> Body:
+    def finish(self, answered: Answered) -> AnswerBody:
         """Return the body of the whole answer."""
 
     def _choice(self, place: int) -> Choice:

@@ -13,7 +13,7 @@ import attrs
 import msgspec
 from attrs import frozen
 
-from protocol.dialects.answer_builder import Body, Choice, Gathered, extend
+from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, Choice, extend
 from protocol.dialects.choices import ChoiceChunks, in_full, shared
 from protocol.dialects.logprobs import listed
 from protocol.dialects.options import ChoiceOptions, Holds, Name, TokenCount, TopLogprobs, respond
@@ -185,7 +185,7 @@ class Chunks(ChoiceChunks):
         return out
 
 
-class Completion(Gathered):
+class Completion(AnswerBuilder):
     """The body that answers a request without a stream."""
 
     def __init__(self, request: ChatRequest, *, request_id: str, created: int) -> None:
@@ -196,7 +196,7 @@ class Completion(Gathered):
         """Take the log probabilities of the next piece of a choice."""
         extend(choice.logprobs, listed(text.logprobs))
 
-    def finish(self, answered: Answered) -> Body:
+    def finish(self, answered: Answered) -> AnswerBody:
         """Return the body of the whole answer."""
         return in_full(self._shared, map(self._parts, self.whole()), answered)
 

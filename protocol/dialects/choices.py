@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from protocol.dialects.answer_builder import Body
+from protocol.dialects.answer_builder import AnswerBody
 from protocol.dialects.http import error_body
 from protocol.dialects.options import ChoiceOptions
 from protocol.errors import RequestError
@@ -59,7 +59,7 @@ class ChoiceChunks(ABC):
         return b"data: " + error_body(error) + b"\n\n"
 
 
-def in_full(said: dict[str, object], choices: Iterable[Iterable[bytes | bytearray]], answered: Answered) -> Body:
+def in_full(said: dict[str, object], choices: Iterable[Iterable[bytes | bytearray]], answered: Answered) -> AnswerBody:
     """Return the body of what is shared, the choices, each as the inside of its object, and what they cost."""
     parts: list[bytes | bytearray] = [_encode(said)[:-1] + b',"choices":[']
     for place, choice in enumerate(choices):
@@ -67,7 +67,7 @@ def in_full(said: dict[str, object], choices: Iterable[Iterable[bytes | bytearra
         parts += choice
         parts.append(b"}")
     parts.append(b'],"usage":' + _encode(_usage(answered.usage)) + b"}")
-    return Body.of(parts)
+    return AnswerBody.of(parts)
 
 
 def _usage(usage: Usage) -> dict[str, object]:

@@ -12,7 +12,7 @@ import attrs
 import msgspec
 from attrs import define, field, frozen
 
-from protocol.dialects.answer_builder import Body, Choice, Gathered, extend
+from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, Choice, extend
 from protocol.dialects.choices import ChoiceChunks, in_full, shared
 from protocol.dialects.logprobs import Columns, Tabulating
 from protocol.dialects.options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
@@ -162,7 +162,7 @@ class _Table:
         yield b"}"
 
 
-class Completion(Gathered):
+class Completion(AnswerBuilder):
     """The body that answers a request without a stream."""
 
     def __init__(self, request: CompletionRequest, *, request_id: str, created: int) -> None:
@@ -175,7 +175,7 @@ class Completion(Gathered):
         """Take the log probabilities of the next piece of a choice."""
         self._tables[text.choice].add(text)
 
-    def finish(self, answered: Answered) -> Body:
+    def finish(self, answered: Answered) -> AnswerBody:
         """Return the body of the whole answer."""
         return in_full(self._shared, map(self._parts, range(len(self._choices)), self.whole()), answered)
 

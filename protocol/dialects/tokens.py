@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from attrs import frozen
 
-from protocol.dialects.answer_builder import Body
+from protocol.dialects.answer_builder import AnswerBody
 from protocol.dialects.chat import Message
 from protocol.dialects.options import Holds, Name
 from protocol.dialects.prompt import TokenIds
@@ -80,12 +80,14 @@ def to_tokenize(request: TokenizeRequest) -> Tokenize:
     return Tokenize(text=request.prompt or "", special=request.add_special_tokens is not False)
 
 
-def tokenized(answer: Tokenized) -> Body:
+def tokenized(answer: Tokenized) -> AnswerBody:
     """Return the body that answers `POST /tokenize`."""
     ids = answer.ids
     parts = [_encode(ids[at : at + IDS_A_STEP])[1:-1] for at in range(0, len(ids), IDS_A_STEP)]
     between = [part for each in parts for part in (b",", each)][1:]
-    return Body.of([b'{"tokens":[', *between, b'],"count":%d,"max_model_len":%d}' % (len(ids), answer.context_max)])
+    return AnswerBody.of(
+        [b'{"tokens":[', *between, b'],"count":%d,"max_model_len":%d}' % (len(ids), answer.context_max)]
+    )
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
@@ -98,8 +100,8 @@ def to_detokenize(request: DetokenizeRequest) -> Detokenize:
     return Detokenize(request.tokens.ids)
 
 
-def detokenized(answer: Detokenized) -> Body:
+def detokenized(answer: Detokenized) -> AnswerBody:
     """Return the body that answers `POST /detokenize`: SGLang has the text by one name, vLLM by the other."""
     text, step = answer.text, CHARACTERS_A_STEP
     parts = [_encode(text[at : at + step])[1:-1] for at in range(0, len(text), step)]
-    return Body.of([b'{"text":"', *parts, b'","prompt":"', *parts, b'"}'])
+    return AnswerBody.of([b'{"text":"', *parts, b'","prompt":"', *parts, b'"}'])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.errors import BY_CODE
+from protocol.errors import ERRORS_BY_CODE
 from protocol.messages import FinishReason
 from protocol.openapi.request_schemas import NULL, Schema
 
@@ -37,7 +37,7 @@ SCHEMAS: dict[str, Schema] = {
             message=_TEXT,
             type={"enum": ["invalid_request_error", "rate_limit_error", "server_error"]},
             param=_maybe(_TEXT),
-            code={"enum": sorted(BY_CODE)},
+            code={"enum": sorted(ERRORS_BY_CODE)},
         )
     ),
     "ChatCompletion": _object(

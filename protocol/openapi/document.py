@@ -9,7 +9,7 @@ from typing import TypeAlias
 from attrs import Factory, frozen
 
 from protocol.dialects import chat, completions, formats, responses, tokens
-from protocol.errors import BY_CODE, RequestError
+from protocol.errors import ERRORS_BY_CODE, RequestError
 from protocol.openapi import answer_schemas
 from protocol.openapi.request_schemas import NULL, Schema, Schemas, without_null
 
@@ -192,7 +192,7 @@ def _answers(each: Operation) -> Schema:
 
 
 def _description(status: int) -> str:
-    known: list[type[RequestError]] = [*BY_CODE.values()]
+    known: list[type[RequestError]] = [*ERRORS_BY_CODE.values()]
     codes = [cls.code for cls in known if cls.http_status == status]
     return f"{HTTPStatus(status).phrase}: {', '.join(codes)}." if codes else f"{HTTPStatus(status).phrase}."
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import trio
 from attrs import define, field
 
-from protocol.cluster import OPERATOR, GetStatus, Reload, Status
+from protocol.cluster import OPERATOR_PREFIX, GetStatus, Reload, Status
 from protocol.cluster import check as check_state
 from protocol.codec import Message
 from protocol.errors import (
@@ -31,27 +31,27 @@ from protocol.peer import Peer
 from supervisor.cli.status_view import Seen
 from supervisor.config.load import Cluster
 from supervisor.control import unix_socket
-from supervisor.deadlines import ANSWERS_S, OTHERS_S, RELOADS_S
+from supervisor.deadlines import ANSWER_TIMEOUT_S, INDIRECT_TIMEOUT_S, RELOAD_ANSWER_TIMEOUT_S
 from supervisor.engines.sglang.engine import SocketTransport
 from supervisor.links import websocket
-from supervisor.links.heartbeat import Heart
+from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import Link
-from supervisor.links.tls import Tls
+from supervisor.links.tls import LinkTls
 from supervisor.links.transport import Transport
 
-Route: TypeAlias = websocket.At | Path
+Route: TypeAlias = websocket.Endpoint | Path
 """How a node is asked: at an address, or by the socket in its run folder."""
 
 NAME_BYTES = 4
 
 
 @define(eq=False)
-class Operator:
+class ClusterClient:
     """Asks the nodes of one cluster; `routes` says where each of those that were seen is asked."""
 
     cluster: Cluster
     secret: bytes = field(repr=False)
-    tls: Tls | None
+    tls: LinkTls | None
     new_nonce: Callable[[], bytes]
     folders: Mapping[str, Path] = field(factory=dict)  # the run folders of nodes that run here
     routes: dict[str, Route] = field(factory=dict)
@@ -67,7 +67,7 @@ class Operator:
         async with trio.open_nursery() as nursery:
             for name, at in listens.items():
                 nursery.start_soon(self._see, name, at, seen)
-        with trio.move_on_after(OTHERS_S):  # a node may tell of many that do not answer, and lie
+        with trio.move_on_after(INDIRECT_TIMEOUT_S):  # a node may tell of many that do not answer, and lie
             while await self._see_others(seen):
                 pass
         return seen
@@ -91,7 +91,7 @@ class Operator:
         try:
             status = checked(await self._asked(at, GetStatus(name)))
         except EspalierError as error:
-            seen[name] = f"nobody listens at {at}" if is_gone(error) else str(error)
+            seen[name] = f"nobody listens at {at}" if nothing_listens(error) else str(error)
             return
         if isinstance(status, Status):
             seen[name] = status
@@ -99,14 +99,14 @@ class Operator:
 
     async def _asked(self, at: Route, request: Message) -> Message:
         section, answers = self.cluster.cluster, list[Message | None]()
-        name = f"{OPERATOR}{self.new_nonce()[:NAME_BYTES].hex()}"
+        name = f"{OPERATOR_PREFIX}{self.new_nonce()[:NAME_BYTES].hex()}"
 
         async def ask(transport: Transport) -> None:
-            peer, heart = Peer(name, serves_max=0), Heart(section.beat_s, section.silent_s)
-            answers.append(await _answer(Link(transport, peer, lost_as=_Lost, heart=heart), request))
+            peer, heart = Peer(name, serves_max=0), Heartbeat(section.beat_s, section.silent_s)
+            answers.append(await _answer(Link(transport, peer, lost_error=_Lost, heart=heart), request))
 
-        async def talk(wire: websocket.Wire) -> None:
-            certified = wire.certified() if section.binds_names else None
+        async def talk(wire: websocket.WebSocketTransport) -> None:
+            certified = wire.certified() if section.verifies_node_names else None
             greeter = Greeter("dials", section.name, name, self.secret, self.new_nonce(), certified=certified)
             await websocket.greet(wire, greeter, section.greet_s)
             await ask(wire)
@@ -122,9 +122,9 @@ class Operator:
     def route(self, name: str) -> Route | None:
         """Return where a node listens, or its run folder if it runs here; None if it cannot be asked by itself."""
         node = self.cluster.node.get(name)
-        if node is None or node.dialed_at is None:
+        if node is None or node.dial_address is None:
             return self.folders.get(name)
-        return websocket.At.read(node.dialed_at)
+        return websocket.Endpoint.read(node.dial_address)
 
 
 async def _connected(folder: Path, ask: Callable[[Transport], Awaitable[None]]) -> None:
@@ -146,7 +146,7 @@ async def _answer(link: Link, request: Message) -> Message | None:
     """Return the answer to one question over a link that is carried for it alone."""
     result: Message | None = None
     failure: EspalierError | None = None
-    within_s = RELOADS_S if isinstance(request, Reload) else ANSWERS_S
+    within_s = RELOAD_ANSWER_TIMEOUT_S if isinstance(request, Reload) else ANSWER_TIMEOUT_S
 
     async def carry() -> None:
         nonlocal failure
@@ -175,12 +175,12 @@ async def _answer(link: Link, request: Message) -> Message | None:
     return result
 
 
-def is_gone(error: BaseException | None) -> bool:
+def nothing_listens(error: BaseException | None) -> bool:
     """Whether nobody listens there, which is more than that nobody could be reached."""
     if isinstance(error, BaseExceptionGroup):
-        return all(map(is_gone, error.exceptions))
+        return all(map(nothing_listens, error.exceptions))
     gone = isinstance(error, ConnectionRefusedError | FileNotFoundError)
-    return error is not None and (gone or is_gone(error.__cause__))
+    return error is not None and (gone or nothing_listens(error.__cause__))
 
 
 def checked(status: Message) -> Message:
@@ -193,6 +193,6 @@ def checked(status: Message) -> Message:
     return status
 
 
-def is_linked(seen: Seen, name: str) -> bool:
+def has_link_to(seen: Seen, name: str) -> bool:
     """Whether a node that was seen has a link to another one."""
     return isinstance(seen, Status) and any(link.node == name and link.up for link in seen.links)

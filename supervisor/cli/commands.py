@@ -23,13 +23,13 @@ from protocol.errors import (
     StartFailed,
 )
 from supervisor.cli import status_view
-from supervisor.cli.client import Operator, is_gone, is_linked
+from supervisor.cli.client import ClusterClient, has_link_to, nothing_listens
 from supervisor.cli.status_view import Seen
 from supervisor.config import load
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.control import unix_socket
 from supervisor.launcher import preflight
-from supervisor.links.encoding import plain
+from supervisor.links.encoding import printable
 from supervisor.telemetry import logs
 
 LOOKS_S = 1.0  # between two looks
@@ -69,9 +69,9 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     folders = _folders(given.file, given.pid)
     reloads = given.command == "reload"  # keys are reloaded in any case
 
-    def way(cluster: Cluster, folders: Mapping[str, Path]) -> Operator:
+    def way(cluster: Cluster, folders: Mapping[str, Path]) -> ClusterClient:
         secret = b"" if cluster.file == Path() else preflight.secret(cluster, environment)
-        return Operator(cluster, secret, preflight.link_tls(cluster), new_nonce, folders)
+        return ClusterClient(cluster, secret, preflight.link_tls(cluster), new_nonce, folders)
 
     operator, wrong = _way(given.file, folders, way, anyway=reloads)
     if wrong and reloads:
@@ -98,7 +98,7 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        return logs.unwritten(error)
+        return logs.exit_code_of_failed_write(error)
     return 1 if wrong and reloads else code
 
 
@@ -117,8 +117,12 @@ def _folders(file: Path, pid: int | None) -> dict[str, Path]:
 
 
 def _way(
-    file: Path, folders: Mapping[str, Path], way: Callable[[Cluster, Mapping[str, Path]], Operator], *, anyway: bool
-) -> tuple[Operator, str]:
+    file: Path,
+    folders: Mapping[str, Path],
+    way: Callable[[Cluster, Mapping[str, Path]], ClusterClient],
+    *,
+    anyway: bool,
+) -> tuple[ClusterClient, str]:
     """Return how nodes are asked, and what is wrong in their file: that keeps nobody from those that run here.
 
     Raises `StartFailed` if the file is wrong and none runs here, but not if `anyway` says that the others which it
@@ -142,12 +146,12 @@ def _way(
     return way(here, folders), str(wrong)
 
 
-async def _status(operator: Operator, console: Console, *, as_json: bool, watch: bool) -> int:
+async def _status(operator: ClusterClient, console: Console, *, as_json: bool, watch: bool) -> int:
     name = operator.cluster.cluster.name
     if as_json:
         while True:
             seen = await operator.look()
-            sys.stdout.write(json.dumps(as_data(name, seen)) + "\n")
+            sys.stdout.write(json.dumps(as_json_object(name, seen)) + "\n")
             sys.stdout.flush()
             if not watch:
                 return _whole(seen)
@@ -167,7 +171,7 @@ async def _status(operator: Operator, console: Console, *, as_json: bool, watch:
             live.update(status_view.board(name, await operator.look()), refresh=True)
 
 
-def as_data(name: str, seen: Mapping[str, Seen]) -> dict[str, object]:
+def as_json_object(name: str, seen: Mapping[str, Seen]) -> dict[str, object]:
     """Return what was seen of a cluster as plain values, for JSON."""
     nodes = {
         node: {"unreachable": each} if isinstance(each, str) else msgspec.to_builtins(each)
@@ -181,7 +185,7 @@ def _whole(seen: Mapping[str, Seen]) -> int:
     return int(any(isinstance(each, str) for each in seen.values()))
 
 
-async def _drain(operator: Operator, console: Console, name: str) -> int:
+async def _drain(operator: ClusterClient, console: Console, name: str) -> int:
     seen = await operator.look()
     before = seen.get(name)
     if name not in seen:
@@ -211,7 +215,7 @@ async def _drain(operator: Operator, console: Console, name: str) -> int:
             said = running
 
 
-async def _look_at(operator: Operator, name: str) -> Status | None:
+async def _look_at(operator: ClusterClient, name: str) -> Status | None:
     """Return how a node is that has been seen before, None once it has gone: nobody is there, or no link to it.
 
     Raises `PeerLost` if nobody is left who could say so.
@@ -225,7 +229,7 @@ async def _look_at(operator: Operator, name: str) -> Status | None:
             return status if isinstance(status, Status) else None
         except EspalierError as error:
             why = error
-        if direct and is_gone(why):  # the host is there, and the node is not
+        if direct and nothing_listens(why):  # the host is there, and the node is not
             return None
         if not direct:
             seen = await operator.look()
@@ -233,12 +237,12 @@ async def _look_at(operator: Operator, name: str) -> Status | None:
                 return found
             if not operator.routes:
                 raise PeerLost(f"no node answers any more, so nobody knows whether {name} has gone") from why
-            if not any(is_linked(each, name) for each in seen.values()):
+            if not any(has_link_to(each, name) for each in seen.values()):
                 return None
         await trio.sleep(DRAINS_S)
 
 
-async def _reload(operator: Operator, console: Console) -> int:
+async def _reload(operator: ClusterClient, console: Console) -> int:
     seen: Mapping[str, Seen] = await operator.look()
     code, starts = 0, set[str]()
     for name in [name for name, each in seen.items() if isinstance(each, Status)]:
@@ -264,7 +268,7 @@ async def _reload(operator: Operator, console: Console) -> int:
     return code
 
 
-async def _wait_for(operator: Operator, seen: Mapping[str, Seen], starts: Collection[str]) -> Mapping[str, Seen]:
+async def _wait_for(operator: ClusterClient, seen: Mapping[str, Seen], starts: Collection[str]) -> Mapping[str, Seen]:
     """Return how the nodes are once those that start answer, or have not for too long."""
     with trio.move_on_after(STARTS_S):
         while any(isinstance(seen.get(name), str) for name in starts):
@@ -275,4 +279,4 @@ async def _wait_for(operator: Operator, seen: Mapping[str, Seen], starts: Collec
 
 def _say(console: Console, text: str) -> None:
     """Print a sentence in which others may have had a say."""
-    console.print(plain(text), markup=False, emoji=False, soft_wrap=True)
+    console.print(printable(text), markup=False, emoji=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protocol.cluster import ChildState, Reloaded, Status
-from supervisor.links.encoding import plain
+from supervisor.links.encoding import printable
 from supervisor.supervision.status import UP
 
 Seen: TypeAlias = Status | str
@@ -30,13 +30,13 @@ WIDTH_MIN, ABOUT_WIDTH_MIN = 32, 16  # to which a column is folded before anothe
 def board(name: str, seen: Mapping[str, Seen]) -> RenderableType:
     """Return the whole cluster to print: first what is not as it should be, then everything."""
     known = [each for each in seen.values() if isinstance(each, Status)]
-    head = Text.assemble(("cluster ", ASIDE), (plain(name), "bold"), f"  {len(known)} of {len(seen)} nodes answer")
+    head = Text.assemble(("cluster ", ASIDE), (printable(name), "bold"), f"  {len(known)} of {len(seen)} nodes answer")
     for gate in (each.gate for each in known if each.gate is not None):
         head.append(f", {gate.running} of {gate.running_max} requests run, {gate.waiting} of {gate.waiting_max} wait")
     troubles = list(_troubles(seen))
     if known and not troubles:
         head.append(", all is up", GOOD)
-    lines = [_Hanging("  ", "    ", Text(plain(said), style)) for said, style in troubles]
+    lines = [_Hanging("  ", "    ", Text(printable(said), style)) for said, style in troubles]
     tables = [table for table in (_trees(seen), _engines(known), _links(known)) if table.rows]
     return Group(head, *lines, *(each for table in tables for each in (Text(), table)))
 
@@ -72,13 +72,13 @@ def _count(number: int, what: str) -> str:
 
 def reloaded(name: str, what: Reloaded) -> RenderableType:
     """Return what a node has done with its file, a sentence a line."""
-    text = Text(f"{plain(name)}:")
+    text = Text(f"{printable(name)}:")
     if not (what.changed or what.not_changed or what.refused):
         text.append(" nothing has changed")
     for sentences, style in ((what.changed, GOOD), (what.not_changed, SO_SO), (what.refused, BAD)):
         for sentence in sentences:
             for line in sentence.split("\n"):  # a file's mistakes are told a line each
-                text.append(f"\n  {plain(line)}", style)
+                text.append(f"\n  {printable(line)}", style)
     return text
 
 
@@ -147,11 +147,13 @@ def _trees(seen: Mapping[str, Seen]) -> _Columns:
     table = _Columns(("node", "state", "since", "restarts", ABOUT), (ABOUT,), ("since", "restarts"))
     for name, each in seen.items():
         if isinstance(each, str):
-            table.rows.append((Text(plain(name), "bold"), Text("no answer", BAD), "", "", Text(plain(each), ASIDE)))
+            table.rows.append(
+                (Text(printable(name), "bold"), Text("no answer", BAD), "", "", Text(printable(each), ASIDE))
+            )
             continue
         for first, others, child in _drawn(each.tree):
             root = not first
-            title = _Hanging(first, others, Text(plain(child.path.rpartition("/")[2]), "bold" if root else ""))
+            title = _Hanging(first, others, Text(printable(child.path.rpartition("/")[2]), "bold" if root else ""))
             state = "draining" if root and each.state.draining else child.state
             restarts = Text(str(child.restarts), SO_SO) if child.restarts else Text("" if root else "0", ASIDE)
             table.rows.append((title, _state(state), _time(child.since_s), restarts, _about(child)))
@@ -161,10 +163,10 @@ def _trees(seen: Mapping[str, Seen]) -> _Columns:
 def _about(child: ChildState) -> Text:
     """Return what went wrong last, if that tells anything of the child as it is, and else what it is."""
     if child.why and child.state != UP:
-        return Text(plain(child.why), SO_SO)
+        return Text(printable(child.why), SO_SO)
     if child.why and child.restarts:
-        return Text(f"was started again: {plain(child.why)}", ASIDE)
-    return Text(plain(child.about), ASIDE, no_wrap=True, overflow="ellipsis")
+        return Text(f"was started again: {printable(child.why)}", ASIDE)
+    return Text(printable(child.about), ASIDE, no_wrap=True, overflow="ellipsis")
 
 
 def _drawn(tree: Sequence[ChildState]) -> Iterator[tuple[str, str, ChildState]]:
@@ -190,7 +192,7 @@ def _engines(known: Sequence[Status]) -> _Columns:
     for status in known:
         for offer in status.state.offers:
             state = "draining" if status.state.draining else UP if offer.up else "starting"
-            names = (Text(plain(each)) for each in (offer.name, status.node, offer.model, offer.leg))
+            names = (Text(printable(each)) for each in (offer.name, status.node, offer.model, offer.leg))
             counts = map(str, (offer.running, offer.waiting, offer.slots))
             table.rows.append((*names, _state(state), *counts, f"{offer.tokens:,}", f"{offer.kv_used:.0%}"))
     return table
@@ -204,7 +206,7 @@ def _links(known: Sequence[Status]) -> _Columns:
             row = [f"{link.silent_s:.1f} s", str(link.streams), f"{link.messages_sent:,}"]
             row += [_size(link.bytes_sent), _size(link.bytes_received)]
             state = _state("stands still" if link.stalled else UP) if link.up else Text("down", BAD)
-            names = (Text(plain(status.node)), Text(plain(link.node)))
+            names = (Text(printable(status.node)), Text(printable(link.node)))
             table.rows.append((*names, state, *(row if link.up else [""] * len(row))))
     return table
 
@@ -212,7 +214,7 @@ def _links(known: Sequence[Status]) -> _Columns:
 def _state(state: str) -> Text:
     if state in {"failed", "gave up", "does not stop"}:
         return Text(state, BAD)
-    return Text(plain(state), GOOD if state == UP else SO_SO)
+    return Text(printable(state), GOOD if state == UP else SO_SO)
 
 
 def _time(seconds: float) -> str:

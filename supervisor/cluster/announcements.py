@@ -12,7 +12,7 @@ import trio
 from attrs import Factory, define, field
 
 from protocol import codec
-from protocol.cluster import Loads, NodeState, OfferLoad
+from protocol.cluster import LoadUpdate, NodeState, OfferLoad
 from supervisor.cluster.directory import Directory
 from supervisor.links.link import Link
 
@@ -28,7 +28,7 @@ class _Hearer:
 
 
 @define(eq=False)
-class Teller:
+class Announcer:
     """Tells the nodes that are linked."""
 
     directory: Directory
@@ -55,7 +55,7 @@ class Teller:
             if directory.changed.version != version:
                 version = directory.changed.version
                 self._tell_states()
-            if directory.loads != loads or directory.hearers:
+            if directory.loads != loads or directory.subscribers:
                 loads = directory.loads
                 due_at = self._tell_loads()
             await trio.sleep(every_s())
@@ -74,29 +74,29 @@ class Teller:
             if id(state) not in bodies:
                 bodies[id(state)] = codec.encode(state)
             hearer.state, hearer.loads = state, self._loads(node)
-            hearer.link.tell_encoded(bodies[id(state)])
+            hearer.link.announce_encoded(bodies[id(state)])
 
     def _tell_loads(self) -> float:
         """Tell those who are to hear it what has changed; return when the next of them is, if any is not yet."""
         now, next_at = trio.current_time(), inf
-        bodies: dict[Loads, bytes] = {}
-        for node in self.directory.hearers:
+        bodies: dict[LoadUpdate, bytes] = {}
+        for node in self.directory.subscribers:
             if (hearer := self._hearers.get(node)) is None:
                 continue
             loads = self._loads(node)
-            changed = Loads(tuple(load for name, load in loads.items() if hearer.loads.get(name) != load))
+            changed = LoadUpdate(tuple(load for name, load in loads.items() if hearer.loads.get(name) != load))
             if not changed.loads:
                 continue
             if now < hearer.due_at:
                 next_at = min(next_at, hearer.due_at)
                 continue
-            hearer.loads, hearer.due_at = loads, now + self.directory.wants_s(node)
+            hearer.loads, hearer.due_at = loads, now + self.directory.announce_interval_s(node)
             if changed not in bodies:
                 bodies[changed] = codec.encode(changed)
-            hearer.link.tell_encoded(bodies[changed])
+            hearer.link.announce_encoded(bodies[changed])
         return next_at
 
     def _loads(self, node: str) -> dict[str, OfferLoad]:
-        if node not in self.directory.hearers:
+        if node not in self.directory.subscribers:
             return {}
-        return {name: here.load_but(node) for name, here in self.directory.here.items()}
+        return {name: here.load_without(node) for name, here in self.directory.here.items()}

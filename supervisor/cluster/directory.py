@@ -10,12 +10,12 @@ import trio
 from attrs import Factory, define, evolve, field
 
 from actors.routing.ports import Worker
-from protocol.cluster import COUNT_MAX, NEIGHBOURS_MAX, Leg, Loads, Neighbour, NodeState, Offer
+from protocol.cluster import COUNT_MAX, NEIGHBOURS_MAX, Leg, LoadUpdate, Neighbour, NodeState, Offer
 from protocol.errors import PeerViolation
 from protocol.messages import EngineInfo
-from supervisor.cluster.model_identity import OwnModels
-from supervisor.cluster.pool import Ranked, Workers
-from supervisor.cluster.workers import Here, There
+from supervisor.cluster.model_identity import ModelIdentities
+from supervisor.cluster.pool import RankedWorkers, WorkerPool
+from supervisor.cluster.workers import LocalWorker, RemoteWorker
 from supervisor.links.link import Link
 from supervisor.supervision.changes import Changes
 
@@ -39,7 +39,7 @@ class _Node:
     unnamed_since: float | None = None  # as `forget` has seen it
     expected: dict[str, Offer] = Factory(dict)
     routes: bool = False
-    workers: dict[str, There] = Factory(dict)
+    workers: dict[str, RemoteWorker] = Factory(dict)
 
 
 @define(eq=False)
@@ -47,7 +47,7 @@ class Directory:
     """All that this node knows of the cluster."""
 
     name: str
-    here: dict[str, Here] = field(factory=dict)
+    here: dict[str, LocalWorker] = field(factory=dict)
     draining: bool = False
     ranks: int = 0  # that run here, of engines on other nodes
     address: str | None = None  # where other nodes find this one
@@ -56,7 +56,7 @@ class Directory:
     tell_s: float = 0.0  # that others shall wait between two words of their loads
     # Who refuses this process, since another has its name, how, and until when that counts if it is not said again.
     twins: dict[str, tuple[str, float]] = field(factory=dict)
-    models: OwnModels = field(factory=OwnModels)
+    models: ModelIdentities = field(factory=ModelIdentities)
     changed: Changes = field(factory=Changes)
     loads: int = 0  # how often the load of a worker here has changed for a node that is told of it
     news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)  # for whoever tells the others
@@ -134,13 +134,13 @@ class Directory:
 
     def _rejudge(self) -> None:
         """Ask others of the same model, if other weights of it stand now; how busy they are was told since."""
-        for node, state in self.models.rejudged():
+        for node, state in self.models.reapply():
             known = self._nodes[node]
             for offer in state.offers:
                 known.workers[offer.name].judged(offer)
             known.state = state
 
-    def told_loads(self, node: str, loads: Loads) -> None:
+    def merge_loads(self, node: str, loads: LoadUpdate) -> None:
         """Note how busy others make the workers of a node."""
         known = self._nodes.setdefault(node, _Node())
         for load in loads.loads:
@@ -148,23 +148,23 @@ class Directory:
                 worker.told(load)
                 self._moved(worker)
 
-    def loaded(self, worker: Here | There, asker: str | None) -> None:
+    def loaded(self, worker: LocalWorker | RemoteWorker, asker: str | None) -> None:
         """Hear that a worker has one request more, or one less, and which other node asks it, if one does."""
         self._moved(worker)
-        if isinstance(worker, Here):
+        if isinstance(worker, LocalWorker):
             if worker.busy == 0:
                 self.idle.unpark_all()
             if len(self._hearers) > (asker in self._hearers):  # a node that asks knows of it before it is told
                 self.loads += 1
                 self.news.unpark_all()
 
-    def begun(self, worker: Here | There) -> None:
+    def begun(self, worker: LocalWorker | RemoteWorker) -> None:
         """Hear that a worker has begun a request that this node asks, so that it may have room for another prompt."""
         self._moved(worker)
 
-    def _moved(self, worker: Here | There) -> None:
+    def _moved(self, worker: LocalWorker | RemoteWorker) -> None:
         ranked = self._derived.get(("ranked", worker.model, worker.leg))
-        if isinstance(ranked, Ranked) and self._derived_at == self.changed.version:
+        if isinstance(ranked, RankedWorkers) and self._derived_at == self.changed.version:
             ranked.move(worker)
         if (room := self._rooms.get(worker.model)) is not None and room and not worker.load.full:
             room.unpark_all()
@@ -196,7 +196,7 @@ class Directory:
         known.state = state
         for offer in state.offers:
             if (worker := known.workers.get(offer.name)) is None:
-                known.workers[offer.name] = There(node, offer, self, known.link)
+                known.workers[offer.name] = RemoteWorker(node, offer, self, known.link)
             else:
                 worker.offer = offer
         for name in known.workers.keys() - {offer.name for offer in state.offers}:
@@ -241,17 +241,17 @@ class Directory:
         theirs = [each for known in self._reachable() for each in known.workers.values()]
         return here + [each for each in theirs if each.offer.model == model and each.offer.up]
 
-    def ranked(self, model: str, leg: Leg) -> Ranked:
+    def ranked(self, model: str, leg: Leg) -> RankedWorkers:
         """Return the workers of a model and a leg that can be asked now, the least busy first."""
         return self.derived(
-            ("ranked", model, leg), lambda: Ranked.of([each for each in self.workers(model) if each.leg is leg])
+            ("ranked", model, leg), lambda: RankedWorkers.of([each for each in self.workers(model) if each.leg is leg])
         )
 
     def room(self, model: str) -> trio.lowlevel.ParkingLot:
         """Return where those wait for whom no worker of the model has room."""
         return self._rooms.setdefault(model, trio.lowlevel.ParkingLot())
 
-    def others(self, but: Here) -> bool:
+    def others(self, but: LocalWorker) -> bool:
         """Whether another worker of the same model and leg can be asked now, or one that computes both.
 
         A node that does not route knows it of those that do.
@@ -276,9 +276,9 @@ class Directory:
         """Return the same by the names that workers have in the cluster: two nodes may have workers of one name."""
         return {each.load.name: offer for each in self.every() if model in {None, (offer := each.offer).model}}
 
-    def pool(self, model: str) -> Workers:
+    def pool(self, model: str) -> WorkerPool:
         """Return the workers of a model as they come and go."""
-        return Workers(self, model)
+        return WorkerPool(self, model)
 
     def state(self) -> NodeState:
         """Return all that this node would tell of itself, to whom it is nobody's hearer: an operator."""
@@ -287,7 +287,7 @@ class Directory:
     def state_for(self, node: str) -> NodeState:
         """Return what another node is told of this one: offers and all neighbours if it routes, else only who does."""
         if node in self._hearers:
-            offers = tuple(each.offer_to(node) for each in self.here.values())
+            offers = tuple(each.offer_for(node) for each in self.here.values())
             state = NodeState(offers, self._linked(), self.draining, self.routes, self.tell_s)
         else:
             state = self.derived("state", self._state_for_workers)
@@ -313,12 +313,12 @@ class Directory:
         linked = ((name, known) for name, known in sorted(self._nodes.items()) if known.link is not None)
         return (*itself, *(Neighbour(name, known.address, known.routes) for name, known in linked))
 
-    def wants_s(self, node: str) -> float:
+    def announce_interval_s(self, node: str) -> float:
         """Return how long a node wants not to hear of loads once it has."""
         return self._nodes[node].state.tell_s
 
     @property
-    def hearers(self) -> Collection[str]:
+    def subscribers(self) -> Collection[str]:
         """The nodes that are told the loads of this one's workers."""
         return self._hearers
 
@@ -376,7 +376,7 @@ class Directory:
         known = self._nodes.get(node)
         return None if known is None else known.address
 
-    def every(self) -> Iterator[Here | There]:
+    def every(self) -> Iterator[LocalWorker | RemoteWorker]:
         """Yield every worker that is known, whether it can be asked or not."""
         yield from self.here.values()
         for known in self._nodes.values():

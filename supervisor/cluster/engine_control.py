@@ -10,32 +10,32 @@ import msgspec
 import trio
 
 from actors.engines.port import Engine
-from actors.text.prompts import Limits
-from protocol.cluster import COUNT_MAX, Leg, Offer, SetAside
+from actors.text.prompts import PromptLimits
+from protocol.cluster import COUNT_MAX, EjectionState, Leg, Offer
 from protocol.codec import Message
 from protocol.dialects.http import Model
 from protocol.errors import DeadlineExceeded, LinkLost, NotReady, Overloaded, RequestError
 from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, GetLoad
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import Here, There
+from supervisor.cluster.workers import LocalWorker, RemoteWorker
 from supervisor.config.load import Cluster
 from supervisor.control.control import Function
-from supervisor.links.link import Serves
-from supervisor.supervision.registration import Plug
+from supervisor.links.link import Services
+from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics
 
 LOADS_WITHIN_S = 1.0
 ASKED_A_TURN = 50  # of the engines of a large cluster
 FLUSHED_WITHIN_S = 5.0
 
-Engines = Mapping[str, Plug[Engine]]
+Engines = Mapping[str, Registration[Engine]]
 
 
 def never_ready(directory: Directory, models: Sequence[str]) -> str | None:
     """Say what has not been ready yet: from then on, an engine that is being restarted is worth waiting for."""
 
     def how(name: str) -> str:
-        return directory.models.whys.get(name, "is still starting")
+        return directory.models.rejections.get(name, "is still starting")
 
     def missing() -> str | None:
         return _missing(directory, models, lambda _, offer: offer.engine is not None, how)
@@ -83,47 +83,51 @@ def _missing(
     return None
 
 
-def up(directory: Directory) -> dict[str, float]:
+def engines_up(directory: Directory) -> dict[str, float]:
     """Return 1 for each engine that can be asked, 0 for the others, by its name in the cluster."""
     stalled = directory.stalled
     return {name: float(offer.up and name not in stalled) for name, offer in directory.named().items()}
 
 
-def info(offers: Sequence[Offer]) -> EngineInfo | None:
+def smallest_engine(offers: Sequence[Offer]) -> EngineInfo | None:
     """Return what is known of the engine that holds least, since any of them may get a request."""
     known = [offer.engine for offer in offers if offer.engine is not None]
     return min(known, key=lambda each: each.request_tokens_max, default=None)
 
 
 def _least(directory: Directory, model: str) -> EngineInfo | None:
-    return directory.derived(("least", model), lambda: info(directory.offers(model)))
+    return directory.derived(("least", model), lambda: smallest_engine(directory.offers(model)))
 
 
-def limits(directory: Directory, model: str, prompt_max: int) -> Limits | None:
+def request_limits(directory: Directory, model: str, prompt_max: int) -> PromptLimits | None:
     """Return what one request may have, None while no engine has ever been ready."""
     least = _least(directory, model)
-    return None if least is None else Limits(least, least.request_tokens_max, min(prompt_max, least.request_tokens_max))
+    return (
+        None
+        if least is None
+        else PromptLimits(least, least.request_tokens_max, min(prompt_max, least.request_tokens_max))
+    )
 
 
-def longest(directory: Directory, model: str) -> int:
+def request_tokens_max(directory: Directory, model: str) -> int:
     """Return the most tokens of one request, 0 while no engine has ever been ready."""
     least = _least(directory, model)
     return 0 if least is None else least.request_tokens_max
 
 
-def model(name: str, directory: Directory, created: int) -> Model:
+def model_object(name: str, directory: Directory, created: int) -> Model:
     """Return what clients are told of a model."""
     least = _least(directory, name)
     return Model(
         id=name,
         created=created,
         root=name,
-        max_model_len=longest(directory, name),
+        max_model_len=request_tokens_max(directory, name),
         honours_seed=least is not None and least.honours_seed,
     )
 
 
-async def loads(engines: Engines) -> dict[str, EngineLoad]:
+async def local_loads(engines: Engines) -> dict[str, EngineLoad]:
     """Return each engine's own count as it is now; one that does not answer in time is left out."""
     counted: dict[str, EngineLoad] = {}
 
@@ -137,21 +141,21 @@ async def loads(engines: Engines) -> dict[str, EngineLoad]:
     return counted
 
 
-async def metrics_text(engines: Engines, metrics: Metrics) -> bytes:
+async def local_metrics_text(engines: Engines, metrics: Metrics) -> bytes:
     """Return the metrics with each engine's own count as it is now; one that does not answer in time is left out."""
-    return await metrics.text_in_turns(await loads(engines))
+    return await metrics.render_in_steps(await local_loads(engines))
 
 
 # Wherever they are ----------------------------------------------------------------------
 
 
-def serves(engines: Engines) -> Serves:
+def engine_services(engines: Engines) -> Services:
     """Return what other nodes ask of each engine of this one: how busy it is, and to forget its prefix cache."""
     asked: tuple[type[Message], ...] = (GetLoad, FlushCache)
     return {(name, kind): Function(partial(_answer, plug)) for name, plug in engines.items() for kind in asked}
 
 
-async def all_loads(directory: Directory) -> dict[str, EngineLoad]:
+async def cluster_loads(directory: Directory) -> dict[str, EngineLoad]:
     """Return the own count of each engine of the cluster as it is now, by its name there.
 
     One that does not answer in time is left out, and one that says what cannot be.
@@ -160,10 +164,10 @@ async def all_loads(directory: Directory) -> dict[str, EngineLoad]:
     return {name: load for name, load in sorted(said.items()) if isinstance(load, EngineLoad) and _possible(load)}
 
 
-async def all_metrics_text(directory: Directory, metrics: Metrics) -> bytes:
-    """Return the metrics with what `all_loads` returns, and without the calls of nodes that have been forgotten."""
+async def cluster_metrics_text(directory: Directory, metrics: Metrics) -> bytes:
+    """Return the metrics with what `cluster_loads` returns, and without the calls of nodes that have been forgotten."""
     metrics.keep({directory.name, *directory.nodes})
-    return await metrics.text_in_turns(await all_loads(directory))
+    return await metrics.render_in_steps(await cluster_loads(directory))
 
 
 async def flush_caches(directory: Directory) -> None:
@@ -188,7 +192,7 @@ async def _ask_all(
     """Ask all engines at once, and return by its name what each has answered or failed with."""
     said: dict[str, Message | RequestError | None] = {}
 
-    async def ask(each: Here | There) -> None:
+    async def ask(each: LocalWorker | RemoteWorker) -> None:
         name = each.load.name
         try:
             with trio.fail_after(within_s):
@@ -206,8 +210,8 @@ async def _ask_all(
     return said
 
 
-async def _ask(each: Here | There, request: GetLoad | FlushCache) -> Message | None:
-    if isinstance(each, Here):
+async def _ask(each: LocalWorker | RemoteWorker, request: GetLoad | FlushCache) -> Message | None:
+    if isinstance(each, LocalWorker):
         return await _answer(each.plug, request)
     if each.link is None:
         raise LinkLost(f"there is no link to node {each.node}")
@@ -215,7 +219,7 @@ async def _ask(each: Here | There, request: GetLoad | FlushCache) -> Message | N
         return await answer.result()
 
 
-async def _answer(plug: Plug[Engine], request: Message) -> Message:
+async def _answer(plug: Registration[Engine], request: Message) -> Message:
     await trio.lowlevel.checkpoint()
     if plug.now is None:
         raise NotReady("it is starting")
@@ -235,7 +239,7 @@ def _why(said: Message | RequestError | None) -> str:
 
 
 def server_info(
-    cluster: Cluster, directory: Directory, version: str, aside: Callable[[], tuple[SetAside, ...]] = tuple
+    cluster: Cluster, directory: Directory, version: str, aside: Callable[[], tuple[EjectionState, ...]] = tuple
 ) -> dict[str, object]:
     """Return what `GET /server_info` tells beside limits; the first names are those that SGLang's clients look for."""
     models = list(cluster.model)

@@ -15,27 +15,27 @@ from typing import cast
 import trio
 from attrs import define, field
 
-from actors.kit.calls import Asks
-from protocol.cluster import OPERATOR, TELL_S_MAX, Loads, Neighbour, NodeState, check, check_loads
+from actors.kit.calls import Askable
+from protocol.cluster import OPERATOR_PREFIX, TELL_S_MAX, LoadUpdate, Neighbour, NodeState, check, check_loads
 from protocol.codec import Message
 from protocol.errors import ActorError, LinkReplaced, PeerLost, PeerRefused, PeerViolation, StartFailed
 from protocol.frames import Bye, encode
 from protocol.greeting import Greeter, Incarnation, Role
 from protocol.peer import Peer
-from supervisor.cluster.announcements import Teller
+from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import FORGET_S, Directory
-from supervisor.cluster.workers import ForOthers
-from supervisor.config.load import EVERYWHERE, LOOPBACK, ClusterSection
+from supervisor.cluster.workers import GuardedWorker
+from supervisor.config.load import LOOPBACK_HOSTS, WILDCARD_HOSTS, ClusterSection
 from supervisor.links import websocket
-from supervisor.links.encoding import plain
-from supervisor.links.heartbeat import Heart, Hearts
-from supervisor.links.link import Link, Serves
-from supervisor.links.link_log import Refusals
-from supervisor.links.tls import Tls
+from supervisor.links.encoding import printable
+from supervisor.links.heartbeat import Heartbeat, HeartbeatTask
+from supervisor.links.link import Link, Services
+from supervisor.links.link_log import LinkLog
+from supervisor.links.tls import LinkTls
 from supervisor.links.traffic import Traffic
 from supervisor.sockets.descriptor_reserve import GuardedListener, Reserve
-from supervisor.sockets.unauthenticated import Strangers, address_of
-from supervisor.supervision.supervise import Chance, Up
+from supervisor.sockets.unauthenticated import UnauthenticatedConnections, address_of
+from supervisor.supervision.supervise import OnStarted, RandomSource
 from supervisor.supervision.tree import Backoff
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 OPERATORS_MAX = 16  # at a time; a constant, because a person who looks is one or two, and a program waits its turn
 OPERATOR_STREAMS_MAX = 4
 ANY = Incarnation()
-TWIN = "twin"  # the code of a Bye to a second process of one name
+NAME_CONFLICT = "twin"  # the code of a Bye to a second process of one name
 FORGETS_S = FORGET_S / 10  # between two looks at who may be forgotten
 
 
@@ -59,41 +59,43 @@ class _Carried:
 
 
 @define(eq=False)
-class Links:
+class Mesh:
     """What the links of one node share."""
 
     name: str
     section: ClusterSection
     directory: Directory
-    serves: Serves
-    listen: websocket.At | None
+    serves: Services
+    listen: websocket.Endpoint | None
     secret: bytes
     new_nonce: Callable[[], bytes]
-    chance: Chance
-    tls: Tls | None = None
-    join: Sequence[websocket.At] = ()
-    dial: Callable[[websocket.At, ssl.SSLContext | None, float, websocket.Talk], Awaitable[None]] = websocket.dial
-    accept: Callable[[trio.SocketStream, ssl.SSLContext | None, float, websocket.Talk], Awaitable[None]] = (
-        websocket.accepted
+    chance: RandomSource
+    tls: LinkTls | None = None
+    join: Sequence[websocket.Endpoint] = ()
+    dial: Callable[[websocket.Endpoint, ssl.SSLContext | None, float, websocket.ConnectionHandler], Awaitable[None]] = (
+        websocket.dial
     )
+    accept: Callable[
+        [trio.SocketStream, ssl.SSLContext | None, float, websocket.ConnectionHandler], Awaitable[None]
+    ] = websocket.accept
     incarnation: Incarnation = Incarnation()
     host: str = ""  # where other nodes find this one if it listens at every address
     port: int | None = None  # once it listens
     reserve: Reserve = field(factory=Reserve)  # of descriptors, which no connection takes
-    teller: Teller = field()
-    hearts: Hearts = field(factory=Hearts)
+    teller: Announcer = field()
+    hearts: HeartbeatTask = field(factory=HeartbeatTask)
     traffic: defaultdict[str, Traffic] = field(factory=lambda: defaultdict(Traffic))  # with each node, in all
-    _nodes: Refusals = field(factory=Refusals)
-    _others: Refusals = field(factory=Refusals)  # of those who have not proved who they are
+    _nodes: LinkLog = field(factory=LinkLog)
+    _others: LinkLog = field(factory=LinkLog)  # of those who have not proved who they are
     _dialing: set[str] = field(factory=set)  # who is dialed, by a task of its own
     _dialed: set[str] = field(factory=set)  # whose link was dialed from here
     _carried: dict[str, _Carried] = field(factory=dict)
-    _strangers: Strangers[trio.SocketStream] = field(factory=Strangers)
+    _strangers: UnauthenticatedConnections[trio.SocketStream] = field(factory=UnauthenticatedConnections)
     _operators: int = 0
 
     @teller.default
-    def _teller(self) -> Teller:
-        return Teller(self.directory)
+    def _teller(self) -> Announcer:
+        return Announcer(self.directory)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the links until cancelled; `started()` means that this node can be reached."""
@@ -131,14 +133,14 @@ class Links:
                 self._dialing.add(name)
                 nursery.start_soon(self._keep, name, None)
 
-    async def _keep(self, name: str | None, join: websocket.At | None) -> None:
+    async def _keep(self, name: str | None, join: websocket.Endpoint | None) -> None:
         """Dial a node again and again while there is no link to it; the longer it does not answer, the more seldom."""
         peer, failures, met_at = name, 0, inf
 
-        async def talk(wire: websocket.Wire) -> None:
+        async def talk(wire: websocket.WebSocketTransport) -> None:
             nonlocal peer, met_at
             (peer, incarnation), met_at = await self._greeted("dials", name, wire), trio.current_time()
-            if peer.startswith(OPERATOR):
+            if peer.startswith(OPERATOR_PREFIX):
                 raise PeerRefused(f"{at} greets as an operator, who is no node")
             if (
                 peer not in self._dialed or self._twin(peer, incarnation) is not None
@@ -164,9 +166,9 @@ class Links:
             backoff = Backoff(min_s=section.retry_min_s, max_s=section.retry_max_s, jitter=1.0)
             await trio.sleep(backoff.wait_s(failures, self.chance.random()))
 
-    def _address(self, name: str | None) -> websocket.At | None:
+    def _address(self, name: str | None) -> websocket.Endpoint | None:
         address = self.directory.address_of(name or "")
-        return None if address is None else websocket.At.read(address)
+        return None if address is None else websocket.Endpoint.read(address)
 
     async def _forget(self) -> None:
         """Forget, now and then, the nodes that nobody names any more, and what has crossed the links to them."""
@@ -175,16 +177,18 @@ class Links:
             for name in self.directory.forget():
                 self.traffic.pop(name, None)
 
-    async def _listen(self, nursery: trio.Nursery, at: websocket.At) -> None:
+    async def _listen(self, nursery: trio.Nursery, at: websocket.Endpoint) -> None:
         try:
             listeners = await trio.open_tcp_listeners(at.port, host=at.host)
         except OSError as error:
             raise StartFailed(f"node {self.name} cannot listen on {at}: {error.strerror or error}") from error
         self.port = int(listeners[0].socket.getsockname()[1])
-        everywhere = at.host in EVERYWHERE
+        everywhere = at.host in WILDCARD_HOSTS
         # Who listens everywhere on a host called localhost cannot tell other hosts where: it dials them.
-        nowhere = everywhere and self.host in (*EVERYWHERE, *LOOPBACK)
-        self.directory.address = None if nowhere else str(websocket.At(self.host if everywhere else at.host, self.port))
+        nowhere = everywhere and self.host in (*WILDCARD_HOSTS, *LOOPBACK_HOSTS)
+        self.directory.address = (
+            None if nowhere else str(websocket.Endpoint(self.host if everywhere else at.host, self.port))
+        )
         guarded = [GuardedListener(listener, self.reserve) for listener in listeners]
         nursery.start_soon(partial(trio.serve_listeners, self._accepted, guarded))
 
@@ -192,11 +196,11 @@ class Links:
         """Carry the link of a node that has dialed; what is wrong with it is its own affair."""
         who, host = "", _host(stream)
 
-        async def talk(wire: websocket.Wire) -> None:
+        async def talk(wire: websocket.WebSocketTransport) -> None:
             nonlocal who
             who, incarnation = await self._greeted("listens", None, wire)
             self._strangers.remove(stream)
-            if who.startswith(OPERATOR):
+            if who.startswith(OPERATOR_PREFIX):
                 await self._attend(wire)
             else:
                 await self._carry(who, wire, who, incarnation)
@@ -207,8 +211,8 @@ class Links:
                 self._make_room()
                 await self.accept(stream, self.tls.listens if self.tls else None, self.section.greet_s, talk)
         except ActorError as error:
-            known = self._others if not who or who.startswith(OPERATOR) else self._nodes
-            known.say("an operator" if who.startswith(OPERATOR) else who or host, error)
+            known = self._others if not who or who.startswith(OPERATOR_PREFIX) else self._nodes
+            known.say("an operator" if who.startswith(OPERATOR_PREFIX) else who or host, error)
         except Exception:
             log.exception("a bug ended a link")
         finally:
@@ -217,20 +221,24 @@ class Links:
     def _make_room(self) -> None:
         """End a stranger if there are too many: a node needs a moment only, and must not be kept out by others."""
         most = self.section.greets_max
-        while len(self._strangers) > most and (oldest := self._strangers.end_oldest_of_most()) is not None:
+        while len(self._strangers) > most and (oldest := self._strangers.close_oldest_of_busiest_address()) is not None:
             said = f"more than {most} (greets_max) that do not say who they are"
             self._others.say(_host(oldest), PeerRefused(said))
 
     # One link ----------------------------------------------------------------------------
 
-    async def _greeted(self, role: Role, expects: str | None, wire: websocket.Wire) -> tuple[str, Incarnation]:
+    async def _greeted(
+        self, role: Role, expects: str | None, wire: websocket.WebSocketTransport
+    ) -> tuple[str, Incarnation]:
         """Return the name that the other end has proved, and which process of that name it is."""
         nonce, incarnation = self.new_nonce(), self.incarnation
-        certified = wire.certified() if self.section.binds_names else None
+        certified = wire.certified() if self.section.verifies_node_names else None
         greeter = Greeter(role, self.section.name, self.name, self.secret, nonce, expects, incarnation, certified)
         return await websocket.greet(wire, greeter, self.section.greet_s), greeter.peer_incarnation
 
-    async def _carry(self, peer: str, wire: websocket.Wire, dialer: str, incarnation: Incarnation = ANY) -> None:
+    async def _carry(
+        self, peer: str, wire: websocket.WebSocketTransport, dialer: str, incarnation: Incarnation = ANY
+    ) -> None:
         """Carry a link until it is lost, or another to the same node takes its place.
 
         Raises `PeerLost`, `PeerViolation` and, for a name that no node has or that another process has, `PeerRefused`.
@@ -240,14 +248,14 @@ class Links:
             raise PeerRefused(f"node {peer} was refused: no more nodes can be known here")
         if (twin := self._twin(peer, incarnation)) is not None:
             with suppress(trio.BrokenResourceError):
-                await wire.send_all(encode(Bye(TWIN, twin)))
+                await wire.send_all(encode(Bye(NAME_CONFLICT, twin)))
             raise PeerRefused(twin)
         section = self.section
         link = Link(
             wire,
             Peer(self.name, serves_max=section.streams_max),
             {key: _of(server, peer) for key, server in self.serves.items()},
-            heart=Heart(section.beat_s, section.silent_s, section.stalled_s),
+            heart=Heartbeat(section.beat_s, section.silent_s, section.stalled_s),
             hearts=self.hearts,
             acknowledged_s=wire.acknowledged_s,
         )
@@ -259,18 +267,18 @@ class Links:
             nursery.start_soon(self._end_in_time, peer, one)
             try:
                 with one.scope:
-                    await link.run(task_status=Up(partial(self._linked, peer, one)))
+                    await link.run(task_status=OnStarted(partial(self._linked, peer, one)))
             finally:
                 self._unlinked(peer, one)
 
         if dialer == self.name:
             self._dialed.add(peer)
         try:
-            await websocket.nursed(carry)
+            await websocket.run_in_nursery(carry)
         except PeerLost as error:
-            if link.farewell is None or link.farewell.code != TWIN:
+            if link.farewell is None or link.farewell.code != NAME_CONFLICT:
                 raise
-            said, again_s = plain(link.farewell.detail), 2 * section.retry_max_s + section.greet_s
+            said, again_s = printable(link.farewell.detail), 2 * section.retry_max_s + section.greet_s
             self.directory.twins[peer] = said, trio.current_time() + again_s
             raise PeerRefused(f"node {peer} refuses this one: {said}") from error
         finally:
@@ -293,12 +301,12 @@ class Links:
         await one.link.wait_lost()
         self._unlinked(peer, one)
 
-    async def _attend(self, wire: websocket.Wire) -> None:
+    async def _attend(self, wire: websocket.WebSocketTransport) -> None:
         """Answer an operator until it leaves: it is no node, so it is told of nothing and nobody is told of it."""
         if self._operators >= OPERATORS_MAX:
             raise PeerRefused(f"{self._operators} operators are here already")
         controls = {of: server for of, server in self.serves.items() if not of[0]}
-        heart = Heart(self.section.beat_s, self.section.silent_s)
+        heart = Heartbeat(self.section.beat_s, self.section.silent_s)
         link = Link(wire, Peer(self.name, serves_max=OPERATOR_STREAMS_MAX), controls, heart=heart)
         self._operators += 1
         try:
@@ -328,7 +336,7 @@ class Links:
             log.info(
                 "a link was replaced", extra={"peer": peer, "reason": why, "incarnation": _process(one.incarnation)}
             )
-            before.link.lost_as = LinkReplaced
+            before.link.lost_error = LinkReplaced
             before.gone.set()
             before.scope.cancel(reason=why)
         self._nodes.linked(peer)
@@ -361,27 +369,27 @@ class Links:
         self.directory.tell_s = pace_s if self.directory.routes and pace_s > self.section.tell_s else 0.0
 
     def _told(self, peer: str, one: _Carried, message: Message) -> None:
-        if not isinstance(message, NodeState | Loads):
+        if not isinstance(message, NodeState | LoadUpdate):
             raise PeerViolation(f"a {type(message).__name__} was told, which says nothing of a node")
         if self._carried.get(peer) is not one:
             return
-        if isinstance(message, Loads):
-            self.directory.told_loads(peer, check_loads(message))
+        if isinstance(message, LoadUpdate):
+            self.directory.merge_loads(peer, check_loads(message))
             return
-        before = peer in self.directory.hearers
+        before = peer in self.directory.subscribers
         self.directory.told(peer, check(message))
-        if before != (peer in self.directory.hearers):
+        if before != (peer in self.directory.subscribers):
             self.teller.begin(peer, one.link)
 
 
 def _found(address: str | None) -> bool:
     """Whether a node can be found at an address; everywhere is nowhere."""
-    return address is not None and websocket.At.read(address).host not in EVERYWHERE
+    return address is not None and websocket.Endpoint.read(address).host not in WILDCARD_HOSTS
 
 
-def _of(server: object, peer: str) -> Asks[Message, Message, Message]:
+def _of(server: object, peer: str) -> Askable[Message, Message, Message]:
     """Return what is asked here as one node asks it, which is counted apart."""
-    return cast("Asks[Message, Message, Message]", server.of(peer) if isinstance(server, ForOthers) else server)
+    return cast("Askable[Message, Message, Message]", server.of(peer) if isinstance(server, GuardedWorker) else server)
 
 
 def _process(incarnation: Incarnation) -> str:

@@ -15,7 +15,7 @@ from attrs import define, evolve, field
 
 from protocol.cluster import NodeState, Offer
 from protocol.errors import PeerViolation
-from protocol.model_folder import WEIGHTS, Digest, mismatch, possible
+from protocol.model_folder import WEIGHTS, Digest, is_well_formed, mismatch
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ NOT_ASKED = "is not asked"
 
 
 @define(eq=False)
-class OwnModels:
+class ModelIdentities:
     """Compares what other nodes' engines tell of their models' folders with this node's own."""
 
     digests: Mapping[str, Digest] = field(factory=dict)  # by the model's name
@@ -38,12 +38,12 @@ class OwnModels:
 
         Raises `PeerViolation` for digests that cannot be.
         """
-        if any(offer.engine is not None and not possible(offer.engine.digest) for offer in state.offers):
+        if any(offer.engine is not None and not is_well_formed(offer.engine.digest) for offer in state.offers):
             raise PeerViolation("a model's digest is longer than any")
         self._count(node, state)
         return self._judged(node, state)
 
-    def rejudged(self) -> Iterator[tuple[str, NodeState]]:
+    def reapply(self) -> Iterator[tuple[str, NodeState]]:
         """Yield how nodes are to be known from now on, as they told it last, since other weights stand now."""
         changed = set(self._changed)
         self._changed.clear()
@@ -136,7 +136,7 @@ class OwnModels:
         self._count(node, NodeState())
 
     @property
-    def whys(self) -> dict[str, str]:
+    def rejections(self) -> dict[str, str]:
         """How the workers are that are not asked, as the end of a sentence that begins with the name in the cluster."""
         every = sorted(self.refused.items())
         return {f"{node}/{name}": f"{NOT_ASKED}: {why}" for node, each in every for name, why in sorted(each.items())}

@@ -11,13 +11,13 @@ from attrs import define, field
 
 from actors.routing.ports import Worker
 from protocol.cluster import Leg
-from supervisor.cluster.model_identity import OwnModels
+from supervisor.cluster.model_identity import ModelIdentities
 
 Key: TypeAlias = tuple[bool, float, int, str]
 
 
 @define(eq=False)
-class Ranked:
+class RankedWorkers:
     """Workers in the order in which a router prefers them; one that changes is moved by a binary search."""
 
     _keys: dict[str, Key] = field(factory=dict)
@@ -25,7 +25,7 @@ class Ranked:
     _workers: dict[str, Worker] = field(factory=dict)
 
     @classmethod
-    def of(cls, workers: Sequence[Worker]) -> Ranked:
+    def of(cls, workers: Sequence[Worker]) -> RankedWorkers:
         """Return these workers in order."""
         ranked = cls()
         for worker in workers:
@@ -62,9 +62,9 @@ def _key(worker: Worker) -> Key:
 class Known(Protocol):
     """What a pool needs of a directory."""
 
-    models: OwnModels
+    models: ModelIdentities
 
-    def ranked(self, model: str, leg: Leg) -> Ranked:
+    def ranked(self, model: str, leg: Leg) -> RankedWorkers:
         """Return the workers of a model and a leg that can be asked now."""
 
     def workers(self, model: str) -> list[Worker]:
@@ -78,7 +78,7 @@ class Known(Protocol):
 
 
 @define(eq=False)
-class Workers:
+class WorkerPool:
     """The workers of one model, here and there."""
 
     directory: Known
@@ -88,7 +88,7 @@ class Workers:
         """Return those that can be asked now."""
         return self.directory.workers(self.model)
 
-    def ranked(self, leg: Leg) -> Ranked:
+    def ranked(self, leg: Leg) -> RankedWorkers:
         """Return those of one leg, the least busy first."""
         return self.directory.ranked(self.model, leg)
 

@@ -12,14 +12,14 @@ from attrs import define, evolve, field
 from actors.engines.port import Engine
 from actors.kit.calls import Address, Answer
 from actors.kit.pending_prefill import PendingPrefill
-from actors.kit.priority_inbox import Queue
+from actors.kit.priority_inbox import PriorityInbox
 from actors.routing.load import Load
 from protocol.cluster import COUNT_MAX, Leg, Offer, OfferLoad
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady
 from protocol.messages import REQUEST_ID_LENGTH, Finished, Generate, Started, Tokens
 from supervisor.links.link import Link
 from supervisor.supervision.changes import Changes
-from supervisor.supervision.registration import Plug
+from supervisor.supervision.registration import Registration
 
 Replies: TypeAlias = Answer[Started | Tokens, Finished]
 
@@ -29,13 +29,13 @@ REQUEST_ID = re.compile(rf"[0-9a-f]{{{REQUEST_ID_LENGTH}}}")
 class Siblings(Protocol):
     """Whoever knows the other workers of the cluster."""
 
-    def others(self, but: Here) -> bool:
+    def others(self, but: LocalWorker) -> bool:
         """Whether another worker of the same model and leg can be asked now, or one that computes both."""
 
-    def loaded(self, worker: Here | There, asker: str | None) -> None:
+    def loaded(self, worker: LocalWorker | RemoteWorker, asker: str | None) -> None:
         """Hear that a worker has one request more, or one less, and which other node asks it, if one does."""
 
-    def begun(self, worker: Here | There) -> None:
+    def begun(self, worker: LocalWorker | RemoteWorker) -> None:
         """Hear that a worker has begun a request that this node asks, so that it may have room for another prompt."""
 
 
@@ -50,15 +50,15 @@ def _bounds(offer: Offer) -> tuple[int, int]:
 
 
 @define(eq=False)
-class Here:
+class LocalWorker:
     """A worker of this node."""
 
     node: str
     offered: Offer  # as it is when nothing runs
     address: Address[Generate, Started | Tokens, Finished]
-    plug: Plug[Engine]
+    plug: Registration[Engine]
     changed: Changes
-    inbox: Queue[Generate, Started | Tokens, Finished]
+    inbox: PriorityInbox[Generate, Started | Tokens, Finished]
     directory: Siblings
     busy: int = 0
     tokens: int = 0
@@ -93,14 +93,14 @@ class Here:
         name, bounds = f"{self.node}/{self.offered.name}", _bounds(self.offered)
         return Load(name, self.busy, slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds)
 
-    def load_but(self, hearer: str) -> OfferLoad:
+    def load_without(self, hearer: str) -> OfferLoad:
         """Return how busy it is with what everybody but one other node asks."""
         requests, tokens = self.asked_by.get(hearer, (0, 0))
         return OfferLoad(self.offered.name, self.busy - requests, min(self.tokens - tokens, COUNT_MAX))
 
-    def offer_to(self, hearer: str) -> Offer:
+    def offer_for(self, hearer: str) -> Offer:
         """Return how the worker is now, as that node is to hear it."""
-        load, slots = self.load_but(hearer), self.offered.slots
+        load, slots = self.load_without(hearer), self.offered.slots
         running, waiting = min(load.requests, slots), max(0, load.requests - slots)
         return evolve(self.offer, running=running, waiting=waiting, tokens=load.tokens)
 
@@ -155,14 +155,14 @@ class Here:
 
 
 @define(eq=False)
-class ForOthers:
+class GuardedWorker:
     """A worker of this node as other nodes ask it, who may lie: no engine hears of a request that could harm others."""
 
-    here: Here
+    here: LocalWorker
     asker: str | None = None  # the other node
     _ids: set[str] = field(factory=set)
 
-    def of(self, asker: str) -> ForOthers:
+    def of(self, asker: str) -> GuardedWorker:
         """Return the same worker as one other node asks it."""
         return evolve(self, asker=asker)
 
@@ -184,7 +184,7 @@ class ForOthers:
 
 
 @define(eq=False)
-class There:
+class RemoteWorker:
     """A worker of another node, by what that node tells of it and by what this node has asked of it."""
 
     node: str

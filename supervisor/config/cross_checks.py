@@ -12,12 +12,19 @@ from attrs import asdict
 
 from actors.engines.sglang import setting_rules
 from actors.engines.sglang.boot_message import GrammarLimits
-from protocol.cluster import OPERATOR
+from protocol.cluster import OPERATOR_PREFIX
 from protocol.strict.mistakes import Mistake, describe, join, segment
 from supervisor.config import listener_checks, time_checks
-from supervisor.config.schema import EVERYWHERE, LOOPBACK, Cluster, ClusterSection, EngineSection, SimulatedSection
-from supervisor.engines.sglang.bootstrap_ports import PORTS
-from supervisor.gateway.gateway import ANY
+from supervisor.config.schema import (
+    LOOPBACK_HOSTS,
+    WILDCARD_HOSTS,
+    Cluster,
+    ClusterSection,
+    EngineSection,
+    SimulatedSection,
+)
+from supervisor.engines.sglang.bootstrap_ports import BOOTSTRAP_PORTS
+from supervisor.gateway.gateway import WILDCARD
 
 RESERVED = ("gateway", "links", "metrics", "zygote")
 BEAT_S_MIN = 0.01
@@ -33,7 +40,7 @@ def is_host(text: str) -> bool:
         return False
 
 
-def disagreements(cluster: Cluster) -> Iterator[Mistake]:
+def cross_check(cluster: Cluster) -> Iterator[Mistake]:
     """Yield every mistake."""
     if cluster.gateway.node not in cluster.node and not cluster.cluster.join:
         yield Mistake("gateway.node", f"there is no node {cluster.gateway.node}; there is {', '.join(cluster.node)}")
@@ -77,11 +84,11 @@ def _file_is_missing(cluster: Cluster, name: str, at: str) -> Iterator[Mistake]:
 def _gateway_disagrees(cluster: Cluster) -> Iterator[Mistake]:
     gateway = cluster.gateway
     for index, name in enumerate(gateway.names):
-        if name != ANY and not is_host(name):
+        if name != WILDCARD and not is_host(name):
             yield Mistake(f"gateway.names[{index}]", f"must be a host without scheme or port, got {describe(name)}")
     if gateway.host and not is_host(gateway.host):
         yield Mistake("gateway.host", f"must be a host or an address without brackets, got {describe(gateway.host)}")
-    if gateway.host in EVERYWHERE and not gateway.names:
+    if gateway.host in WILDCARD_HOSTS and not gateway.names:
         every = f"{gateway.host or 'an empty host'} is every address"
         yield Mistake("gateway.names", f"is missing: {every}, so say what clients call this server")
     for key in ("keys", "tls_certificate", "tls_key"):
@@ -91,7 +98,7 @@ def _gateway_disagrees(cluster: Cluster) -> Iterator[Mistake]:
         one, other = ("tls_certificate", "tls_key")[:: 1 if gateway.tls_key is None else -1]
         yield Mistake(f"gateway.{one}", f"means nothing without {other}")
     for index, origin in enumerate(gateway.origins):
-        if origin != ANY and not ORIGIN.fullmatch(origin.lower()):
+        if origin != WILDCARD and not ORIGIN.fullmatch(origin.lower()):
             yield Mistake(
                 f"gateway.origins[{index}]", f"must be like https://app.example, without a path; got {describe(origin)}"
             )
@@ -136,8 +143,8 @@ def _nodes_disagree(cluster: Cluster) -> Iterator[Mistake]:
     for name in deaf[1:]:
         yield Mistake(f"node.{name}.listen", f"is missing: {deaf[0]} does not listen either, so they cannot meet")
     for name, node in cluster.node.items():
-        if name.startswith(OPERATOR):
-            yield Mistake(f"node.{name}", f"is an operator's name: no node's begins with {OPERATOR}")
+        if name.startswith(OPERATOR_PREFIX):
+            yield Mistake(f"node.{name}", f"is an operator's name: no node's begins with {OPERATOR_PREFIX}")
         if not is_host(node.host):
             yield Mistake(f"node.{name}.host", f"must be a host or an address, got {describe(node.host)}")
         if node.logs is not None and (logs := Path(node.logs)).exists() and not logs.is_dir():
@@ -158,7 +165,7 @@ def _links_disagree(cluster: Cluster) -> Iterator[Mistake]:
     tls = [key for key in ("tls_certificate", "tls_key", "tls_authority") if getattr(section, key) is not None]
     if tls and len(tls) < 3:
         yield Mistake(f"cluster.{tls[0]}", "means nothing without tls_certificate, tls_key and tls_authority together")
-    if section.binds_names:
+    if section.verifies_node_names:
         yield from _names_disagree(cluster)
     for name in cluster.node:
         slots = sum(engine.slots for engine in cluster.engines_on(name).values())
@@ -206,9 +213,11 @@ def _leg_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterator
             yield Mistake(f"{at}.bootstrap_port", "is missing: decodes find a prefill by it")
         first, host = engine.bootstrap_port, _host(cluster, engine)
         here = ((key, each.bootstrap_port) for key, each in cluster.engine.items() if _host(cluster, each) == host)
-        near = [key for key, port in here if first is not None and port is not None and abs(port - first) < PORTS]
+        near = [
+            key for key, port in here if first is not None and port is not None and abs(port - first) < BOOTSTRAP_PORTS
+        ]
         if len(near) > 1:
-            said = f"is shared by {' and '.join(near)} on one host, where each has {PORTS} ports"
+            said = f"is shared by {' and '.join(near)} on one host, where each has {BOOTSTRAP_PORTS} ports"
             yield Mistake(f"{at}.bootstrap_port", said)
     elif engine.bootstrap_port is not None:
         yield Mistake(f"{at}.bootstrap_port", "is for a prefill of SGLang")
@@ -237,8 +246,8 @@ def _span_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterato
         elif name in engine.nodes[: index + 1]:
             yield Mistake(f"{at}.ranks_on[{index}]", f"node {name} has a rank of it already")
     hosts = {name: cluster.node[name].host for name in engine.nodes if name in cluster.node}
-    alone = [name for name, host in hosts.items() if host in (*LOOPBACK, *EVERYWHERE)]
-    if alone and len({"localhost" if host in LOOPBACK else host for host in hosts.values()}) > 1:
+    alone = [name for name, host in hosts.items() if host in (*LOOPBACK_HOSTS, *WILDCARD_HOSTS)]
+    if alone and len({"localhost" if host in LOOPBACK_HOSTS else host for host in hosts.values()}) > 1:
         yield Mistake(f"node.{alone[0]}.host", f"is {hosts[alone[0]]}, where ranks on other hosts do not find its own")
     if engine.dist_port is None:
         yield Mistake(f"{at}.dist_port", "is missing: the ranks meet there, on the host of rank 0")
@@ -260,7 +269,10 @@ def _ports(cluster: Cluster) -> Iterator[tuple[str, str | None, int]]:
     if cluster.gateway.node in cluster.node:
         yield "gateway.port", cluster.node[cluster.gateway.node].host, cluster.gateway.port
     for name, engine in cluster.engine.items():
-        for key, port, count in (("bootstrap_port", engine.bootstrap_port, PORTS), ("dist_port", engine.dist_port, 1)):
+        for key, port, count in (
+            ("bootstrap_port", engine.bootstrap_port, BOOTSTRAP_PORTS),
+            ("dist_port", engine.dist_port, 1),
+        ):
             for each in () if port is None else range(port, port + count):
                 yield join(join("engine", segment(name)), key), _host(cluster, engine), each
 

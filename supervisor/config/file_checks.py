@@ -27,15 +27,16 @@ def mistakes(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Mista
         ("cluster.tls_certificate", partial(preflight.link_tls, cluster)),
     ]
     try:
-        known = preflight.known_keys(cluster, environment)  # once for all nodes: there may be thousands of both
+        known = preflight.read_keys(cluster, environment)  # once for all nodes: there may be thousands of both
     except Misconfigured as error:
         yield Mistake(error.path, str(error))
     else:
         examined += (
-            (f"node.{name}.metrics", partial(preflight.check_watchers, cluster, name, known)) for name in cluster.node
+            (f"node.{name}.metrics", partial(preflight.check_metrics_keys, cluster, name, known))
+            for name in cluster.node
         )
         if cluster.gateway.node in cluster.node:
-            examined.append(("gateway.keys", partial(preflight.check_clients, cluster, known)))
+            examined.append(("gateway.keys", partial(preflight.check_client_keys, cluster, known)))
     if cluster.certificate is not None:
         examined.append(("gateway.tls_certificate", cluster.certificate.context))
     for name, model in cluster.model.items():

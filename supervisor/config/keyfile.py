@@ -91,7 +91,7 @@ def disagreements(keys: Mapping[str, KeySection]) -> list[Mistake]:
 
 
 @define
-class Bucket:
+class TokenBucket:
     """A token bucket: in `t` seconds it never gives more than `burst + rate_per_s * t`."""
 
     rate_per_s: float
@@ -100,7 +100,7 @@ class Bucket:
     _at: float  # when `_tokens` was right
 
     @classmethod
-    def full(cls, rate_per_s: float, burst: int, now: float) -> Bucket:
+    def full(cls, rate_per_s: float, burst: int, now: float) -> TokenBucket:
         """Return a bucket whose owner has been quiet for long."""
         return cls(rate_per_s, burst, float(burst), now)
 
@@ -124,7 +124,7 @@ class Bucket:
             self._at = now
 
 
-def clamped(priority: int | None, key: int | None) -> int:
+def clamp_priority(priority: int | None, key: int | None) -> int:
     """Return the priority of a request: a key's own is what it has without asking, and the most it can ask for.
 
     None stands for nobody's key: where there are none, everybody may name any.

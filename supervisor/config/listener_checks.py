@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from attrs import frozen
 
 from protocol.strict.mistakes import Mistake
-from supervisor.config.schema import LOOPBACK, Cluster
+from supervisor.config.schema import LOOPBACK_HOSTS, Cluster
 
 IPV4, IPV6 = "every IPv4 address", "every IPv6 address"
 SPELLED = {  # what an address stands for, beside itself
@@ -69,5 +69,5 @@ def _split(listen: str) -> tuple[str, int]:
 
 
 def _listener(key: str, about: str, machine: str, host: str, port: int) -> _Listener:
-    where = "localhost" if machine in LOOPBACK else machine.lower()
+    where = "localhost" if machine in LOOPBACK_HOSTS else machine.lower()
     return _Listener(key, about, where, frozenset(SPELLED.get(host.lower(), (host.lower(),))), port)

@@ -11,11 +11,11 @@ from attrs import evolve
 
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake
-from supervisor.config.cross_checks import disagreements
+from supervisor.config.cross_checks import cross_check
 from supervisor.config.partial import structure_what_can_be
 from supervisor.config.schema import (
-    EVERYWHERE,
-    LOOPBACK,
+    LOOPBACK_HOSTS,
+    WILDCARD_HOSTS,
     Cluster,
     ClusterSection,
     EngineSection,
@@ -26,8 +26,8 @@ from supervisor.config.toml_lines import line_of, lines_of
 from supervisor.files import reading
 
 __all__ = [
-    "EVERYWHERE",
-    "LOOPBACK",
+    "LOOPBACK_HOSTS",
+    "WILDCARD_HOSTS",
     "Cluster",
     "ClusterSection",
     "EngineSection",
@@ -81,7 +81,7 @@ def read(path: Path, join: Sequence[str] = (), examine: Examine | None = None) -
     mistakes = [*pruned.mistakes]
     cluster = None if pruned.cluster is None else _placed(pruned.cluster, path, join)
     if cluster is not None:
-        mistakes += [each for each in disagreements(cluster) if not pruned.explains(each)]
+        mistakes += [each for each in cross_check(cluster) if not pruned.explains(each)]
         known = {each.path for each in mistakes}  # a file that is not there cannot be read either
         examined = () if examine is None else examine(cluster)
         mistakes += [each for each in examined if each.path not in known and not pruned.explains(each)]
@@ -121,7 +121,7 @@ def _placed(cluster: Cluster, path: Path, joined: Sequence[str]) -> Cluster:
 def _with_names(cluster: Cluster) -> Cluster:
     """Return the same cluster with the names that its gateway answers to, as `Host` and `Origin` are compared."""
     gateway = cluster.gateway
-    names = gateway.names or dict.fromkeys((*LOOPBACK, gateway.host))
+    names = gateway.names or dict.fromkeys((*LOOPBACK_HOSTS, gateway.host))
     names, origins = (tuple(each.lower() for each in some) for some in (names, gateway.origins))
     changed = evolve(cluster, gateway=evolve(gateway, names=names, origins=origins))
     return _placed(changed, cluster.file, cluster.joined)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from attrs import Factory, field, frozen
 
 from actors.decode import Deadlines
-from actors.engines.sglang.boot_message import CHUNK_ON_CPU, GrammarLimits, Setting
+from actors.engines.sglang.boot_message import CPU_PREFILL_CHUNK, GrammarLimits, Setting
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
 from actors.routing.outliers import Ejection
@@ -16,7 +16,7 @@ from protocol.cluster import PORT
 from protocol.dialects.options import Holds, Matches, Within
 from supervisor.config.keyfile import GrammarName
 from supervisor.config.tls import Certificate
-from supervisor.gateway.gateway import Count, DoorLimits, Seconds
+from supervisor.gateway.gateway import Count, GatewayLimits, Seconds
 from supervisor.processes.process import Ladder
 from supervisor.threads.text_threads import TextLimits
 
@@ -24,10 +24,10 @@ NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letter
 EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]
 AT = rf"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):{PORT}"
 ListenAt = Annotated[str, Matches(AT, "like 127.0.0.1:7401 or [::1]:7401")]
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-PREFILL_CHUNK = {"cpu": CHUNK_ON_CPU, "cuda": 8192}
+LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+PREFILL_CHUNK = {"cpu": CPU_PREFILL_CHUNK, "cuda": 8192}
 """The chunk of an engine whose section names none; on a GPU SGLang's own depends on its memory."""
-EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here, not bound
+WILDCARD_HOSTS = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here, not bound
 
 
 @frozen(kw_only=True)
@@ -46,12 +46,12 @@ class NodeSection:
     log_bytes_max: Count = 4 * 1024 * 1024
 
     @property
-    def dialed_at(self) -> str | None:
+    def dial_address(self) -> str | None:
         """Where other nodes find it, None if it does not listen: at its host, if it listens at every address of it."""
         if self.listen is None:
             return None
         host, _, port = self.listen.rpartition(":")
-        if host.strip("[]") not in EVERYWHERE:
+        if host.strip("[]") not in WILDCARD_HOSTS:
             return self.listen
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
@@ -79,7 +79,7 @@ class ClusterSection:
     retry_max_s: Seconds = 5.0
 
     @property
-    def binds_names(self) -> bool:
+    def verifies_node_names(self) -> bool:
         """Whether nodes must show certificates that name them."""
         return self.tls_names == "nodes"
 
@@ -103,7 +103,7 @@ class GatewaySection:
     first_token_s: Seconds = 120.0  # from the client's question on, waiting included
     total_s: Seconds = 900.0
     prompt_tokens_max: Count = 262_144  # of one request, whatever its model would hold
-    limits: DoorLimits = DoorLimits()
+    limits: GatewayLimits = GatewayLimits()
     text: TextLimits = TextLimits()
 
 
@@ -213,7 +213,7 @@ class Cluster:
         """Return the engines that a node runs."""
         return {name: engine for name, engine in self.engine.items() if engine.node == node}
 
-    def other_ranks_on(self, node: str) -> dict[str, EngineSection]:
+    def follower_ranks_on(self, node: str) -> dict[str, EngineSection]:
         """Return the engines of which a node runs a rank that is not the first."""
         return {name: engine for name, engine in self.engine.items() if node in engine.ranks_on}
 

@@ -10,15 +10,15 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from actors.kit.calls import Answer
-from protocol.cluster import Drain, GateState, GetStatus, LinkState, NodeState, Reload, Reloaded, SetAside, Status
+from protocol.cluster import Drain, EjectionState, GateState, GetStatus, LinkState, NodeState, Reload, Reloaded, Status
 from protocol.codec import Message
-from protocol.errors import DeadlineExceeded, Internal, NotReady, RequestError
+from protocol.errors import DeadlineExceeded, InternalError, NotReady, RequestError
 from protocol.messages import Done, EngineLoad
 from supervisor.cluster.directory import Directory
-from supervisor.deadlines import HOP_S
-from supervisor.gateway.admission import Gate
-from supervisor.links.link import Link, Serves
-from supervisor.supervision.status import Standing
+from supervisor.deadlines import HOP_MARGIN_S
+from supervisor.gateway.admission import AdmissionGate
+from supervisor.links.link import Link, Services
+from supervisor.supervision.status import TreeStatus
 
 log = logging.getLogger(__name__)
 
@@ -50,26 +50,26 @@ class Function:
             answer.fail(error)
         except Exception:
             log.exception("a bug failed a %s", type(request).__name__)
-            answer.fail(Internal("the node made a mistake; its log has the details"))
+            answer.fail(InternalError("the node made a mistake; its log has the details"))
         yield answer
 
 
 @define(eq=False)
-class Controls:
+class NodeControl:
     """What operators ask of one node; `drain` and `reload` are the node's own, once it runs."""
 
     directory: Directory
     run: str
     version: str
     loads: Loads
-    standing: Standing | None = None
-    gate: Gate | None = None
-    aside: Callable[[], tuple[SetAside, ...]] = tuple
+    standing: TreeStatus | None = None
+    gate: AdmissionGate | None = None
+    aside: Callable[[], tuple[EjectionState, ...]] = tuple
     drain: Callable[[], None] = field(default=_nothing)
     reload: Callable[[], Awaitable[Reloaded]] = field(default=_not_yet)
 
     @property
-    def serves(self) -> Serves:
+    def serves(self) -> Services:
         """What is asked here, to the node as such."""
         function = Function(self.answer)
         return {("", GetStatus): function, ("", Drain): function, ("", Reload): function}
@@ -96,7 +96,7 @@ class Controls:
         if (link := self._towards(request.node)) is None:
             raise NotReady(f"node {self.directory.name} has no link to node {request.node}")
         try:
-            with trio.fail_at(trio.current_effective_deadline() - HOP_S):
+            with trio.fail_at(trio.current_effective_deadline() - HOP_MARGIN_S):
                 async with link.ask(request, 0) as answer:
                     result = await answer.result()
         except trio.TooSlowError as error:
@@ -104,7 +104,7 @@ class Controls:
                 f"node {request.node} has not answered node {self.directory.name} in time"
             ) from error
         if not isinstance(result, Status | Done | Reloaded):
-            raise Internal(f"node {request.node} answered with something else")
+            raise InternalError(f"node {request.node} answered with something else")
         return result
 
     def _towards(self, node: str) -> Link | None:
@@ -127,7 +127,7 @@ class Controls:
         )
         up_s, tree = (0.0, ()) if self.standing is None else (self.standing.up_s, self.standing.children())
         gate = None if self.gate is None else _gate(self.gate)
-        refused = tuple(f"engine {name} {why}" for name, why in self.directory.models.whys.items())
+        refused = tuple(f"engine {name} {why}" for name, why in self.directory.models.rejections.items())
         who = self.directory.name, self.run, self.version, round(up_s, 3)
         return Status(*who, state, tree, links, gate, refused, self.aside())
 
@@ -145,7 +145,7 @@ def _filled(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeState:
     return evolve(state, offers=tuple(offers))
 
 
-def _gate(gate: Gate) -> GateState:
+def _gate(gate: AdmissionGate) -> GateState:
     return GateState(gate.inside, gate.requests_max, gate.waiting, gate.waiting_max)
 
 

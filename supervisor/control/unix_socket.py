@@ -27,9 +27,9 @@ from attrs import define, field, frozen
 from protocol.errors import PeerLost, PeerViolation
 from protocol.peer import Peer
 from supervisor.engines.sglang.engine import SocketTransport
-from supervisor.links.heartbeat import Heart
-from supervisor.links.link import Link, Serves
-from supervisor.processes.run_folder import LOCK, PREFIX, Folder
+from supervisor.links.heartbeat import Heartbeat
+from supervisor.links.link import Link, Services
+from supervisor.processes.run_folder import LOCK, PREFIX, RunFolder
 from supervisor.threads.text_threads import NO_THREAD
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def _opened(folder: Path) -> Iterator[int]:
 class _Place:
     """The socket and the description of a node in its run folder, and which files these are."""
 
-    folder: Folder
+    folder: RunFolder
     about: bytes
     _made: dict[str, os.stat_result] = field(factory=dict)
 
@@ -147,7 +147,7 @@ class _Place:
 
 
 async def serve(
-    folder: Folder, file: Path, node: str, serves: Serves, heart: Heart, *, looks_s: float = LOOKS_S
+    folder: RunFolder, file: Path, node: str, serves: Services, heart: Heartbeat, *, looks_s: float = LOOKS_S
 ) -> None:
     """Answer operators until cancelled; a node that cannot be asked this way says so in its log, and runs on.
 
@@ -214,7 +214,7 @@ def _may_ask(stream: trio.SocketStream) -> bool:
     return user in {0, os.geteuid()}
 
 
-async def _attend(stream: trio.SocketStream, node: str, serves: Serves, heart: Heart) -> None:
+async def _attend(stream: trio.SocketStream, node: str, serves: Services, heart: Heartbeat) -> None:
     """Answer one operator until it leaves."""
     link = Link(SocketTransport(stream), Peer(node, serves_max=STREAMS_MAX), serves, heart=heart)
     try:

@@ -9,14 +9,14 @@ from typing import TypeAlias
 import trio
 from attrs import asdict, frozen
 
-from actors.decode import Observer, decode
+from actors.decode import SlotObserver, decode
 from actors.engines.port import Engine
-from actors.engines.sglang.boot_message import EngineSpec
+from actors.engines.sglang.boot_message import SglangSpec
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.sentences import SENTENCES
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Inbox
-from actors.kit.priority_inbox import Queue
+from actors.kit.priority_inbox import PriorityInbox
 from actors.text.model import TextModel
 from protocol.cluster import Leg, Offer
 from protocol.errors import StartFailed
@@ -26,42 +26,51 @@ from supervisor.cluster.directory import Directory
 from supervisor.config.load import Cluster, EngineSection
 from supervisor.engines import grammar_checkers
 from supervisor.engines.sglang import bootstrap_ports, ranks, spawn
-from supervisor.engines.sglang.engine import EngineHouse, engine, silent
-from supervisor.links.link import Serves
-from supervisor.processes.output_log import Chatter, writer
+from supervisor.engines.sglang.engine import HostRuntime, engine, silent
+from supervisor.links.link import Services
+from supervisor.processes.output_log import OutputLog, output_writer
 from supervisor.processes.process import Ladder
-from supervisor.runtime import World
-from supervisor.supervision.registration import Plug
+from supervisor.runtime import Runtime
+from supervisor.supervision.registration import Registration
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 
-Work: TypeAlias = Queue[Generate, Started | Tokens, Finished]
+Work: TypeAlias = PriorityInbox[Generate, Started | Tokens, Finished]
 
 ZYGOTE_LADDER = Ladder(asked_s=0.5, term_s=0.5, kill_s=1.0)
 
 
 def starts(
-    cluster: Cluster, node: str, world: World, children: list[Child | Tree], zygotes: dict[str, Plug[spawn.Zygote]]
-) -> dict[str, spawn.Starts]:
+    cluster: Cluster,
+    node: str,
+    world: Runtime,
+    children: list[Child | Tree],
+    zygotes: dict[str, Registration[spawn.Zygote]],
+) -> dict[str, spawn.HostStarter]:
     """Return how the host of each engine is started, adding the zygotes that those on a CPU need.
 
     An engine with variables of its own has a zygote of its own: some are read when torch is imported, and never again.
     """
-    found: dict[str, spawn.Starts] = {}
+    found: dict[str, spawn.HostStarter] = {}
     for name, section in cluster.engine.items():
         if node not in section.nodes or section.kind != "sglang":
             continue
-        if (zygote := spawn.zygote_of(name, section)) is None:
+        if (zygote := spawn.zygote_name(name, section)) is None:
             found[name] = spawn.spawned(world.environment, "cuda")
             continue
         if zygote not in zygotes:
-            zygotes[zygote] = Plug()
+            zygotes[zygote] = Registration()
             children.append(_zygote(cluster, node, world, zygote, zygotes[zygote], section.environment))
         found[name] = spawn.forked(zygotes[zygote])
     return found
 
 
 def _zygote(
-    cluster: Cluster, node: str, world: World, name: str, plug: Plug[spawn.Zygote], environment: Mapping[str, str]
+    cluster: Cluster,
+    node: str,
+    world: Runtime,
+    name: str,
+    plug: Registration[spawn.Zygote],
+    environment: Mapping[str, str],
 ) -> Tree:
     """Return a zygote in a tree of its own: it is remade in the background, and not counted with anybody else."""
     chatter = chatter_of(cluster, node, world)(name)
@@ -73,12 +82,13 @@ def _zygote(
         stop_within_s=ZYGOTE_LADDER.total_s + 1.0,
         about="has imported SGLang once",
     )
+    engine = name.removeprefix(f"{spawn.SHARED_ZYGOTE}-") if environment else "engines on a CPU"
     return Tree(
         name=name,
         children=(process,),
         restarts_max=None,
         backoff=Backoff(min_s=0.5, crashes=True),
-        about=f"forks the hosts of {name.removeprefix(f'{spawn.ZYGOTE_NAME}-') if environment else 'engines on a CPU'}",
+        about=f"forks the hosts of {engine}",
     )
 
 
@@ -89,7 +99,7 @@ class Worker:
     name: str
     section: EngineSection
     model: TextModel | None  # for a simulated engine to speak by
-    plug: Plug[Engine]
+    plug: Registration[Engine]
     inbox: Work
     came: Callable[[], None]  # to be called when the engine is there: what waits for its siblings may come to it
     turn_away: Callable[[], None]  # what waits in the inbox for an engine that is gone
@@ -104,7 +114,7 @@ def offer(name: str, section: EngineSection) -> Offer:
     return Offer(name, section.model, leg, slots, up=False, pending_prefill_tokens_max=pending_max)
 
 
-def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, spawn.Starts], world: World) -> Tree:
+def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, spawn.HostStarter], world: Runtime) -> Tree:
     """Return an engine and the actor that gives it work: neither is any use without the other."""
     section = each.section
     on = f"on {section.device}" if section.device else "simulated"
@@ -116,7 +126,7 @@ def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, spawn.Starts],
         # Whatever is wrong with an engine, it is alone in it: it is tried again for ever, at most every half minute.
         restarts_max=None,
         backoff=Backoff(min_s=0.1 if each.others is None else 1.0, crashes=True),
-        needs=tuple(filter(None, [spawn.zygote_of(each.name, section)])),
+        needs=tuple(filter(None, [spawn.zygote_name(each.name, section)])),
         about=f"{section.model} {on}{over}",
         children=(
             _simulated(each, world) if section.kind == "simulated" else _sglang(cluster, each, hosts_of, world),
@@ -135,7 +145,7 @@ def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, spawn.Starts],
     )
 
 
-def _sglang(cluster: Cluster, each: Worker, hosts_of: Mapping[str, spawn.Starts], world: World) -> Child:
+def _sglang(cluster: Cluster, each: Worker, hosts_of: Mapping[str, spawn.HostStarter], world: Runtime) -> Child:
     section, others = each.section, each.others
     assert section.device is not None  # the configuration has been checked
     spec = _spec(cluster, each.name, section, section.device)
@@ -144,7 +154,7 @@ def _sglang(cluster: Cluster, each: Worker, hosts_of: Mapping[str, spawn.Starts]
     return Child(
         name="engine",
         run=_alone if others is None else others.together,
-        args=(keep, bootstrap_ports.Lives(spec, house.now).another),
+        args=(keep, bootstrap_ports.BootstrapPorts(spec, house.now).another),
         start_within_s=section.start_within_s if others is None else others.linked_within_s + section.start_within_s,
         stop_within_s=section.ladder.total_s + 1.0,
         about="SGLang, in a process of its own" if others is None else "SGLang's rank 0, in a process of its own",
@@ -158,13 +168,13 @@ async def _alone(  # noqa: ASYNC128  # keep calls started()
     await keep(another(), task_status=task_status)
 
 
-def rank_of(
+def follower_child(
     cluster: Cluster,
     name: str,
     directory: Directory,
     inbox: Inbox[ranks.Asked],
-    hosts_of: Mapping[str, spawn.Starts],
-    world: World,
+    hosts_of: Mapping[str, spawn.HostStarter],
+    world: Runtime,
 ) -> Child:
     """Return what runs a node's rank of an engine whose first rank is on another node."""
     section = cluster.engine[name]
@@ -173,7 +183,7 @@ def rank_of(
     keep = partial(silent, spec, hosts_of[name], _house(cluster, directory.name, section, world))
     return Child(
         name=name,
-        run=ranks.other_rank,
+        run=ranks.run_follower_rank,
         args=(inbox, ranks.Own(directory, ranks.agreed(cluster, name), bootstrap_ports.ports(spec)), keep),
         stop_within_s=section.ladder.total_s + 1.0,
         about=f"rank {spec.rank} of {section.model} on {section.device}{_all_ranks(cluster, name)}",
@@ -186,12 +196,12 @@ def _all_ranks(cluster: Cluster, name: str) -> str:
     return f", over nodes {', '.join(nodes)}, which meet at {ranks.meeting(cluster, name)}"
 
 
-def _house(cluster: Cluster, node: str, section: EngineSection, world: World) -> EngineHouse:
+def _house(cluster: Cluster, node: str, section: EngineSection, world: Runtime) -> HostRuntime:
     chatter = chatter_of(cluster, node, world)
-    return EngineHouse(world.folder, chatter, world.hurry, section.ladder, world.now, section.silent_s, world.reserve)
+    return HostRuntime(world.folder, chatter, world.hurry, section.ladder, world.now, section.silent_s, world.reserve)
 
 
-def _simulated(each: Worker, world: World) -> Child:
+def _simulated(each: Worker, world: Runtime) -> Child:
     section, model = each.section, each.model
     assert model is not None
     own = section.simulated
@@ -225,23 +235,23 @@ def _simulated(each: Worker, world: World) -> Child:
 async def _simulate(  # noqa: ASYNC128  # run calls started()
     spec: SimulatedSpec,
     lines: Sequence[Sequence[int]],
-    world: World,
-    plug: Plug[Engine],
+    world: Runtime,
+    plug: Registration[Engine],
     digest: Digest,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    simulated = SimulatedEngine(spec, world.chance(spec.seed), lines, digest, world.meetings)
-    with plug.offering(simulated):
+    simulated = SimulatedEngine(spec, world.chance(spec.seed), lines, digest, world.rendezvous_rooms)
+    with plug.publish(simulated):
         await simulated.run(task_status=task_status)
 
 
 def grammar_checks(
-    cluster: Cluster, node: str, hosts_of: Mapping[str, spawn.Starts], world: World, children: list[Child | Tree]
-) -> Serves:
+    cluster: Cluster, node: str, hosts_of: Mapping[str, spawn.HostStarter], world: Runtime, children: list[Child | Tree]
+) -> Services:
     """Return where the grammars of a node's engines are checked, adding the children that do it."""
 
-    def spec_of(name: str) -> EngineSpec:
+    def spec_of(name: str) -> SglangSpec:
         section = cluster.engine[name]
         assert section.device is not None  # the configuration has been checked
         return _spec(cluster, name, section, section.device)
@@ -254,7 +264,7 @@ def grammar_checks(
 
 async def _decode(  # noqa: ASYNC128  # decode calls started()
     each: Worker,
-    observer: Observer,
+    observer: SlotObserver,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
@@ -272,8 +282,8 @@ async def _decode(  # noqa: ASYNC128  # decode calls started()
         each.turn_away()
 
 
-def _spec(cluster: Cluster, name: str, section: EngineSection, device: str, rank: int = 0) -> EngineSpec:
-    return EngineSpec(
+def _spec(cluster: Cluster, name: str, section: EngineSection, device: str, rank: int = 0) -> SglangSpec:
+    return SglangSpec(
         name=f"{name}.rank-{rank}" if rank else name,
         model_path=str(cluster.model_path(section.model)),
         device=device,
@@ -286,7 +296,7 @@ def _spec(cluster: Cluster, name: str, section: EngineSection, device: str, rank
         grammars=section.grammars,
         prefill_chunk=section.prefill_chunk,
         leg=Leg(section.leg),
-        host=ranks.reached_at(cluster.node[section.nodes[rank]].host),
+        host=ranks.host_address(cluster.node[section.nodes[rank]].host),
         bootstrap_port=section.bootstrap_port,
         transfer=section.transfer,
         nodes=len(section.nodes),
@@ -297,14 +307,14 @@ def _spec(cluster: Cluster, name: str, section: EngineSection, device: str, rank
     )
 
 
-def chatter_of(cluster: Cluster, node: str, world: World) -> Callable[[str], Chatter]:
+def chatter_of(cluster: Cluster, node: str, world: Runtime) -> Callable[[str], OutputLog]:
     """Return how a node's processes keep what they say; one thread a file writes, whoever's life it is."""
     section = cluster.node[node]
 
-    def of(name: str) -> Chatter:
+    def of(name: str) -> OutputLog:
         path, logs = world.logs / f"{name}.log", world.metrics.logs
         if name not in logs:
-            logs[name] = writer(path, section.chatter_bytes_max, section.log_bytes_max)
-        return Chatter(path, section.chatter_bytes_max, kept=section.logs is not None, file=logs[name])
+            logs[name] = output_writer(path, section.chatter_bytes_max, section.log_bytes_max)
+        return OutputLog(path, section.chatter_bytes_max, kept=section.logs is not None, file=logs[name])
 
     return of

@@ -13,10 +13,10 @@ from zlib import crc32
 import trio
 from attrs import evolve
 
-from actors.engines.sglang.boot_message import EngineSpec
-from actors.grammars import Checker, Checks, digest_of, grammars
-from actors.kit.calls import Address, Answer, Asks, Call, mailbox
-from actors.kit.offload import Aside, Work
+from actors.engines.sglang.boot_message import SglangSpec
+from actors.grammars import Checker, GrammarChecks, grammar_digest, grammars
+from actors.kit.calls import Address, Answer, Askable, Call, mailbox
+from actors.kit.offload import Offload, RunInThread
 from protocol.cluster import Leg
 from protocol.codec import Message
 from protocol.errors import (
@@ -32,13 +32,13 @@ from protocol.errors import (
 from protocol.grammars import complaint
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import Here, There
+from supervisor.cluster.workers import LocalWorker, RemoteWorker
 from supervisor.config.load import Cluster, EngineSection
-from supervisor.engines.sglang.engine import EngineHouse, checker
-from supervisor.engines.sglang.spawn import Starts, zygote_of
-from supervisor.links.link import Link, Serves
-from supervisor.runtime import World
-from supervisor.supervision.registration import Plug
+from supervisor.engines.sglang.engine import HostRuntime, checker
+from supervisor.engines.sglang.spawn import HostStarter, zygote_name
+from supervisor.links.link import Link, Services
+from supervisor.runtime import Runtime
+from supervisor.supervision.registration import Registration
 from supervisor.supervision.tree import Backoff, Child, Tree
 
 log = logging.getLogger(__name__)
@@ -65,18 +65,18 @@ class Unchecked:
 def addresses(
     cluster: Cluster,
     node: str,
-    spec_of: Callable[[str], EngineSpec],
-    house_of: Callable[[EngineSection], EngineHouse],
-    hosts_of: Mapping[str, Starts],
-    world: World,
-) -> tuple[Serves, list[Tree]]:
+    spec_of: Callable[[str], SglangSpec],
+    house_of: Callable[[EngineSection], HostRuntime],
+    hosts_of: Mapping[str, HostStarter],
+    world: Runtime,
+) -> tuple[Services, list[Tree]]:
     """Return where the grammars of this node's engines are checked, and the children that check them.
 
     Engines that would compile a grammar alike share a checker.
     """
-    serves: dict[tuple[str, type[Message]], Asks[Message, Message, Message]] = {}
+    serves: dict[tuple[str, type[Message]], Askable[Message, Message, Message]] = {}
     trees: list[Tree] = []
-    alike: dict[str, Asks[Message, Message, Message]] = {}
+    alike: dict[str, Askable[Message, Message, Message]] = {}
     for name, section in cluster.engines_on(node).items():
         if section.kind != "sglang" or section.settings.get("grammar_backend", BACKEND) not in {BACKEND, None}:
             serves[name, CheckGrammar] = Unchecked()
@@ -84,7 +84,7 @@ def addresses(
         recipe = repr((section.model, section.device, section.settings, section.environment, section.grammars))
         if recipe not in alike:
             address, tree = _tree(name, section, spec_of(name), house_of(section), hosts_of, world)
-            alike[recipe] = cast("Asks[Message, Message, Message]", address)
+            alike[recipe] = cast("Askable[Message, Message, Message]", address)
             trees.append(tree)
         serves[name, CheckGrammar] = alike[recipe]
     return serves, trees
@@ -93,20 +93,20 @@ def addresses(
 def _tree(
     name: str,
     section: EngineSection,
-    spec: EngineSpec,
-    house: EngineHouse,
-    hosts_of: Mapping[str, Starts],
-    world: World,
+    spec: SglangSpec,
+    house: HostRuntime,
+    hosts_of: Mapping[str, HostStarter],
+    world: Runtime,
 ) -> tuple[Checking, Tree]:
     assert section.device is not None  # the configuration has been checked
     limits = section.grammars
-    plug: Plug[Link] = Plug()
+    plug: Registration[Link] = Registration()
     asked = _asked(limits.waiting_max)
     # One process, whatever the engine is made of.
     alone = evolve(spec, leg=Leg.BOTH, tensor_parallel=1, nodes=1, meet=None, transfer=None, bootstrap_port=None)
     own = evolve(alone, name=f"{name}.grammars", checks_grammars=True)
     checks = partial(
-        Checks,
+        GrammarChecks,
         partial(_checker, plug),
         limits.at_once,
         limits.waiting_max,
@@ -139,7 +139,7 @@ def _tree(
         children=(turns, process),
         restarts_max=None,
         backoff=Backoff(min_s=0.5, crashes=True),
-        needs=tuple(filter(None, [zygote_of(name, section)])),
+        needs=tuple(filter(None, [zygote_name(name, section)])),
         about=f"checks what answers of {section.model} are to keep to",
     )
 
@@ -148,18 +148,23 @@ def _asked(size: int) -> tuple[Checking, trio.MemoryReceiveChannel[Asked]]:
     return mailbox(size)
 
 
-async def _checker(plug: Plug[Link]) -> Checker:
+async def _checker(plug: Registration[Link]) -> Checker:
     return cast("Checker", await plug.wait())
 
 
 async def _turns(  # noqa: ASYNC128  # grammars calls started()
-    inbox: trio.MemoryReceiveChannel[Asked], checks: Callable[[], Checks], *, task_status: trio.TaskStatus[None]
+    inbox: trio.MemoryReceiveChannel[Asked], checks: Callable[[], GrammarChecks], *, task_status: trio.TaskStatus[None]
 ) -> None:
     await grammars(inbox, checks(), task_status=task_status)
 
 
 async def _process(
-    spec: EngineSpec, starts: Starts, plug: Plug[Link], house: EngineHouse, *, task_status: trio.TaskStatus[None]
+    spec: SglangSpec,
+    starts: HostStarter,
+    plug: Registration[Link],
+    house: HostRuntime,
+    *,
+    task_status: trio.TaskStatus[None],
 ) -> None:
     task_status.started()  # whoever needs it waits for its plug: nobody else's start waits for this one
     await checker(spec, starts, plug, house)
@@ -168,17 +173,19 @@ async def _process(
 # For a model ---------------------------------------------------------------------------
 
 
-async def check(directory: Directory, own: Serves, aside: Aside, model: str, grammar: Grammar, owner: str) -> None:
+async def check(
+    directory: Directory, own: Services, aside: RunInThread, model: str, grammar: Grammar, owner: str
+) -> None:
     """Have a grammar checked by an engine's node; raises `BadRequest` if it is refused.
 
     The same grammar goes to the same node as long as that can be asked, and else to another one.
     """
     # Rules that refer to each other are read more than once.
-    said = await Work(aside, owner).run(2 * len(grammar.text), partial(complaint, grammar))
+    said = await Offload(aside, owner).run(2 * len(grammar.text), partial(complaint, grammar))
     if said is not None:
         raise BadRequest(said)
     failure: RequestError = NotReady("no engine of this model is up")
-    for worker in _in_turn(directory, model, digest_of(grammar)):
+    for worker in _in_turn(directory, model, grammar_digest(grammar)):
         try:
             found = await _ask(worker, own, CheckGrammar(grammar, owner))
         except ELSEWHERE as error:
@@ -190,7 +197,7 @@ async def check(directory: Directory, own: Serves, aside: Aside, model: str, gra
     raise failure
 
 
-def _in_turn(directory: Directory, model: str, digest: bytes) -> Iterator[Here | There]:
+def _in_turn(directory: Directory, model: str, digest: bytes) -> Iterator[LocalWorker | RemoteWorker]:
     """Yield a model's workers that are up, each digest's from a place of its own on, whoever is up."""
     known = directory.derived(("by name", model), partial(_by_name, directory, model))
     begin = crc32(digest) % max(1, len(known))
@@ -199,12 +206,12 @@ def _in_turn(directory: Directory, model: str, digest: bytes) -> Iterator[Here |
             yield worker
 
 
-def _by_name(directory: Directory, model: str) -> list[Here | There]:
+def _by_name(directory: Directory, model: str) -> list[LocalWorker | RemoteWorker]:
     return sorted((each for each in directory.every() if each.model == model), key=lambda each: each.load.name)
 
 
-async def _ask(worker: Here | There, own: Serves, request: CheckGrammar) -> GrammarChecked:
-    if isinstance(worker, Here):
+async def _ask(worker: LocalWorker | RemoteWorker, own: Services, request: CheckGrammar) -> GrammarChecked:
+    if isinstance(worker, LocalWorker):
         asking = own[worker.offered.name, CheckGrammar].ask(request, 0)
     elif worker.link is None:
         raise LinkLost(f"there is no link to node {worker.node}")

@@ -20,21 +20,21 @@ TEMPLATE_BYTES_MAX = 4 * 1024 * 1024
 _noted: ContextVar[list[Path] | None] = ContextVar("files that are being read", default=None)
 
 
-class Reads(Protocol):
+class FileReader(Protocol):
     """Runs what reads files while a node runs."""
 
     async def __call__(self, function: Callable[[], T], /) -> T:
         """Return what the function returns, or raise what it raises; raises `StartFailed` if files do not answer."""
 
 
-async def read_here(function: Callable[[], T], /) -> T:
+async def read_inline(function: Callable[[], T], /) -> T:
     """Read files in this thread, whatever that takes: where there are no others, as in tests."""
     await trio.lowlevel.checkpoint()
     return function()
 
 
 @contextmanager
-def noting() -> Iterator[list[Path]]:
+def recording_paths() -> Iterator[list[Path]]:
     """Yield the list to which each file is added before it is read in the body: the last one may never answer."""
     noted: list[Path] = []
     token = _noted.set(noted)

@@ -13,7 +13,7 @@ from weakref import WeakSet
 import trio
 from attrs import define, field
 
-from protocol.errors import Draining, Left, NotReady, RequestError
+from protocol.errors import AskerLeft, Draining, NotReady, RequestError
 from protocol.trace import Trace, fields
 from supervisor.telemetry.metrics import Metrics
 
@@ -29,7 +29,7 @@ Kind = tuple[str, str]  # an error's code, and a key's name
 
 
 @define
-class Sieve:
+class LineRateLimit:
     """Lets `lines_max` of each kind through in one second, and counts the others. Seconds come from outside."""
 
     lines_max: int
@@ -60,11 +60,11 @@ class Sieve:
 
 
 @define(eq=False)
-class Access:
+class AccessLog:
     """Tells of requests, and counts refusals."""
 
     metrics: Metrics
-    _sieve: Sieve = field(factory=lambda: Sieve(LINES_PER_S))
+    _sieve: LineRateLimit = field(factory=lambda: LineRateLimit(LINES_PER_S))
     _told: WeakSet[RequestError] = field(factory=WeakSet)
     _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
@@ -104,7 +104,7 @@ class Access:
                 "status": status or error.http_status,
                 "outcome": error.code,
             }
-            event = "request ended" if isinstance(error, Left) else "request refused"
+            event = "request ended" if isinstance(error, AskerLeft) else "request refused"
             log.log(logging.DEBUG if waits else logging.INFO, event, extra=extra)
 
     def noted(
@@ -132,7 +132,7 @@ class Access:
                 log.info("more were refused", extra={"key": key, "outcome": code, "count": count})
 
     def _passes(self, error: RequestError, key: str) -> bool:
-        if not isinstance(error, Left):  # whoever leaves was refused nothing
+        if not isinstance(error, AskerLeft):  # whoever leaves was refused nothing
             self.metrics.refused(error.code)
         passes = self._sieve.passes((error.code, key), trio.current_time())
         if not passes:

@@ -13,7 +13,7 @@ from math import inf
 import trio
 from attrs import define, field
 
-from actors.kit.fair_queue import Entry, FairLine
+from actors.kit.fair_queue import Entry, FairQueue
 from protocol.errors import BadRequest, Draining, NotReady, Overloaded
 
 
@@ -32,7 +32,7 @@ class _Waiter:
 
 
 @define(eq=False)
-class Gate:
+class AdmissionGate:
     """Admits generations up to `requests_max` at a time; a request that must wait waits `admit_s`, and then hears no.
 
     Of those who wait the highest priority goes first; of equals the one whose owner holds least inside, and then the
@@ -48,7 +48,7 @@ class Gate:
     unready: Callable[[], str | None]  # why nothing can be served yet, None if it can
     draining: bool = False
     inside: int = 0  # generations
-    _line: FairLine[_Waiter] = field(factory=FairLine)  # the accounts are what each owner holds inside
+    _line: FairQueue[_Waiter] = field(factory=FairQueue)  # the accounts are what each owner holds inside
     _emptied: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     @property

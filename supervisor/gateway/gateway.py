@@ -13,27 +13,27 @@ from typing import Annotated, Protocol, TypeVar
 import trio
 from attrs import define, evolve, field, frozen
 
-from actors.kit.offload import Aside, Work, inline
+from actors.kit.offload import Offload, RunInThread, run_inline
 from actors.processor import TextReply
-from protocol.cost import cost, generations_of, multiplied_by
+from protocol.cost import cost, generations_of, multiplying_field
 from protocol.dialects.options import Within
 from protocol.dialects.request_body import reading_work
 from protocol.errors import BadRequest, Draining, Forbidden, NotFound, RequestError, StartFailed
 from protocol.grammars import kinds
 from protocol.messages import Answered, Grammar, GrammarKind, Respond
 from protocol.trace import Trace
-from supervisor.config.keyfile import clamped
+from supervisor.config.keyfile import clamp_priority
 from supervisor.config.tls import Certificate
-from supervisor.files.reading import Reads
-from supervisor.gateway.admission import Gate
+from supervisor.files.reading import FileReader
+from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.http.head_checks import authority, same_origin
 from supervisor.gateway.keys import Headers, Key, Keys
-from supervisor.gateway.memory_budgets import Budget
+from supervisor.gateway.memory_budgets import MemoryBudget
 from supervisor.gateway.outbox import Backlogs, Outbox
-from supervisor.gateway.requests import Asking, Counted, Served
-from supervisor.gateway.websocket.history import Memories
+from supervisor.gateway.requests import RequestRecord, RequestRunner, ServedModel
+from supervisor.gateway.websocket.history import ResponseHistories
 from supervisor.sockets.descriptor_reserve import Reserve
-from supervisor.sockets.unauthenticated import Strangers
+from supervisor.sockets.unauthenticated import UnauthenticatedConnections
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ Count = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]
 Header = tuple[bytes, bytes]
 T = TypeVar("T")
 
-ANY = "*"
+WILDCARD = "*"
 METHODS = b"GET, HEAD, POST, OPTIONS"
 EXPOSED = b"x-request-id, retry-after, x-should-retry"  # what a page may read beside the few headers that it always may
 ASKED_HEADERS = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4096}")
@@ -51,7 +51,7 @@ ENDING_A_TURN = 4  # of hundreds of connections that end together: nobody else's
 
 
 @frozen
-class DoorLimits:
+class GatewayLimits:
     """Every limit of the doors; a full one is a clear error or a clear close code."""
 
     connections_max: Count = 1024
@@ -105,12 +105,12 @@ class Drainable(Protocol):
 
 
 @define(eq=False)
-class Door:
+class Gateway:
     """One gateway's connections and what they need."""
 
-    asking: Asking
-    gate: Gate
-    limits: DoorLimits
+    asking: RequestRunner
+    gate: AdmissionGate
+    limits: GatewayLimits
     names: frozenset[str]  # that clients may call this server by, without the port; `*` is any
     unready: Callable[[], str | None]  # why a load balancer had better not send anybody here now
     new_id: Callable[[], str]
@@ -119,7 +119,7 @@ class Door:
     server_info: Callable[[], dict[str, object]] = _unknown
     flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
     keys: Keys = field(factory=Keys)
-    aside: Aside = inline  # where long bodies are read
+    aside: RunInThread = run_inline  # where long bodies are read
     paths: frozenset[str] | None = None  # that are served here; None: every one
     origins: frozenset[str] = frozenset()  # of foreign pages that may use this server; `*` is any
     grammars: frozenset[str] = frozenset(GrammarKind)  # that requests may use whose key does not say which
@@ -128,21 +128,21 @@ class Door:
     port: int | None = None  # once the gateway listens
     connections: dict[Outbox, Drainable] = field(factory=dict)  # one each, whatever it speaks by now
     reserve: Reserve = field(factory=Reserve)  # of descriptors, which no connection takes
-    bodies: Budget = field(init=False)
-    answers: Budget = field(init=False)
-    memories: Memories = field(init=False)
+    bodies: MemoryBudget = field(init=False)
+    answers: MemoryBudget = field(init=False)
+    histories: ResponseHistories = field(init=False)
     backlogs: Backlogs = field(init=False)
     ending: trio.Semaphore = field(factory=lambda: trio.Semaphore(ENDING_A_TURN))
     reading: trio.Semaphore = field(factory=lambda: trio.Semaphore(1))  # many small pieces of what a client says
-    strangers: Strangers[Outbox] = field(factory=Strangers)
+    strangers: UnauthenticatedConnections[Outbox] = field(factory=UnauthenticatedConnections)
     _owners: dict[Outbox, Key] = field(factory=dict)  # in whose name a connection is counted
     _left: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
         answers, share = "answers in one piece (answers_bytes_max)", lambda: self.limits.key_share_max
-        self.bodies = Budget("requests (bodies_bytes_max)", lambda: self.limits.bodies_bytes_max, share)
-        self.answers = Budget(answers, lambda: self.limits.answers_bytes_max, share)
-        self.memories = Memories(lambda: self.limits.conversations_bytes_max)
+        self.bodies = MemoryBudget("requests (bodies_bytes_max)", lambda: self.limits.bodies_bytes_max, share)
+        self.answers = MemoryBudget(answers, lambda: self.limits.answers_bytes_max, share)
+        self.histories = ResponseHistories(lambda: self.limits.conversations_bytes_max)
         self.backlogs = Backlogs(lambda: self.limits.backlogs_bytes_max)
 
     # Who knocks --------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Door:
         given = dict(headers)  # of what must not stand twice nothing does
         host = given.get(b"host", b"").decode("latin-1")
         named = authority(host)
-        if named is None or not (ANY in self.names or named.host in self.names):
+        if named is None or not (WILDCARD in self.names or named.host in self.names):
             raise Forbidden(f"this server does not answer to the host {host[:256]!r}")
         if b"origin" not in given and given.get(b"sec-fetch-site") == b"cross-site":
             raise Forbidden("other sites' pages may not use this server")  # an image, say, comes without an `Origin`
@@ -221,7 +221,7 @@ class Door:
         return answer
 
     def _welcome(self, origin: str) -> bool:
-        return bool(origin) and (ANY in self.origins or origin.lower() in self.origins)
+        return bool(origin) and (WILDCARD in self.origins or origin.lower() in self.origins)
 
     # What is told of them ----------------------------------------------------------------
 
@@ -248,19 +248,19 @@ class Door:
 
     # What becomes of them ----------------------------------------------------------------
 
-    def has_room(self, address: str) -> bool:
+    def make_room(self, address: str) -> bool:
         """Make room for a connection from an address, where strangers stand in its way, and return whether there is."""
         limits, ended = self.limits, None
         if address and self.strangers.of(address) >= limits.address_connections_max:
-            ended = self.strangers.end_oldest(address)
-        elif len(self.connections) >= limits.connections_max and (ended := self.strangers.end_oldest()) is None:
+            ended = self.strangers.close_oldest(address)
+        elif len(self.connections) >= limits.connections_max and (ended := self.strangers.close_oldest()) is None:
             return False
         if ended is not None:
             self.forget(ended)
             self.asking.metrics.client_dropped("stranger")
         return len(self.connections) < limits.connections_max
 
-    async def reload(self, read: Reads) -> list[str]:
+    async def reload(self, read: FileReader) -> list[str]:
         """Read keys and certificate anew, for whoever comes from now on; what cannot be read stays as it was.
 
         Returns why, a sentence for each of them.
@@ -286,7 +286,7 @@ class Door:
         for connection in tuple(self.connections.values()):
             connection.drain()
 
-    def why_cut(self, outbox: Outbox) -> str:
+    def cut_reason(self, outbox: Outbox) -> str:
         """Return why a client has not got all of an answer: it read too slowly, it left, or a drain's time was over."""
         return outbox.dropped or ("drain" if self.gate.draining and outbox.let_go else "left")
 
@@ -302,8 +302,8 @@ class Door:
     async def answer(
         self,
         request: Respond,
-        served: Served,
-        counted: Counted,
+        served: ServedModel,
+        counted: RequestRecord,
         into: Callable[[TextReply], None],
         finish: Callable[[Answered], T],
     ) -> T:
@@ -312,15 +312,15 @@ class Door:
         Raises the `RequestError` that ended it; a bug in `into` or `finish` ends it in `Internal`.
         """
         key = counted.key or self.keys.anybody
-        priority = clamped(request.priority, key.section.priority)
-        weight, param = generations_of(request), multiplied_by(request)
+        priority = clamp_priority(request.priority, key.section.priority)
+        weight, param = generations_of(request), multiplying_field(request)
         with self.asking.counting(counted), key.asking(weight, param):
             if request.grammar is not None:
                 await self._check_grammar(request, request.grammar, key)
             # Engines come and go while a request waits: what it may have is looked up once, for all who bound it.
             request = evolve(request, total_max=served.total_max())
             gathered_bytes = self._gathered_bytes(request, counted)
-            at_most = self.places_of(key)
+            at_most = self.concurrency_of(key)
             async with self.gate.admitted(priority, owner=key.name, weight=weight, at_most=at_most, param=param):
                 counted.admitted_at = trio.current_time()
                 if counted.held is not None:  # until the client has it
@@ -334,7 +334,9 @@ class Door:
         own = key.section.grammars
         may = self.grammars if own is None else own
         tag = grammar.kind is GrammarKind.STRUCTURAL_TAG  # its text says which kinds it holds
-        found = await Work(self.aside, key.name).run(reading_work(grammar.text) if tag else 0, partial(kinds, grammar))
+        found = await Offload(self.aside, key.name).run(
+            reading_work(grammar.text) if tag else 0, partial(kinds, grammar)
+        )
         if (kind := next((each for each in found if each not in may), None)) is None:
             return
         within = "" if kind is grammar.kind else f" in a {grammar.kind}"
@@ -344,7 +346,7 @@ class Door:
             param=request.params.get("grammar", "grammar"),
         )
 
-    def _gathered_bytes(self, request: Respond, counted: Counted) -> int:
+    def _gathered_bytes(self, request: Respond, counted: RequestRecord) -> int:
         """Return what an answer that is kept until it is whole may take; raises `BadRequest` if that is never there."""
         asks = cost(request, gathered=counted.held is not None)
         if asks.gathered_bytes > (most := self.limits.answers_bytes_max):
@@ -355,11 +357,11 @@ class Door:
             )
         return asks.gathered_bytes
 
-    def owner_of(self, key: Key | None) -> str | None:
+    def memory_owner(self, key: Key | None) -> str | None:
         """Return in whose name memory is taken; None where no keys are wanted."""
         return None if key is None or key is self.keys.anybody else key.name
 
-    def places_of(self, key: Key) -> float:
+    def concurrency_of(self, key: Key) -> float:
         """Return how many generations may be inside the gate in the name of one key."""
         return inf if key is self.keys.anybody else key.section.concurrency_max or self.limits.key_requests_max
 
@@ -379,13 +381,13 @@ class Door:
             key.connections -= 1
         self._left.unpark_all()
 
-    async def wait_answered(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until nobody is being answered or has a backlog: in a drain, connections end with their answers."""
         await trio.lowlevel.checkpoint()
         while any(connection.busy or outbox.backlog_bytes for outbox, connection in self.connections.items()):
             await self._left.park()
 
-    async def wait_left(self) -> None:
+    async def wait_closed(self) -> None:
         """Wait until every connection has ended."""
         await trio.lowlevel.checkpoint()
         while self.connections:

@@ -20,13 +20,13 @@ from attrs import define, field, frozen
 from protocol.errors import BadRequest, ConcurrencyLimited, Forbidden, RateLimited, StartFailed, Unauthorized
 from protocol.strict.mistakes import Mistakes
 from supervisor.config import keyfile
-from supervisor.config.keyfile import Bucket, KeySection
+from supervisor.config.keyfile import KeySection, TokenBucket
 from supervisor.files import permissions, reading
 
 log = logging.getLogger(__name__)
 
 KEYS, ADMIN = "ESPALIER_API_KEYS", "ESPALIER_ADMIN_KEY"
-SECRETS = frozenset({KEYS, ADMIN})  # variables that no other process needs to see
+SECRET_VARIABLES = frozenset({KEYS, ADMIN})  # variables that no other process needs to see
 ADMIN_NAME = "admin"
 SECRET_BYTES_MAX = 1024
 SECRET_CHARACTERS_GOOD = 20
@@ -47,7 +47,7 @@ class Key:
     revoked: bool = False
     running: int = 0  # generations
     connections: int = 0
-    _bucket: Bucket | None = None
+    _bucket: TokenBucket | None = None
 
     @contextmanager
     def asking(self, weight: int = 1, param: str | None = None) -> Iterator[None]:
@@ -103,7 +103,7 @@ class Key:
             return
         now = trio.current_time()
         if self._bucket is None:
-            self._bucket = Bucket.full(rate, self.section.burst_max, now)
+            self._bucket = TokenBucket.full(rate, self.section.burst_max, now)
         if (wait_s := self._bucket.take(now)) > 0:
             raise RateLimited(
                 f"the key {self.name!r} may ask {rate:g} times a second; the next time is in {wait_s:.3g} s",
@@ -112,7 +112,7 @@ class Key:
 
 
 @frozen
-class Sources:
+class KeySources:
     """Where keys come from: a file, or a node's environment."""
 
     file: Path | None = None
@@ -141,7 +141,7 @@ class Sources:
 class Keys:
     """Every key that is known; without any, everybody may do everything."""
 
-    sources: Sources = Sources()
+    sources: KeySources = KeySources()
     anybody: Key = field(factory=Key)  # in whose name requests run that need no key
     _keys: dict[str, Key] = field(factory=dict)
     _wanted: bool = False
@@ -193,7 +193,7 @@ class Keys:
         """Return the key that a request presents; raises `Unauthorized`, or `Forbidden` if it must be the admin's."""
         if not (self._admin_wanted if admin else self._wanted):
             return self.anybody
-        secret = presented(headers)
+        secret = presented_secret(headers)
         if secret is None:
             raise Unauthorized(WANTED)
         key = self._known(secret)
@@ -215,7 +215,7 @@ class Keys:
         return found
 
 
-def presented(headers: Headers) -> bytes | None:
+def presented_secret(headers: Headers) -> bytes | None:
     """Return the secret that a request carries in one of the ways that clients of the field know."""
     given = dict(headers)
     scheme, _, secret = given.get(b"authorization", b"").strip().partition(b" ")

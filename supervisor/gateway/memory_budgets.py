@@ -16,24 +16,24 @@ from protocol.errors import Overloaded
 
 
 @define(eq=False)
-class Budget:
+class MemoryBudget:
     """Bytes of one kind; `bytes_max` says how many there are now, `share_max` how much of them one owner may hold."""
 
     what: str  # as an error names it
     bytes_max: Callable[[], int]
     share_max: Callable[[], float]
-    held_bytes: int = 0
+    reserved_bytes: int = 0
     _of: dict[str, int] = field(factory=dict)  # by owner
 
-    def hold(self, owner: str | None, free_bytes: int = 0) -> Held:
+    def hold(self, owner: str | None, free_bytes: int = 0) -> MemoryReservation:
         """Return what one request will hold, nothing yet; None owns nothing by name, and so has no share of its own.
 
         The first `free_bytes` are not counted: small requests are heard when the budget is used up.
         """
-        return Held(self, owner, free_bytes)
+        return MemoryReservation(self, owner, free_bytes)
 
     @contextmanager
-    def holding(self, owner: str | None, free_bytes: int = 0) -> Iterator[Held]:
+    def holding(self, owner: str | None, free_bytes: int = 0) -> Iterator[MemoryReservation]:
         """Release at the end of the body what was taken in it."""
         held = self.hold(owner, free_bytes)
         try:
@@ -44,8 +44,8 @@ class Budget:
     def take(self, owner: str | None, size: int) -> None:
         """Take so many bytes, or raise `Overloaded` and take none."""
         most = self.bytes_max()
-        if self.held_bytes + size > most:
-            raise Overloaded(f"{self.held_bytes} of {most} bytes of {self.what} are in use")
+        if self.reserved_bytes + size > most:
+            raise Overloaded(f"{self.reserved_bytes} of {most} bytes of {self.what} are in use")
         if owner is not None:
             before = self._of.get(owner, 0)
             own = before + size
@@ -54,11 +54,11 @@ class Budget:
                     f"the key {owner!r} has its share (key_share_max) of the {most} bytes of {self.what} in use"
                 )
             self._of[owner] = own
-        self.held_bytes += size
+        self.reserved_bytes += size
 
     def give(self, owner: str | None, size: int) -> None:
         """Give back what was taken."""
-        self.held_bytes -= size
+        self.reserved_bytes -= size
         if owner is not None:
             self._of[owner] -= size
             if not self._of[owner]:
@@ -66,10 +66,10 @@ class Budget:
 
 
 @define(eq=False)
-class Held:
+class MemoryReservation:
     """What one request, or one connection, holds of a budget."""
 
-    budget: Budget
+    budget: MemoryBudget
     owner: str | None
     free_bytes: int
     size_bytes: int = 0  # in all, what is free included

@@ -49,11 +49,11 @@ class Outbox(trio.abc.Stream):
     stall_s: float
     all_backlogs: Backlogs = field(factory=lambda: Backlogs(lambda: UNBOUNDED))
     backlog_bytes: int = 0
-    taken_bytes: int = 0  # in all; what is not in the backlog has been sent
+    accepted_bytes: int = 0  # in all; what is not in the backlog has been sent
     gone: bool = False
     let_go: bool = False  # it was closed from here while its client was there
     dropped: str | None = None  # why the client was too slow, once it was
-    when_behind: Callable[[], None] | None = None  # called once, with the first backlog: many clients never have one
+    on_backlog: Callable[[], None] | None = None  # called once, with the first backlog: many clients never have one
     lost_bytes: int = 0  # that were put in and never left
     _closed: bool = False
     _torn: bool = False  # it was lost with a backlog
@@ -80,21 +80,21 @@ class Outbox(trio.abc.Stream):
             self._park(data)
         elif rest := data[self._write(data) :]:
             self._park(rest)
-        self.taken_bytes += len(data)
+        self.accepted_bytes += len(data)
 
     @property
     def sent_bytes(self) -> int:
         """How much of all that was put in has left."""
-        return self.taken_bytes - self.backlog_bytes - self.lost_bytes
+        return self.accepted_bytes - self.backlog_bytes - self.lost_bytes
 
-    def when_sent(self, tell: Callable[[bool], None]) -> None:
+    def on_sent(self, tell: Callable[[bool], None]) -> None:
         """Call `tell(True)` once the socket has taken all that was put in so far, or `tell(False)` once it cannot."""
         if self._rest:
-            self._receipts.append((self.taken_bytes, tell))
+            self._receipts.append((self.accepted_bytes, tell))
         else:
             tell(not self.lost_bytes)
 
-    def put_farewell(self, data: bytes) -> None:
+    def put_last(self, data: bytes) -> None:
         """Write the last thing that this client will hear, in place of everything that it has not begun to get."""
         if not self.gone:
             del self._rest[self._begun :]
@@ -102,7 +102,7 @@ class Outbox(trio.abc.Stream):
             self.lost_bytes += self.backlog_bytes - kept_bytes
             self._resize(kept_bytes)
             self._tell_receipts(whole=False)
-            self.taken_bytes += len(data)
+            self.accepted_bytes += len(data)
             if self._rest or (data := data[self._write(data) :]):
                 self._park(data)
 
@@ -136,7 +136,7 @@ class Outbox(trio.abc.Stream):
         while self._rest and not self.gone:
             await self._flushed.park()
 
-    async def hear_out(self) -> None:
+    async def linger(self) -> None:
         """Say that nothing follows, and wait until the client has no more to say either.
 
         To close a socket on what has not been read destroys what the client has not read yet.
@@ -195,8 +195,8 @@ class Outbox(trio.abc.Stream):
         self._rest.append(data)
         self._resize(self.backlog_bytes + len(data))
         self._news.unpark()
-        if self.when_behind is not None:
-            begin, self.when_behind = self.when_behind, None
+        if self.on_backlog is not None:
+            begin, self.on_backlog = self.on_backlog, None
             begin()
 
     def _resize(self, size: int) -> None:

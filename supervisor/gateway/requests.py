@@ -10,14 +10,14 @@ from math import inf
 import trio
 from attrs import define, field, frozen
 
-from actors.kit.calls import Asks
+from actors.kit.calls import Askable
 from actors.processor import TextReply, TextRequest, TextResult
 from protocol.dialects.http import Model
 from protocol.errors import (
+    AskerLeft,
     BadRequest,
     DeadlineExceeded,
-    Internal,
-    Left,
+    InternalError,
     ModelNotFound,
     Overloaded,
     RequestError,
@@ -25,9 +25,9 @@ from protocol.errors import (
 )
 from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Respond, Started, Text, Usage
 from protocol.trace import Trace, fields
-from supervisor.gateway.access_log import Access
+from supervisor.gateway.access_log import AccessLog
 from supervisor.gateway.keys import Key
-from supervisor.gateway.memory_budgets import Held
+from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -38,11 +38,11 @@ CUT = "cut"  # the outcome of an answer that was whole here, and of which the cl
 
 
 @frozen
-class Served:
+class ServedModel:
     """One model that can be asked for by name."""
 
     model: Callable[[], Model]  # what is known of it by now
-    ask: Asks[TextRequest, TextReply, TextResult]
+    ask: Askable[TextRequest, TextReply, TextResult]
     total_max: Callable[[], int]  # tokens that a prompt and its answer can have, 0 while no engine has been ready
 
 
@@ -56,7 +56,7 @@ class Ended:
 
 
 @define(eq=False)
-class Counted:
+class RequestRecord:
     """What one request has come to so far, for its log line, its metrics, and its usage if it is cut short."""
 
     request_id: str
@@ -77,7 +77,7 @@ class Counted:
     settles: bool = True  # it is told of as soon as it has ended; else when the client has it, by `settle`
     ended: Ended | None = None  # once it has ended
     sent_bytes: int = 0  # of its answer
-    held: Held | None = None  # the memory of an answer that is kept until it is whole
+    held: MemoryReservation | None = None  # the memory of an answer that is kept until it is whole
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
     @property
@@ -96,28 +96,28 @@ class Counted:
 
 
 @define(eq=False)
-class Asking:
+class RequestRunner:
     """Asks on behalf of clients."""
 
-    served: Mapping[str, Served]
+    served: Mapping[str, ServedModel]
     metrics: Metrics
     first_token_s: float  # from the question on, whatever it waits for
     total_s: float  # the same
-    access: Access = field()
-    _running: set[Counted] = field(factory=set)
+    access: AccessLog = field()
+    _running: set[RequestRecord] = field(factory=set)
 
     @access.default
-    def _access(self) -> Access:
-        return Access(self.metrics)
+    def _access(self) -> AccessLog:
+        return AccessLog(self.metrics)
 
-    def find(self, model: str) -> Served:
+    def find(self, model: str) -> ServedModel:
         """Return the model of that name; raises `ModelNotFound`."""
         if (served := self.served.get(model)) is None:
             names = ", ".join(sorted(self.served))
             raise ModelNotFound(f"no model {model!r} is served here; there is {names}", param="model")
         return served
 
-    def find_only(self, model: str | None) -> Served:
+    def find_or_only(self, model: str | None) -> ServedModel:
         """Return the model of that name, without a name the only one; raises `ModelNotFound` or `BadRequest`."""
         if model is None and len(self.served) > 1:
             names = ", ".join(sorted(self.served))
@@ -125,12 +125,12 @@ class Asking:
         return self.find(next(iter(self.served), "") if model is None else model)
 
     @contextmanager
-    def counting(self, counted: Counted) -> Iterator[None]:
+    def counting(self, counted: RequestRecord) -> Iterator[None]:
         """Count and log how the request ends that the body answers; while it runs, `cut` can end it.
 
-        A bug in the body ends it in `Internal`.
+        A bug in the body ends it in `InternalError`.
         """
-        outcome, error = Left.code, None
+        outcome, error = AskerLeft.code, None
         self._running.add(counted)
         try:
             with counted.scope:
@@ -144,7 +144,7 @@ class Asking:
         except trio.BrokenResourceError:
             raise
         except Exception as bug:
-            error = failed_by_a_bug(bug, counted.request_id, counted.trace)
+            error = internal_error(bug, counted.request_id, counted.trace)
             outcome = error.code
             raise error from bug
         finally:
@@ -152,7 +152,7 @@ class Asking:
             self._ended(counted, outcome, error)
 
     async def answer(
-        self, request: Respond, served: Served, counted: Counted, into: Callable[[TextReply], None]
+        self, request: Respond, served: ServedModel, counted: RequestRecord, into: Callable[[TextReply], None]
     ) -> Answered:
         """Relay one answer into `into`, which runs in the turn of whoever puts a reply.
 
@@ -179,7 +179,7 @@ class Asking:
         counted.cached_tokens = answered.usage.cached_tokens  # `Started` told those of the first prompt alone
         return answered
 
-    def cut(self, counted: Counted, why: RequestError) -> None:
+    def cut(self, counted: RequestRecord, why: RequestError) -> None:
         """End one answer early; whoever waits for it is raised `why`."""
         if counted.cut is None:
             counted.cut = why
@@ -192,7 +192,7 @@ class Asking:
             self.cut(counted, why)
         return len(running)
 
-    def _count(self, counted: Counted, reply: TextReply) -> None:
+    def _count(self, counted: RequestRecord, reply: TextReply) -> None:
         now = trio.current_time()
         match reply:
             case Text() if reply.tokens:
@@ -212,14 +212,14 @@ class Asking:
             case Accepted():
                 counted.prompt_tokens = reply.prompt_tokens
 
-    def _ended(self, counted: Counted, outcome: str, error: RequestError | None) -> None:
+    def _ended(self, counted: RequestRecord, outcome: str, error: RequestError | None) -> None:
         counted.ended = Ended(outcome, error, trio.current_time() - counted.asked_at)
         if error is not None:
             self.access.note(error)
         if counted.settles:
             self.settle(counted)
 
-    def settle(self, counted: Counted, cut: str | None = None) -> None:
+    def settle(self, counted: RequestRecord, cut: str | None = None) -> None:
         """Count and log a request that has ended, and whose client has the answer, or all of it that it will get.
 
         `cut` says why the client did not get all of it; of an answer that was not whole here that is no news.
@@ -230,7 +230,7 @@ class Asking:
         if cut is not None and counted.reason is not None and outcome == counted.reason.value:
             outcome = CUT
             self.metrics.answer_cut(counted.door, cut)
-        elif outcome == Left.code and cut in DROPPED:  # it was this end that ended the connection
+        elif outcome == AskerLeft.code and cut in DROPPED:  # it was this end that ended the connection
             outcome, error = SlowClient.code, SlowClient("the client did not read its answer")
         self.metrics.request_ended(counted.model, counted.door, outcome, ended.took_s, counted.usage)
         line: dict[str, object] = {
@@ -254,16 +254,16 @@ class Asking:
         self.access.ended(line, error, admitted=counted.admitted_at is not None)
 
 
-def failed_by_a_bug(bug: Exception, request_id: str, trace: Trace | None) -> RequestError:
+def internal_error(bug: Exception, request_id: str, trace: Trace | None) -> RequestError:
     """Log a bug with where it rose, and return what its client may know of it; to have no memory left is none."""
     if isinstance(bug, MemoryError):
         log.error("no memory was left for a request", extra={"request_id": request_id, **fields(trace)})
         return Overloaded(NO_MEMORY)
     log.error("a bug failed a request", exc_info=bug, extra={"request_id": request_id, **fields(trace)})
-    return Internal("the server made a mistake; its log has the details")
+    return InternalError("the server made a mistake; its log has the details")
 
 
 def _status(outcome: str, error: RequestError | None) -> int:
     if error is not None:
         return error.http_status
-    return {Left.code: Left.http_status, Internal.code: Internal.http_status}.get(outcome, 200)
+    return {AskerLeft.code: AskerLeft.http_status, InternalError.code: InternalError.http_status}.get(outcome, 200)

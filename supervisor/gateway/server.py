@@ -10,7 +10,7 @@ from math import inf
 import trio
 
 from protocol.errors import Overloaded, SlowClient, StartFailed
-from supervisor.gateway.gateway import Door
+from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.connection import HttpConnection
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.websocket import session
@@ -29,7 +29,7 @@ REFUSING_MAX = 64
 
 
 async def gateway(
-    door: Door, host: str, port: int, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+    door: Gateway, host: str, port: int, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Serve clients on one port until cancelled; `started(port)` means that it listens.
 
@@ -52,14 +52,14 @@ async def gateway(
         task_status.started(door.port)
 
 
-def _guarded(door: Door, listener: trio.SocketListener) -> GuardedListener:
+def _guarded(door: Gateway, listener: trio.SocketListener) -> GuardedListener:
     refused = partial(door.asking.metrics.refused, Overloaded.code)
     return GuardedListener(listener, door.reserve, refused, b"" if door.tls else NO_DESCRIPTORS)
 
 
-async def _accepted(door: Door, refusing: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
+async def _accepted(door: Gateway, refusing: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
     """Serve one client, or tell it that there are too many, as long as it is not too many to be told."""
-    if door.has_room(address := address_of(stream)):
+    if door.make_room(address := address_of(stream)):
         await _connection(door, stream, address, full=False)
     elif door.tls is None and refusing.available_tokens:
         async with refusing:
@@ -68,7 +68,7 @@ async def _accepted(door: Door, refusing: trio.CapacityLimiter, stream: trio.Soc
         door.asking.metrics.refused(Overloaded.code)
 
 
-async def _connection(door: Door, stream: trio.SocketStream, address: str, *, full: bool) -> None:
+async def _connection(door: Gateway, stream: trio.SocketStream, address: str, *, full: bool) -> None:
     """Serve one client; whatever goes wrong with it is its own affair."""
     limits = door.limits
     secure = None if door.tls is None else trio.SSLStream(stream, door.tls, server_side=True, https_compatible=True)
@@ -106,9 +106,9 @@ async def _shaken(secure: trio.SSLStream[trio.SocketStream], within_s: float) ->
     return False
 
 
-async def _served(door: Door, outbox: Outbox, connection: HttpConnection, *, full: bool) -> None:
+async def _served(door: Gateway, outbox: Outbox, connection: HttpConnection, *, full: bool) -> None:
     async with trio.open_nursery() as nursery:
-        outbox.when_behind = partial(nursery.start_soon, _drained, outbox, nursery.cancel_scope)
+        outbox.on_backlog = partial(nursery.start_soon, _drained, outbox, nursery.cancel_scope)
         if full:
             connection.refuse(Overloaded(f"{len(door.connections)} clients are connected"))
         else:
@@ -120,7 +120,7 @@ async def _served(door: Door, outbox: Outbox, connection: HttpConnection, *, ful
             await outbox.wait_flushed()
         if connection.unheard and not outbox.gone:
             with trio.move_on_after(door.limits.close_s):
-                await outbox.hear_out()
+                await outbox.linger()
         nursery.cancel_scope.cancel(reason="the connection has ended")
 
 

@@ -25,14 +25,14 @@ from attrs import define, field
 from protocol.errors import ActorError, StartFailed
 from supervisor.config import load
 from supervisor.config.load import Cluster
-from supervisor.files.reading import Reads
+from supervisor.files.reading import FileReader
 from supervisor.launcher import node_process, preflight
 from supervisor.processes import reaper, run_folder
-from supervisor.processes.process import Hurry, Ladder, Process
-from supervisor.supervision.supervise import Chance, Up, supervise
+from supervisor.processes.process import GracePeriods, Ladder, Process
+from supervisor.supervision.supervise import OnStarted, RandomSource, supervise
 from supervisor.supervision.tree import Backoff, Child, Restart, Tree
 from supervisor.telemetry.logs import Terminal
-from supervisor.telemetry.loop_monitor import Turns
+from supervisor.telemetry.loop_monitor import LoopMonitor
 from supervisor.threads.file_threads import FileThreads
 
 log = logging.getLogger(__name__)
@@ -92,9 +92,9 @@ class Launcher:
     command: Sequence[str]  # that runs a node; a node's name and a descriptor come behind it
     environment: Mapping[str, str]
     terminal: Terminal
-    chance: Chance
-    hurry: Hurry = field(factory=partial(Hurry, soon_s=HURRIED_S))
-    reads: Reads = field(factory=FileThreads)
+    chance: RandomSource
+    hurry: GracePeriods = field(factory=partial(GracePeriods, soon_s=HURRIED_S))
+    reads: FileReader = field(factory=FileThreads)
     processes: dict[str, Process] = field(factory=dict)  # of the nodes that live
     serving: set[str] = field(factory=set)  # those of them that are up
     gone: set[str] = field(factory=set)  # those that the file has no more
@@ -117,10 +117,10 @@ class Launcher:
 
         Raises `StartFailed` or `RestartsExceeded` if one of them does not come up, or does not stay up.
         """
-        reaper.adopt()
+        reaper.become_subreaper()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reaper.run)
-            nursery.start_soon(self.terminal.keep_live)
+            nursery.start_soon(self.terminal.run_live_line)
             nursery.start_soon(self._watch_turns)
             await nursery.start(self._listen, nursery)
             log.info("starting", extra={"nodes": list(self.names)})
@@ -136,13 +136,13 @@ class Launcher:
         if self._failure is not None:
             raise self._failure
         log.info("stopped", extra={"exit_code": self.exit_code})
-        if self.hurry.hurried:
+        if self.hurry.shortened:
             self.terminal.end(FAREWELL_S)
             os._exit(self.exit_code)  # an interpreter takes its time to end, too
         return self.exit_code
 
     async def _watch_turns(self) -> None:
-        with Turns(self.cluster.node[self.names[0]].turn_max_s).watching():
+        with LoopMonitor(self.cluster.node[self.names[0]].turn_max_s).watching():
             await trio.sleep_forever()
 
     def _start(self, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
@@ -163,7 +163,7 @@ class Launcher:
         try:
             with self._kept[name]:
                 one = tree(cluster, name, self)
-                await supervise(one, rng=self.chance, watch=self.terminal.watch, task_status=Up(is_up))
+                await supervise(one, rng=self.chance, watch=self.terminal.watch, task_status=OnStarted(is_up))
         except ActorError as error:
             if came_up or cluster is self.cluster:
                 self._failure = self._failure or error
@@ -217,7 +217,7 @@ class Launcher:
         Raises `StartFailed` if the file is wrong.
         """
         new = load.read(self.cluster.file, self.cluster.joined)
-        here = {host: preflight.is_here(host) for host in {node.host for node in new.node.values()}}
+        here = {host: preflight.is_local_host(host) for host in {node.host for node in new.node.values()}}
         placed = {name for name, node in new.node.items() if here[node.host]}
         failed = {}
         for name in placed - known:
@@ -334,5 +334,5 @@ class Launcher:
 
 def _leave_nothing() -> None:
     """End what is left below this process, and remove what a node that was killed could not remove itself."""
-    reaper.end_all()
-    run_folder.sweep(Path(tempfile.gettempdir()))
+    reaper.kill_all()
+    run_folder.remove_stale(Path(tempfile.gettempdir()))

@@ -18,10 +18,10 @@ import trio
 from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
-from supervisor.launcher.parent_pipe import Lines, hear
+from supervisor.launcher.parent_pipe import LineReader, hear
 from supervisor.processes import reaper
 from supervisor.processes.process import Process, start
-from supervisor.telemetry.logs import Terminal, readable
+from supervisor.telemetry.logs import Terminal, readable_line
 
 if TYPE_CHECKING:
     from supervisor.launcher.launcher import Launcher
@@ -83,7 +83,7 @@ async def _live(name: str, launcher: Launcher, life: _Life, is_up: Callable[[], 
         watch = trio.CancelScope()
         nursery.start_soon(_watch, name, launcher.hung_s(name), process, life, watch)
         try:
-            await _hear(name, launcher, life, Lines(stream), is_up)
+            await _hear(name, launcher, life, LineReader(stream), is_up)
         finally:
             watch.cancel()
             launcher.serving.discard(name)
@@ -94,7 +94,7 @@ async def _live(name: str, launcher: Launcher, life: _Life, is_up: Callable[[], 
         log.error("where node %s hung", name, extra={"stack": list(life.stack)})
 
 
-async def _hear(name: str, launcher: Launcher, life: _Life, lines: Lines, is_up: Callable[[], None]) -> None:
+async def _hear(name: str, launcher: Launcher, life: _Life, lines: LineReader, is_up: Callable[[], None]) -> None:
     """Hear what a node says until it has ended."""
     while (heard := await hear(lines, life.stack)) is not None:
         life.silent_s = 0.0
@@ -164,7 +164,7 @@ async def _show(name: str, stream: trio.lowlevel.FdStream, terminal: Terminal, a
     """Show what a node logs, while it is ended as well."""
     with aside:
         async with stream:
-            lines = Lines(stream)
+            lines = LineReader(stream)
             while (text := await lines.read()) is not None:
-                if (line := readable(name, text)) is not None:
+                if (line := readable_line(name, text)) is not None:
                     terminal.line(line)

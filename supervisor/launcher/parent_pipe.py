@@ -25,7 +25,7 @@ PULSE = b'["pulse", ""]\n'
 
 
 @define(eq=False)
-class Upward:
+class ParentPipe:
     """The node's end of a pipe to its launcher. It never waits: what the pipe does not take is offered again later."""
 
     fd: int
@@ -69,7 +69,7 @@ class Upward:
 
 
 @define(eq=False)
-class Lines:
+class LineReader:
     """The lines of a stream, one that is too long in pieces of about `LINE_BYTES_MAX`."""
 
     stream: trio.abc.ReceiveStream
@@ -91,7 +91,7 @@ class Lines:
         return self._whole.popleft().decode(errors="replace")
 
 
-async def hear(lines: Lines, others: deque[str] | None = None) -> tuple[Kind, str] | None:
+async def hear(lines: LineReader, others: deque[str] | None = None) -> tuple[Kind, str] | None:
     """Return the next that a node says, None when it has ended; what is no word of a node is added to `others`."""
     while (line := await lines.read()) is not None:
         with suppress(ValueError):

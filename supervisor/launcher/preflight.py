@@ -8,21 +8,21 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from actors.kit.offload import inline
+from actors.kit.offload import run_inline
 from protocol.errors import StartFailed
 from protocol.greeting import names_node, shown
-from supervisor.config.load import EVERYWHERE, LOOPBACK, Cluster, Misconfigured
+from supervisor.config.load import LOOPBACK_HOSTS, WILDCARD_HOSTS, Cluster, Misconfigured
 from supervisor.engines.sglang.libraries import check_libraries
 from supervisor.files import permissions, reading
-from supervisor.gateway.gateway import ANY
-from supervisor.gateway.keys import ADMIN, KEYS, Keys, Sources
+from supervisor.gateway.gateway import WILDCARD
+from supervisor.gateway.keys import ADMIN, KEYS, Keys, KeySources
 from supervisor.launcher import descriptor_needs
-from supervisor.links.tls import Tls, contexts
-from supervisor.links.websocket import At
-from supervisor.node.assembly import build
-from supervisor.processes.process import Hurry
-from supervisor.processes.run_folder import Folder
-from supervisor.runtime import World
+from supervisor.links.tls import LinkTls, load_link_tls
+from supervisor.links.websocket import Endpoint
+from supervisor.node.assembly import assemble
+from supervisor.processes.process import GracePeriods
+from supervisor.processes.run_folder import RunFolder
+from supervisor.runtime import Runtime
 from supervisor.supervision.tree import render
 from supervisor.telemetry.metrics import Metrics
 
@@ -43,7 +43,7 @@ def pick(cluster: Cluster, name: str | None) -> tuple[str, ...]:
         return (name,)
     if len(cluster.node) == 1:
         return tuple(cluster.node)
-    here = {host: is_here(host) for host in {node.host for node in cluster.node.values()}}
+    here = {host: is_local_host(host) for host in {node.host for node in cluster.node.values()}}
     names = tuple(name for name, node in cluster.node.items() if here[node.host])
     if not names:
         places = ", ".join(f"{name} on {node.host}" for name, node in cluster.node.items())
@@ -53,9 +53,9 @@ def pick(cluster: Cluster, name: str | None) -> tuple[str, ...]:
     return names
 
 
-def is_here(host: str) -> bool:
+def is_local_host(host: str) -> bool:
     """Whether a host is this one: by its name, or by one of its addresses, loopback's included."""
-    if host in {*LOOPBACK, socket.gethostname()}:
+    if host in {*LOOPBACK_HOSTS, socket.gethostname()}:
         return True
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
@@ -66,7 +66,7 @@ def is_here(host: str) -> bool:
 
 def _is_own(family: int, address: tuple[object, ...]) -> bool:
     """Whether this host has an address, which only then can be bound."""
-    if address[0] in EVERYWHERE:
+    if address[0] in WILDCARD_HOSTS:
         return False
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -79,28 +79,28 @@ def _is_own(family: int, address: tuple[object, ...]) -> bool:
 def text(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
     """Return one node's tree with every limit, and who may come in; opens nothing but files."""
     nowhere = Path(tempfile.gettempdir())
-    world = World(
-        folder=Folder(nowhere, -1),
+    world = Runtime(
+        folder=RunFolder(nowhere, -1),
         logs=nowhere,
         environment=environment,
         new_id=str,
         now=float,
         strftime=str,
-        aside=inline,
-        hurry=Hurry(),
+        aside=run_inline,
+        hurry=GracePeriods(),
         metrics=Metrics(),
         chance=lambda _: _NoChance(),
         new_nonce=bytes,
         new_room=int,
     )
-    if is_here(cluster.node[name].host):
+    if is_local_host(cluster.node[name].host):
         check_libraries(cluster, name)
-    tree = f"{render(build(cluster, name, world).tree)}\n{_of_process(cluster, name)}"
+    tree = f"{render(assemble(cluster, name, world).tree)}\n{_of_process(cluster, name)}"
     watchers(cluster, name, environment)
     secret(cluster, environment)
     tls = link_tls(cluster)
-    if is_here(cluster.node[name].host):
-        link_names(cluster, name, tls)
+    if is_local_host(cluster.node[name].host):
+        check_certificate_names(cluster, name, tls)
     if cluster.node[name].listen is not None or cluster.cluster.tls_certificate is not None:
         tree = f"{tree}\n{_links(cluster)}"
     return f"{tree}\n{_admission(cluster, keys(cluster, environment))}" if cluster.gateway.node == name else tree
@@ -108,23 +108,23 @@ def text(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
 
 def keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
     """Return the keys of clients; raises `StartFailed` if they cannot be read, or if there must be some and are not."""
-    known = known_keys(cluster, environment)
-    check_clients(cluster, known)
+    known = read_keys(cluster, environment)
+    check_client_keys(cluster, known)
     return known
 
 
-def check_clients(cluster: Cluster, known: Keys) -> None:
+def check_client_keys(cluster: Cluster, known: Keys) -> None:
     """Raise `StartFailed` if everybody could come in from other hosts or pages, or nobody at all."""
     section = cluster.gateway
     where = f"name a file of them as gateway.keys, or set {KEYS}"
     if not known.wanted:
-        if section.host not in LOOPBACK:
+        if section.host not in LOOPBACK_HOSTS:
             raise Misconfigured(
                 "gateway.host", f"gateway.host {section.host} is not loopback, so clients need keys: {where}"
             )
         for key in ("names", "origins"):
-            if ANY in getattr(section, key):
-                said = f'gateway.{key} = ["{ANY}"] opens this server to every web page without keys: {where}'
+            if WILDCARD in getattr(section, key):
+                said = f'gateway.{key} = ["{WILDCARD}"] opens this server to every web page without keys: {where}'
                 raise Misconfigured(f"gateway.{key}", said)
     elif not known.names(admin=False) and not known.names(admin=True):
         raise Misconfigured("gateway.keys", f"there is no key, so nobody could come in: {where}")
@@ -132,15 +132,15 @@ def check_clients(cluster: Cluster, known: Keys) -> None:
 
 def watchers(cluster: Cluster, name: str, environment: Mapping[str, str]) -> Keys:
     """Return the keys of who may read a node's numbers; raises `StartFailed` if other hosts could without one."""
-    known = known_keys(cluster, environment)
-    check_watchers(cluster, name, known)
+    known = read_keys(cluster, environment)
+    check_metrics_keys(cluster, name, known)
     return known
 
 
-def check_watchers(cluster: Cluster, name: str, known: Keys) -> None:
+def check_metrics_keys(cluster: Cluster, name: str, known: Keys) -> None:
     """Raise `StartFailed` if other hosts could read a node's numbers without a key."""
     at = cluster.node[name].metrics
-    if at is not None and At.read(at).host not in LOOPBACK and not known.names(admin=True):
+    if at is not None and Endpoint.read(at).host not in LOOPBACK_HOSTS and not known.names(admin=True):
         raise Misconfigured(
             f"node.{name}.metrics",
             f"node.{name}.metrics {at} is not loopback, so whoever reads /metrics needs an admin's key: set {ADMIN},"
@@ -148,9 +148,9 @@ def check_watchers(cluster: Cluster, name: str, known: Keys) -> None:
         )
 
 
-def known_keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
+def read_keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
     """Return the keys of a file and of the environment; raises `StartFailed` if they cannot be read."""
-    known = Keys(Sources(cluster.keys, {name: environment[name] for name in (KEYS, ADMIN) if name in environment}))
+    known = Keys(KeySources(cluster.keys, {name: environment[name] for name in (KEYS, ADMIN) if name in environment}))
     try:
         known.load()
     except StartFailed as error:
@@ -167,7 +167,7 @@ def secret(cluster: Cluster, environment: Mapping[str, str]) -> bytes:
         raise Misconfigured("cluster.secret", said)
     listening = [(f"node.{name}.listen", node.listen) for name, node in cluster.node.items() if node.listen]
     joined = [(f"cluster.join[{number}]", at) for number, at in enumerate(section.join)]
-    outside = [(key, at) for key, at in (*listening, *joined) if At.read(at).host not in LOOPBACK]
+    outside = [(key, at) for key, at in (*listening, *joined) if Endpoint.read(at).host not in LOOPBACK_HOSTS]
     if not found and section.tls_authority is None and outside:
         key, at = outside[0]
         said = f"{at} is not loopback, so links need a secret: name a file of it as cluster.secret, or set {SECRET}"
@@ -187,7 +187,7 @@ def _secret_in_file(cluster: Cluster) -> str:
         raise Misconfigured("cluster.secret", f"cluster.secret cannot be read: {error}") from error
 
 
-def link_tls(cluster: Cluster) -> Tls | None:
+def link_tls(cluster: Cluster) -> LinkTls | None:
     """Return how nodes show each other who they are, None for plain links; raises `StartFailed` for unusable files."""
     section = cluster.cluster
     if section.tls_certificate is None or section.tls_key is None or section.tls_authority is None:
@@ -196,15 +196,15 @@ def link_tls(cluster: Cluster) -> Tls | None:
     certificate, key, authority = (cluster.folder / name for name in names)
     try:
         reading.check(certificate, key, authority)
-        return contexts(certificate, key, authority)
+        return load_link_tls(certificate, key, authority)
     except (OSError, ssl.SSLError) as error:
         said = f"the certificates of [cluster] cannot be used: {error}"
         raise Misconfigured("cluster.tls_certificate", said) from error
 
 
-def link_names(cluster: Cluster, name: str, tls: Tls | None) -> None:
+def check_certificate_names(cluster: Cluster, name: str, tls: LinkTls | None) -> None:
     """Raise `Misconfigured` if this node's certificate must name it, and does not: no other node would take it."""
-    own = None if tls is None or not cluster.cluster.binds_names else tls.names
+    own = None if tls is None or not cluster.cluster.verifies_node_names else tls.names
     if own is not None and not names_node(own, name, cluster.cluster.name):
         said = f'names {shown(own)}, and must name node {name} with tls_names = "nodes": DNS:{name}, say'
         raise Misconfigured("cluster.tls_certificate", f"{cluster.cluster.tls_certificate} {said}")
@@ -215,7 +215,7 @@ def _links(cluster: Cluster) -> str:
     section = cluster.cluster
     if section.tls_certificate is None:
         return "links: plain"
-    names = "the nodes that show them" if section.binds_names else "the hosts that are dialed"
+    names = "the nodes that show them" if section.verifies_node_names else "the hosts that are dialed"
     return f"links: TLS with {section.tls_certificate}; certificates must name {names} (tls_names)"
 
 
@@ -258,10 +258,10 @@ def ahead(cluster: Cluster, *names: str) -> None:
         _port_is_free(cluster.gateway.host, cluster.gateway.port, "gateway.port")
     for name in names:
         if (listen := cluster.node[name].listen) is not None:
-            at = At.read(listen)
+            at = Endpoint.read(listen)
             _port_is_free(at.host, at.port, f"node.{name}.listen")
         if (metrics := cluster.node[name].metrics) is not None:
-            at = At.read(metrics)
+            at = Endpoint.read(metrics)
             _port_is_free(at.host, at.port, f"node.{name}.metrics")
         for key, engine in cluster.engines_on(name).items():
             if engine.dist_port is not None:

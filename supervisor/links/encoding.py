@@ -11,7 +11,7 @@ from attrs import define
 from protocol import codec
 from protocol.cluster import COUNT_MAX, Drain, GetStatus, Reload, Reloaded, Status
 from protocol.codec import Message
-from protocol.errors import ActorLost, Left, PeerViolation, RequestError, TooLarge, from_code
+from protocol.errors import ActorLost, AskerLeft, PeerViolation, RequestError, TooLarge, from_code
 from protocol.frames import FRAME_BYTES_MAX, Fail
 from protocol.messages import (
     CheckGrammar,
@@ -57,7 +57,7 @@ A request without a row does not cross.
 
 
 @define(eq=False)
-class Rules:
+class ReplyRules:
     """What may still answer one request."""
 
     replies: tuple[type[object], ...]
@@ -90,14 +90,14 @@ def _possible(tokens: Tokens) -> bool:
     return not ids or (min(ids) >= 0 and max(ids) < TOKEN_IDS and len(tokens.logprobs) in (0, len(tokens.ids)))
 
 
-def rules_of(request: Message) -> Rules:
+def reply_rules(request: Message) -> ReplyRules:
     """Return the rules for the answer to a request; raises `TypeError` for one that no other end is asked."""
     if (row := ANSWERS.get(type(request))) is None:
         raise TypeError(f"a {type(request).__name__} has no rule of replies, so it crosses no link")
-    return Rules(*row)
+    return ReplyRules(*row)
 
 
-def encoded(message: Message) -> bytes:
+def encode_body(message: Message) -> bytes:
     """Return a message's body; raises `TooLarge` for one that no frame holds."""
     body = codec.encode(message)
     if len(body) > BODY_BYTES_MAX:
@@ -105,7 +105,7 @@ def encoded(message: Message) -> bytes:
     return body
 
 
-def within_ms() -> int | None:
+def remaining_ms() -> int | None:
     """Return how long the task that asks can wait, None if nothing bounds it."""
     left_s = trio.current_effective_deadline() - trio.current_time()  # -inf for a task that is cancelled already
     return None if left_s == inf else ceil(1000 * min(max(0.0, left_s), WITHIN_MS_MAX / 1000))
@@ -118,7 +118,7 @@ def failed(stream: int, error: RequestError) -> Fail:
 
 def failure(fail: Fail, *, asker_left: bool) -> RequestError:
     """Return what a `Fail` of the other end means to the asker; `ActorLost` if it says `left` of one who stayed."""
-    if fail.code == Left.code and not asker_left:
+    if fail.code == AskerLeft.code and not asker_left:
         return ActorLost("the answer was ended as if its asker had left")
     return from_code(fail.code, fail.detail, fail.param)
 
@@ -132,7 +132,7 @@ def first(group: BaseExceptionGroup[RequestError]) -> RequestError:
     return error
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     """Return what others say as a log or a terminal may show it: on one line, with no say in where the cursor goes."""
     cut = text if len(text) <= TEXT_LENGTH_MAX else f"{text[:TEXT_LENGTH_MAX]}..."
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)

@@ -17,7 +17,7 @@ STRANGER_READ_BYTES = 4 * 1024  # of those at a time: thousands of tiny frames w
 
 
 @define(eq=False)
-class Line(trio.abc.Stream):
+class LimitedStream(trio.abc.Stream):
     """A stream that lets a stranger say only so much."""
 
     stream: trio.abc.Stream

@@ -25,7 +25,7 @@ TURN_LINKS_MAX = 64
 
 
 @frozen
-class Heart:
+class Heartbeat:
     """How often an end says that it is alive, and after how long a silence the other is asked nothing, or is lost."""
 
     beat_s: float = 1.0
@@ -65,7 +65,7 @@ class Liveness:
         """When silence would begin to matter."""
         return self.heard_at + self.allowed_s
 
-    def lost(self, heart: Heart, due_at: float, now: float, may_stall: bool) -> str | None:
+    def lost(self, heart: Heartbeat, due_at: float, now: float, may_stall: bool) -> str | None:
         """Return why the other end counts as lost, None while it does not; this look was to be at `due_at`."""
         if not self.stalled:
             self.allowed_s = heart.silent_s
@@ -88,7 +88,7 @@ class Liveness:
 
 
 class Tended(Protocol):
-    """A link as `Hearts` has it."""
+    """A link as `HeartbeatTask` has it."""
 
     def tend(self, due_at: float, now: float) -> float | None:
         """Say that this end is alive, look whether the other is; return when to do so again, None if never."""
@@ -98,7 +98,7 @@ class Tended(Protocol):
 
 
 @define(eq=False)
-class Hearts:
+class HeartbeatTask:
     """One task that says for many links that this end is alive, and looks whether their other ends are.
 
     It never waits for a link. Those that are due within `EARLY_S` of one another are tended in one turn.

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import trio
 from attrs import define, field
 
-from actors.kit.calls import Answer, Asks
+from actors.kit.calls import Answer, Askable
 from protocol import codec
 from protocol.codec import Message
 from protocol.errors import (
@@ -29,29 +29,29 @@ from protocol.errors import (
     PeerViolation,
     RequestError,
 )
-from protocol.frames import Beat, Bye, Cancel, Credit, End, Fail, Frame, Hello, Item, Open, Step, Tell
+from protocol.frames import Announce, Bye, Cancel, Credit, End, Fail, Frame, Hello, Item, KeepAlive, Open, Step
 from protocol.messages import Finished, Started, Tokens, Usage
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from supervisor.links.encoding import (
     RECEIVED_A_TURN,
-    Rules,
-    encoded,
+    ReplyRules,
+    encode_body,
     failed,
     failure,
     first,
-    plain,
-    rules_of,
-    within_ms,
+    printable,
+    remaining_ms,
+    reply_rules,
 )
-from supervisor.links.heartbeat import Heart, Hearts, Liveness
+from supervisor.links.heartbeat import Heartbeat, HeartbeatTask, Liveness
 from supervisor.links.traffic import Traffic
 from supervisor.links.transport import Transport
 
-STALLED = "the other end stands still"
+STALLED_DETAIL = "the other end stands still"
 
 Replies = Answer[Message, Message]
 
-Serves: TypeAlias = Mapping[tuple[str, type[Message]], Asks[Message, Message, Message]]
+Services: TypeAlias = Mapping[tuple[str, type[Message]], Askable[Message, Message, Message]]
 """Who answers what the other end asks, by the name that it asks for and the kind of the request."""
 
 
@@ -72,17 +72,17 @@ class Link:
 
     transport: Transport
     peer: Peer
-    serves: Serves = field(factory=dict)
-    lost_as: type[RequestError] = LinkLost
-    heart: Heart | None = None
-    hearts: Hearts | None = None  # what tends it together with others; without it the link does
+    serves: Services = field(factory=dict)
+    lost_error: type[RequestError] = LinkLost
+    heart: Heartbeat | None = None
+    hearts: HeartbeatTask | None = None  # what tends it together with others; without it the link does
     acknowledged_s: Callable[[], float | None] = lambda: None  # as `Liveness` asks for it
     on_stalled: Callable[[], None] = lambda: None  # runs whenever `stalled` changes
     told: Callable[[Message], None] | None = None
     queued_bytes_max: int = 256 * 1024 * 1024
     release_s: float = 10.0
     _asked: dict[int, Replies] = field(factory=dict)
-    _rules: dict[int, Rules] = field(factory=dict)
+    _rules: dict[int, ReplyRules] = field(factory=dict)
     _left: set[int] = field(factory=set)  # streams whose asker has left, and whose answer has not ended yet
     _serving: dict[int, _Serving] = field(factory=dict)
     _writer: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -106,20 +106,20 @@ class Link:
         """Ask without waiting: the new stream's number and its answer; the other end hears how long the asker waits.
 
         Raises `Overloaded` if the other end serves as many streams as it may, `TooLarge` for a request that no frame
-        holds, and the link's `lost_as` if it is lost or the other end stands still.
+        holds, and the link's `lost_error` if it is lost or the other end stands still.
         """
         if self._lost:
-            raise self.lost_as("the link is down")
+            raise self.lost_error("the link is down")
         if self.stalled:
-            raise self.lost_as(STALLED)
+            raise self.lost_error(STALLED_DETAIL)
         if len(self.peer.asked) >= self.peer.asked.open_max:
             raise Overloaded(f"{len(self.peer.asked)} streams are open on this link")
         stream = self.peer.asked.last + 1
-        body, attached, rules = encoded(request), codec.attached(request), rules_of(request)
+        body, attached, rules = encode_body(request), codec.attached(request), reply_rules(request)
         answer = self._asked[stream] = Replies(credit)
         self._rules[stream] = rules
         try:
-            self._send(Open(stream, body, credit, to, within_ms(), sum(map(len, attached))), attached)
+            self._send(Open(stream, body, credit, to, remaining_ms(), sum(map(len, attached))), attached)
         except RequestError:  # too much is attached
             self._closed(stream)
             raise
@@ -147,11 +147,13 @@ class Link:
             yield answer
         finally:
             self.leave(stream)
-            answer.enough()
+            answer.abandon()
 
     # The serving side ------------------------------------------------------------------
 
-    async def _serve(self, stream: int, server: Asks[Message, Message, Message], request: Message, credit: int) -> None:
+    async def _serve(
+        self, stream: int, server: Askable[Message, Message, Message], request: Message, credit: int
+    ) -> None:
         serving = self._serving[stream]
         last: End | Fail = Fail(stream, "left", "the asker left")
         try:
@@ -161,7 +163,7 @@ class Link:
                         answer.credit += serving.granted
                         serving.answer = answer
                         result = await answer.relay(partial(self._put, stream))
-                        last = End(stream, encoded(result) if result is not None else b"")
+                        last = End(stream, encode_body(result) if result is not None else b"")
                 if serving.scope.cancelled_caught and trio.current_time() >= serving.scope.deadline:
                     last = failed(stream, DeadlineExceeded("the asker's time is up"))
             except* RequestError as group:
@@ -180,7 +182,7 @@ class Link:
     def _put(self, stream: int, reply: Message) -> None:
         if not self._lost:
             attached = codec.attached(reply)
-            self._send(Item(stream, encoded(reply), codec.units_of(reply), sum(map(len, attached))), attached)
+            self._send(Item(stream, encode_body(reply), codec.units_of(reply), sum(map(len, attached))), attached)
 
     # The wire --------------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class Link:
                 nursery.start_soon(self._write)
                 if self.heart is not None:
                     if (hearts := self.hearts) is None:
-                        nursery.start_soon((hearts := Hearts()).run)
+                        nursery.start_soon((hearts := HeartbeatTask()).run)
                     hearts.add(self, trio.current_time() + self.heart.beat_s)
                 try:
                     await self._read_frames(nursery, task_status)
@@ -206,7 +208,7 @@ class Link:
                     self._end()  # at once: the tasks that serve may take their time, and must not send any more
                 nursery.cancel_scope.cancel(reason="the link is lost")
         farewell = f"{self._bye.code}: {self._bye.detail}" if self._bye else "the other end closed the link"
-        raise self._failure or PeerLost(plain(farewell))
+        raise self._failure or PeerLost(printable(farewell))
 
     async def _read_frames(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         while data := await self._read():
@@ -283,7 +285,7 @@ class Link:
                 if frame.code == Draining.code:  # its node stops what still runs: whoever asked can go on elsewhere
                     for answer in self._asked.values():
                         answer.fail(Draining(frame.detail))
-            case Tell():
+            case Announce():
                 self._told(frame)
 
     def _opened(self, frame: Open, nursery: trio.Nursery) -> None:
@@ -298,7 +300,7 @@ class Link:
         self._serving[frame.stream] = _Serving(trio.CancelScope(relative_deadline=within_s))
         nursery.start_soon(self._serve, frame.stream, server, request, frame.credit)
 
-    def _told(self, frame: Tell) -> None:
+    def _told(self, frame: Announce) -> None:
         message = codec.decode(frame.body)
         if self.told is None:
             raise PeerViolation(f"a {type(message).__name__} was told to an end that asks for none")
@@ -332,12 +334,12 @@ class Link:
 
     def tell(self, message: Message) -> None:
         """Tell the other end something of this one, without being asked."""
-        self.tell_encoded(codec.encode(message))
+        self.announce_encoded(codec.encode(message))
 
-    def tell_encoded(self, body: bytes) -> None:
+    def announce_encoded(self, body: bytes) -> None:
         """Tell the other end what others are told in the same words."""
         if not self._lost:
-            self._send(Tell(body))
+            self._send(Announce(body))
 
     @property
     def silent_s(self) -> float:
@@ -352,7 +354,7 @@ class Link:
     def _stalled(self) -> None:
         if self.stalled:
             for answer in self._asked.values():  # whoever asked leaves, and can go on elsewhere
-                answer.fail(self.lost_as(STALLED))
+                answer.fail(self.lost_error(STALLED_DETAIL))
             self._permits.unpark_all()
         self.on_stalled()
 
@@ -375,11 +377,11 @@ class Link:
             await self._writer.park()
 
     def tend(self, due_at: float, now: float) -> float | None:
-        """Say that this end is alive if nothing else has, and end the link if the other end is not: see `Hearts`."""
+        """Say that this end is alive if nothing else has, and end the link if the other end is not (`HeartbeatTask`)."""
         if self._lost or (heart := self.heart) is None:
             return None
         if now >= self._said_at + heart.beat_s - heart.early_s:
-            self._send(Beat())
+            self._send(KeepAlive())
             self._said_at = now
         if (why := self._life.lost(heart, due_at, now, self.ready)) is not None:
             self.lose(PeerLost(why))
@@ -405,5 +407,5 @@ class Link:
         asked, self._asked = self._asked, {}
         self._rules.clear()
         for answer in asked.values():
-            answer.fail(self.lost_as("the link went down"))
+            answer.fail(self.lost_error("the link went down"))
         self._permits.unpark_all()

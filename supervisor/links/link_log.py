@@ -19,7 +19,7 @@ FORGET_S = 600.0  # after so long without cause a sentence is news again
 
 
 @define(eq=False)
-class Refusals:
+class LinkLog:
     """Says what is wrong with links."""
 
     _said: OrderedDict[tuple[str, str], tuple[float, bool]] = Factory(OrderedDict)  # and whether the peer is to blame

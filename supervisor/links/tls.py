@@ -13,7 +13,7 @@ HANDSHAKE_TURNS = 8  # of either end; one of TLS 1.3 takes two
 
 
 @frozen
-class Tls:
+class LinkTls:
     """How this node shows who it is when it listens, and when it dials; `names` are those in its own certificate."""
 
     listens: ssl.SSLContext
@@ -21,7 +21,7 @@ class Tls:
     names: frozenset[str] | None = None  # None: not known
 
 
-def contexts(certificate: Path, key: Path, authority: Path) -> Tls:
+def load_link_tls(certificate: Path, key: Path, authority: Path) -> LinkTls:
     """Return what links are wrapped with; raises `OSError` (an `ssl.SSLError` is one) for files of no use."""
     made = []
     for purpose in (ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH):
@@ -30,10 +30,10 @@ def contexts(certificate: Path, key: Path, authority: Path) -> Tls:
         context.verify_mode = ssl.CERT_REQUIRED
         made.append(context)
     listens, dials = made
-    return Tls(listens, dials, _own_names(certificate, key))
+    return LinkTls(listens, dials, _own_names(certificate, key))
 
 
-def certified(stream: trio.abc.Stream) -> frozenset[str]:
+def certificate_names(stream: trio.abc.Stream) -> frozenset[str]:
     """Return the names in the other end's certificate, as `DNS:a.b` or `URI:c`; none where it has shown none."""
     return _names(stream.getpeercert()) if isinstance(stream, trio.SSLStream) else frozenset()
 

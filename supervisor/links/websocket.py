@@ -14,28 +14,28 @@ from attrs import define, field, frozen
 from protocol.errors import ActorError, PeerLost, PeerRefused, PeerViolation
 from protocol.greeting import Greeter
 from protocol.peer import MESSAGE_BYTES_MAX
-from supervisor.links.handshake_stream import Line
-from supervisor.links.tls import certified
+from supervisor.links.handshake_stream import LimitedStream
+from supervisor.links.tls import certificate_names
 
 PATH = "/link"
 QUEUED_MESSAGES = 4
 READ_BYTES = 256 * 1024
 CLOSE_S = 0.25
 
-Talk: TypeAlias = Callable[["Wire"], Awaitable[None]]
+ConnectionHandler: TypeAlias = Callable[["WebSocketTransport"], Awaitable[None]]
 Socket: TypeAlias = trio_websocket.WebSocketConnection
-Shake: TypeAlias = Callable[[trio.Nursery, Line], Awaitable[Socket]]
+Shake: TypeAlias = Callable[[trio.Nursery, LimitedStream], Awaitable[Socket]]
 
 
 @frozen
-class At:
+class Endpoint:
     """Where a node listens."""
 
     host: str
     port: int
 
     @classmethod
-    def read(cls, text: str) -> At:
+    def read(cls, text: str) -> Endpoint:
         """Return what `host:port` names; an IPv6 address stands in brackets."""
         host, _, port = text.rpartition(":")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
@@ -46,11 +46,11 @@ class At:
 
 
 @define(eq=False)
-class Wire:
+class WebSocketTransport:
     """One WebSocket as a transport."""
 
     socket: Socket
-    line: Line
+    line: LimitedStream
 
     async def send_all(self, data: bytes) -> None:
         """Send `data` as one message; raises `trio.BrokenResourceError` if the other end is gone."""
@@ -74,10 +74,10 @@ class Wire:
 
     def certified(self) -> frozenset[str]:
         """Return the names in the certificate that the other end has shown, none where it has shown none."""
-        return certified(self.line.stream)
+        return certificate_names(self.line.stream)
 
     def acknowledged_s(self) -> float | None:
-        """Return how long ago the other end's kernel last acknowledged anything, as `Line` does."""
+        """Return how long ago the other end's kernel last acknowledged anything, as `LimitedStream` does."""
         return self.line.acknowledged_s()
 
 
@@ -88,10 +88,10 @@ class Wire:
 class _Shaken:
     """A WebSocket over a line, from its handshake to its end."""
 
-    line: Line
+    line: LimitedStream
     shake: Shake
     within_s: float
-    talk: Talk
+    talk: ConnectionHandler
     hint: str = ""
     socket: Socket | None = field(default=None, init=False)
     failure: Exception | None = field(default=None, init=False)
@@ -123,7 +123,7 @@ class _Shaken:
         if self.socket is None:
             raise PeerLost(f"no WebSocket with it{self.hint}: {self.line.end or f'not within {self.within_s:g} s'}")
         try:
-            await self.talk(Wire(self.socket, self.line))
+            await self.talk(WebSocketTransport(self.socket, self.line))
         finally:
             with trio.move_on_after(CLOSE_S, shield=True):
                 await self.socket.aclose()
@@ -163,10 +163,10 @@ def said(error: ssl.SSLError) -> str:
 # One end each ---------------------------------------------------------------------------
 
 
-async def dial(at: At, tls: ssl.SSLContext | None, within_s: float, talk: Talk) -> None:
+async def dial(at: Endpoint, tls: ssl.SSLContext | None, within_s: float, talk: ConnectionHandler) -> None:
     """Connect to a node and talk to it until `talk` returns; raises `PeerLost` if it cannot be reached."""
 
-    async def shake(nursery: trio.Nursery, line: Line) -> Socket:
+    async def shake(nursery: trio.Nursery, line: LimitedStream) -> Socket:
         return await trio_websocket.wrap_client_stream(
             nursery,
             cast("trio.SocketStream", line),  # any stream will do
@@ -187,18 +187,20 @@ async def dial(at: At, tls: ssl.SSLContext | None, within_s: float, talk: Talk) 
         secure = await _secured(stream, tls, within_s, at.host)
         # Whoever listens and refuses a certificate closes the connection; the dialer has heard nothing of it by then.
         hint = "" if tls is None else ", it may not take this node's certificate"
-        await _Shaken(Line(secure), shake, within_s, talk, hint).run()
+        await _Shaken(LimitedStream(secure), shake, within_s, talk, hint).run()
     finally:
         await trio.aclose_forcefully(stream)
 
 
-async def accepted(stream: trio.SocketStream, tls: ssl.SSLContext | None, within_s: float, talk: Talk) -> None:
+async def accept(
+    stream: trio.SocketStream, tls: ssl.SSLContext | None, within_s: float, talk: ConnectionHandler
+) -> None:
     """Talk to whoever has connected, once it has asked for a link in time.
 
     Raises what `talk` raises, and `PeerLost`, `PeerRefused` or `PeerViolation` for whoever does not ask for one.
     """
 
-    async def shake(nursery: trio.Nursery, line: Line) -> Socket:
+    async def shake(nursery: trio.Nursery, line: LimitedStream) -> Socket:
         request = await trio_websocket.wrap_server_stream(nursery, line, QUEUED_MESSAGES, MESSAGE_BYTES_MAX, READ_BYTES)
         if request.path != PATH:
             await request.reject(404)
@@ -209,12 +211,12 @@ async def accepted(stream: trio.SocketStream, tls: ssl.SSLContext | None, within
         return await request.accept()
 
     try:
-        await _Shaken(Line(await _secured(stream, tls, within_s, None)), shake, within_s, talk).run()
+        await _Shaken(LimitedStream(await _secured(stream, tls, within_s, None)), shake, within_s, talk).run()
     finally:
         await trio.aclose_forcefully(stream)
 
 
-async def greet(wire: Wire, greeter: Greeter, within_s: float) -> str:
+async def greet(wire: WebSocketTransport, greeter: Greeter, within_s: float) -> str:
     """Return the name that the other end has proved.
 
     Raises `PeerRefused` if either end does not talk to the other, `PeerLost` if it says nothing in time.
@@ -238,13 +240,13 @@ async def greet(wire: Wire, greeter: Greeter, within_s: float) -> str:
     raise refused or PeerLost(f"the other end did not say who it is within {within_s:g} s")
 
 
-async def _send(wire: Wire, messages: list[bytes]) -> None:
+async def _send(wire: WebSocketTransport, messages: list[bytes]) -> None:
     with suppress(trio.BrokenResourceError):  # whoever reads sees the end too
         for message in messages:
             await wire.send_all(message)
 
 
-async def nursed(body: Callable[[trio.Nursery], Awaitable[None]]) -> None:
+async def run_in_nursery(body: Callable[[trio.Nursery], Awaitable[None]]) -> None:
     """Run `body` with tasks beside it that end with it; an `ActorError` comes out as it is and not in a group."""
     failure: ActorError | None = None
     async with trio.open_nursery() as nursery:

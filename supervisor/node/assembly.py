@@ -11,13 +11,13 @@ from attrs import asdict, define, evolve, field
 
 from actors.engines.port import Engine
 from actors.engines.sglang import model_files
-from actors.kit.calls import Address, Asks, Call, mailbox
-from actors.kit.priority_inbox import queue
+from actors.kit.calls import Address, Askable, Call, mailbox
+from actors.kit.priority_inbox import priority_inbox
 from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.routing.load import least_loaded
 from actors.routing.route import Routing
 from actors.text.model import TextModel, load
-from actors.text.prompts import Limits
+from actors.text.prompts import PromptLimits
 from protocol.codec import Message
 from protocol.cost import work
 from protocol.errors import StartFailed
@@ -26,27 +26,27 @@ from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, St
 from protocol.model_folder import FILES
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.mesh import Links
-from supervisor.cluster.model_identity import OwnModels
-from supervisor.cluster.workers import ForOthers, Here
+from supervisor.cluster.mesh import Mesh
+from supervisor.cluster.model_identity import ModelIdentities
+from supervisor.cluster.workers import GuardedWorker, LocalWorker
 from supervisor.config.load import Cluster
-from supervisor.control.control import Controls
+from supervisor.control.control import NodeControl
 from supervisor.engines import grammar_checkers
-from supervisor.engines.children import Work, Worker, grammar_checks, offer, rank_of, starts, worker
+from supervisor.engines.children import Work, Worker, follower_child, grammar_checks, offer, starts, worker
 from supervisor.engines.sglang.ranks import Asked, Others, agreed
-from supervisor.engines.sglang.spawn import Starts, Zygote
+from supervisor.engines.sglang.spawn import HostStarter, Zygote
 from supervisor.files import reading
-from supervisor.gateway.admission import Gate
-from supervisor.gateway.gateway import Door
-from supervisor.gateway.requests import Asking, Served
+from supervisor.gateway.admission import AdmissionGate
+from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import gateway
-from supervisor.links.link import Serves
-from supervisor.links.websocket import At
+from supervisor.links.link import Services
+from supervisor.links.websocket import Endpoint
 from supervisor.node import gauges, monitoring, router_child
-from supervisor.runtime import World
-from supervisor.supervision.events import Happening, Kind
-from supervisor.supervision.registration import Plug
-from supervisor.supervision.status import Standing
+from supervisor.runtime import Runtime
+from supervisor.supervision.events import ChildEvent, ChildEventKind
+from supervisor.supervision.registration import Registration
+from supervisor.supervision.status import TreeStatus
 from supervisor.supervision.tree import Child, Tree
 from supervisor.version import version
 
@@ -56,30 +56,30 @@ AskedInbox: TypeAlias = trio.MemoryReceiveChannel[Call[TextRequest, TextReply, T
 
 
 @define(eq=False)
-class House:
+class Assembly:
     """One node's tree, and the handles that the node's own tasks need; only one node of a cluster has a door."""
 
     tree: Tree
     directory: Directory
-    controls: Controls
-    standing: Standing
+    controls: NodeControl
+    standing: TreeStatus
     live: Live
-    engines: Mapping[str, Plug[Engine]]  # this node's own
-    offered: Mapping[str, Plug[Engine] | Plug[Zygote]]  # by the children that come and go
-    door: Door | None = None
-    links: Links | None = None
-    scraped: Door | None = None  # for probes and scrapers alone
+    engines: Mapping[str, Registration[Engine]]  # this node's own
+    offered: Mapping[str, Registration[Engine] | Registration[Zygote]]  # by the children that come and go
+    door: Gateway | None = None
+    links: Mesh | None = None
+    monitoring: Gateway | None = None  # for probes and scrapers alone
 
-    def watch(self, happening: Happening) -> None:
+    def watch(self, happening: ChildEvent) -> None:
         """Note what happens to the tree, for whoever asks how it is and why something is not there."""
         self.standing.watch(happening)
         _, _, rest = happening.path.partition("/")
         plug = self.offered.get(rest.partition("/")[0])
-        if happening.kind is Kind.RESTARTING and plug is not None:
+        if happening.kind is ChildEventKind.RESTARTING and plug is not None:
             plug.failed(self.standing.why(happening.path), happening.wait_s)
 
     @property
-    def nothing_came_up(self) -> str | None:
+    def start_failure(self) -> str | None:
         """Why no engine of this node could be started, once each has been tried, if it is here for nothing else."""
         serves_others = self.door is not None and self.links is not None
         failures = [plug.failure for plug in self.engines.values() if plug.last is None and plug.failure is not None]
@@ -96,21 +96,23 @@ class Live:
     routings: dict[str, Routing] = field(factory=dict)  # of each model that is asked here
 
 
-def build(cluster: Cluster, node: str, world: World) -> House:
+def assemble(cluster: Cluster, node: str, world: Runtime) -> Assembly:
     """Return the house of one node; raises `StartFailed` if a model's files cannot be used."""
     directory = Directory(node, routes=cluster.gateway.node == node, must_meet=cluster.must_meet(node))
-    engines: dict[str, Plug[Engine]] = {name: Plug(directory.changed) for name in cluster.engines_on(node)}
-    zygotes: dict[str, Plug[Zygote]] = {}
+    engines: dict[str, Registration[Engine]] = {
+        name: Registration(directory.changed) for name in cluster.engines_on(node)
+    }
+    zygotes: dict[str, Registration[Zygote]] = {}
     with_door = cluster.gateway.node == node
     texts = _texts(cluster, node, world.strftime, every=with_door)
-    directory.models = OwnModels({name: text.digest for name, text in texts.items()})
+    directory.models = ModelIdentities({name: text.digest for name, text in texts.items()})
     front: list[Child | Tree] = []
     children: list[Child | Tree] = []
     hosts_of = starts(cluster, node, world, children, zygotes)
     other_ranks = _other_ranks(cluster, directory, hosts_of, world, children)
     for name, section in cluster.engines_on(node).items():
         work, inbox = _work(cluster.model[section.model].queue_max)
-        here = Here(node, offer(name, section), work, engines[name], directory.changed, inbox, directory)
+        here = LocalWorker(node, offer(name, section), work, engines[name], directory.changed, inbox, directory)
         directory.here[name] = here
         others = None if not section.ranks_on else _others(cluster, name, directory, engines[name])
         text, away = texts.get(section.model), (directory.turn_away, here.turn_away)
@@ -118,20 +120,20 @@ def build(cluster: Cluster, node: str, world: World) -> House:
         one = Worker(name, section, text, engines[name], inbox, *away, others, own)
         children.append(worker(cluster, one, hosts_of, world))
     checks = grammar_checks(cluster, node, hosts_of, world, children)
-    controls = Controls(directory, world.new_id(), version(), partial(engine_control.loads, engines))
+    controls = NodeControl(directory, world.new_id(), version(), partial(engine_control.local_loads, engines))
     live = Live(cluster.gateway.prompt_tokens_max)
-    serves = {**other_ranks, **engine_control.serves(engines), **checks, **controls.serves}
+    serves = {**other_ranks, **engine_control.engine_services(engines), **checks, **controls.serves}
     links = _links(cluster, node, directory, world, serves)
     if links is not None:
         links.incarnation = Incarnation(controls.run, int(world.now()))
-        world.metrics.sources.append(partial(gauges.of_links, directory, links.traffic))
-    gauges.of_node(world.metrics, directory)
+        world.metrics.sources.append(partial(gauges.link_families, directory, links.traffic))
+    gauges.add_node_gauges(world.metrics, directory)
     door = None
     if with_door:
-        served: dict[str, Served] = {}
+        served: dict[str, ServedModel] = {}
         for name in cluster.model:
             children += _asked_of(cluster, name, texts[name], directory, world, served, live, checks)
-        controls.aside = partial(router_child.aside, live.routings)
+        controls.aside = partial(router_child.ejected, live.routings)
         world.metrics.sources.append(partial(router_child.gauge, live.routings))
         door = _door(cluster, served, directory, world, live)
         front.append(_gateway(cluster, door))
@@ -140,9 +142,9 @@ def build(cluster: Cluster, node: str, world: World) -> House:
     if links is not None:
         front.append(_linking(links))
     tree = Tree(name=node, children=_in_order(front, children), restarts_max=5, restarts_window_s=300.0, about=about)
-    standing = controls.standing = Standing(tree)
-    offered: dict[str, Plug[Engine] | Plug[Zygote]] = {**zygotes, **engines}
-    return House(tree, directory, controls, standing, live, engines, offered, door, links, scraped)
+    standing = controls.standing = TreeStatus(tree)
+    offered: dict[str, Registration[Engine] | Registration[Zygote]] = {**zygotes, **engines}
+    return Assembly(tree, directory, controls, standing, live, engines, offered, door, links, scraped)
 
 
 def _in_order(front: Sequence[Child | Tree], others: Sequence[Child | Tree]) -> tuple[Child | Tree, ...]:
@@ -159,7 +161,7 @@ def _in_order(front: Sequence[Child | Tree], others: Sequence[Child | Tree]) -> 
 
 
 def _work(size: int) -> tuple[Address[Generate, Started | Tokens, Finished], Work]:
-    return queue(size, lambda request: request.priority, lambda request: request.owner, work)
+    return priority_inbox(size, lambda request: request.priority, lambda request: request.owner, work)
 
 
 def _asked(size: int) -> tuple[Address[TextRequest, TextReply, TextResult], AskedInbox]:
@@ -171,10 +173,10 @@ def _asked_of(
     name: str,
     text: TextModel,
     directory: Directory,
-    world: World,
-    served: dict[str, Served],
+    world: Runtime,
+    served: dict[str, ServedModel],
     live: Live,
-    checks: Serves,
+    checks: Services,
 ) -> tuple[Child, Child]:
     """Return the router and the processor of a model, and note where the model is asked."""
     section, gateway = cluster.model[name], cluster.gateway
@@ -193,10 +195,10 @@ def _asked_of(
         ranked=partial(directory.ranked, name),
     )
     child = router_child.child(name, section, work_inbox, routing)
-    served[name] = Served(
-        partial(engine_control.model, name, directory, int(world.now())),
+    served[name] = ServedModel(
+        partial(engine_control.model_object, name, directory, int(world.now())),
         asked,
-        partial(engine_control.longest, directory, name),
+        partial(engine_control.request_tokens_max, directory, name),
     )
     return child, Child(
         name=f"processor-{plain}",
@@ -213,31 +215,35 @@ def _asked_of(
     )
 
 
-def _limits(directory: Directory, model: str, live: Live) -> Limits | None:
-    return engine_control.limits(directory, model, live.prompt_tokens_max)
+def _limits(directory: Directory, model: str, live: Live) -> PromptLimits | None:
+    return engine_control.request_limits(directory, model, live.prompt_tokens_max)
 
 
 # Engines that span nodes ---------------------------------------------------------------
 
 
-def _others(cluster: Cluster, name: str, directory: Directory, plug: Plug[Engine]) -> Others:
+def _others(cluster: Cluster, name: str, directory: Directory, plug: Registration[Engine]) -> Others:
     section = cluster.engine[name]
     gateway, within_s = cluster.gateway.node, section.start_within_s
     return Others(name, section.ranks_on, agreed(cluster, name), directory, within_s, plug, gateway)
 
 
 def _other_ranks(
-    cluster: Cluster, directory: Directory, hosts_of: Mapping[str, Starts], world: World, children: list[Child | Tree]
-) -> Serves:
+    cluster: Cluster,
+    directory: Directory,
+    hosts_of: Mapping[str, HostStarter],
+    world: Runtime,
+    children: list[Child | Tree],
+) -> Services:
     """Return where a node is asked for its ranks of engines on others, adding what runs them.
 
     They come before this node's own engines, which may have to wait for a node that waits for these.
     """
-    serves: dict[tuple[str, type[Message]], Asks[Message, Message, Message]] = {}
-    for name in cluster.other_ranks_on(directory.name):
+    serves: dict[tuple[str, type[Message]], Askable[Message, Message, Message]] = {}
+    for name in cluster.follower_ranks_on(directory.name):
         address, inbox = _rank_asked()
-        serves[name, RunRank] = cast("Asks[Message, Message, Message]", address)
-        children.append(rank_of(cluster, name, directory, inbox, hosts_of, world))
+        serves[name, RunRank] = cast("Askable[Message, Message, Message]", address)
+        children.append(follower_child(cluster, name, directory, inbox, hosts_of, world))
     return serves
 
 
@@ -248,27 +254,27 @@ def _rank_asked() -> tuple[Address[RunRank, RankStarted, Done], trio.MemoryRecei
 # Links ---------------------------------------------------------------------------------
 
 
-def _links(cluster: Cluster, node: str, directory: Directory, world: World, more: Serves) -> Links | None:
+def _links(cluster: Cluster, node: str, directory: Directory, world: Runtime, more: Services) -> Mesh | None:
     """Return what keeps this node in touch with the others, None if it is and stays alone."""
     section = cluster.node[node]
     for name, other in cluster.node.items():
         if name != node:
             offers = [offer(key, each) for key, each in cluster.engines_on(name).items()]
-            directory.expect(name, other.dialed_at, offers)
-    join = tuple(map(At.read, cluster.cluster.join))
+            directory.expect(name, other.dial_address, offers)
+    join = tuple(map(Endpoint.read, cluster.cluster.join))
     if section.listen is None and len(cluster.node) == 1 and not join:
         return None
-    serves: dict[tuple[str, type[Message]], Asks[Message, Message, Message]] = {
-        (name, Generate): cast("Asks[Message, Message, Message]", ForOthers(here))
+    serves: dict[tuple[str, type[Message]], Askable[Message, Message, Message]] = {
+        (name, Generate): cast("Askable[Message, Message, Message]", GuardedWorker(here))
         for name, here in directory.here.items()
     }
     serves.update(more)
-    return Links(
+    return Mesh(
         name=node,
         section=cluster.cluster,
         directory=directory,
         serves=serves,
-        listen=None if section.listen is None else At.read(section.listen),
+        listen=None if section.listen is None else Endpoint.read(section.listen),
         host=section.host,
         secret=b"",
         new_nonce=world.new_nonce,
@@ -278,7 +284,7 @@ def _links(cluster: Cluster, node: str, directory: Directory, world: World, more
     )
 
 
-def _linking(links: Links) -> Child:
+def _linking(links: Mesh) -> Child:
     section = links.section
     return Child(
         name=LINKS,
@@ -297,7 +303,7 @@ def _linking(links: Links) -> Child:
 # Children ------------------------------------------------------------------------------
 
 
-def _gateway(cluster: Cluster, door: Door) -> Child:
+def _gateway(cluster: Cluster, door: Gateway) -> Child:
     section = cluster.gateway
     return Child(
         name="gateway",
@@ -320,25 +326,25 @@ def _gateway(cluster: Cluster, door: Door) -> Child:
 
 def _door(
     cluster: Cluster,
-    served: Mapping[str, Served],
+    served: Mapping[str, ServedModel],
     directory: Directory,
-    world: World,
+    world: Runtime,
     live: Live,
-) -> Door:
+) -> Gateway:
     section, models = cluster.gateway, tuple(cluster.model)
-    gate = Gate(
+    gate = AdmissionGate(
         section.requests_max,
         section.admit_s,
         section.waiting_max,
         partial(engine_control.never_ready, directory, models),
     )
-    asking = Asking(served, world.metrics, section.first_token_s, section.total_s)
+    asking = RequestRunner(served, world.metrics, section.first_token_s, section.total_s)
     world.metrics.gauges |= {
         "espalier_requests_running": ("Generations being answered", lambda: {"gateway": gate.inside}),
         "espalier_requests_waiting": ("Requests that wait at the gate", lambda: {"gateway": gate.waiting}),
-        "espalier_engine_up": ("Whether the engine can be asked", lambda: engine_control.up(directory)),
+        "espalier_engine_up": ("Whether the engine can be asked", lambda: engine_control.engines_up(directory)),
     }
-    opened = Door(
+    opened = Gateway(
         asking=asking,
         gate=gate,
         limits=section.limits,
@@ -348,11 +354,11 @@ def _door(
         origins=frozenset(section.origins),
         grammars=frozenset(section.grammars),
         unready=partial(engine_control.unready, directory, models),
-        metrics_text=partial(engine_control.all_metrics_text, directory, world.metrics),
+        metrics_text=partial(engine_control.cluster_metrics_text, directory, world.metrics),
         new_id=world.new_id,
         now=world.now,
         server_info=partial(
-            engine_control.server_info, cluster, directory, version(), partial(router_child.aside, live.routings)
+            engine_control.server_info, cluster, directory, version(), partial(router_child.ejected, live.routings)
         ),
         flush_cache=partial(engine_control.flush_caches, directory),
     )
@@ -365,17 +371,17 @@ def _scraped(
     cluster: Cluster,
     node: str,
     directory: Directory,
-    door: Door | None,
-    world: World,
+    door: Gateway | None,
+    world: Runtime,
     front: list[Child | Tree],
-) -> Door | None:
+) -> Gateway | None:
     """Return where probes and scrapers ask, None if the file names no place for it, adding what keeps it."""
     if (listen := cluster.node[node].metrics) is None:
         return None
-    at = At.read(listen)
+    at = Endpoint.read(listen)
     if door is None:
         own = {here.load.name: here.plug for here in directory.here.values()}
-        text = partial(engine_control.metrics_text, own, world.metrics)
+        text = partial(engine_control.local_metrics_text, own, world.metrics)
         opened = monitoring.door(at, world, partial(monitoring.unready, cluster, directory), text)
     else:
         opened = monitoring.door(at, world, door.unready, door.metrics_text)

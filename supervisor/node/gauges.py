@@ -13,7 +13,7 @@ from supervisor.links.traffic import Traffic
 from supervisor.telemetry.metrics import Metrics, pieces
 
 
-def of_node(metrics: Metrics, directory: Directory) -> None:
+def add_node_gauges(metrics: Metrics, directory: Directory) -> None:
     """Let `metrics` tell how a node and the engines that run on it are."""
     metrics.gauges |= {
         "espalier_tasks": (
@@ -41,11 +41,11 @@ def of_node(metrics: Metrics, directory: Directory) -> None:
 
 
 def _refused(directory: Directory) -> dict[str, float]:
-    whys = directory.models.whys  # made anew each time
+    whys = directory.models.rejections  # made anew each time
     return {name: float(name in whys) for name in directory.named()}
 
 
-def of_links(directory: Directory, traffic: Mapping[str, Traffic]) -> Iterator[Metric]:
+def link_families(directory: Directory, traffic: Mapping[str, Traffic]) -> Iterator[Metric]:
     """Yield what is known of the links to each other node; a lost link's counts go on with the next one's."""
     known = {node: link for node, (_, link, _) in directory.nodes.items()}
     all_links = {node: link for node, link in known.items() if link is not None or directory.meets(node)}

@@ -10,28 +10,32 @@ from collections.abc import Awaitable, Callable
 from attrs import evolve
 
 from supervisor.cluster.directory import Directory
-from supervisor.config.load import LOOPBACK, Cluster
-from supervisor.gateway.admission import Gate
-from supervisor.gateway.gateway import ANY, Door, DoorLimits
-from supervisor.gateway.requests import Asking
+from supervisor.config.load import LOOPBACK_HOSTS, Cluster
+from supervisor.gateway.admission import AdmissionGate
+from supervisor.gateway.gateway import WILDCARD, Gateway, GatewayLimits
+from supervisor.gateway.requests import RequestRunner
 from supervisor.gateway.server import gateway
-from supervisor.links.websocket import At
-from supervisor.runtime import World
+from supervisor.links.websocket import Endpoint
+from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
 
 PATHS = frozenset({"/health", "/ready", "/metrics"})
 # Constants: whoever scrapes or probes is one or a few, asks for little, and is not a client.
-LIMITS = evolve(DoorLimits(), connections_max=64, key_connections_max=64, body_bytes_max=1024, head_s=5.0, body_s=5.0)
+LIMITS = evolve(
+    GatewayLimits(), connections_max=64, key_connections_max=64, body_bytes_max=1024, head_s=5.0, body_s=5.0
+)
 
 
-def door(at: At, world: World, unready: Callable[[], str | None], text: Callable[[], Awaitable[bytes]]) -> Door:
+def door(
+    at: Endpoint, world: Runtime, unready: Callable[[], str | None], text: Callable[[], Awaitable[bytes]]
+) -> Gateway:
     """Return a node's own door; on loopback it answers to loopback's names alone, since keys need not be there."""
-    return Door(
-        asking=Asking({}, world.metrics, LIMITS.head_s, LIMITS.head_s),
-        gate=Gate(1, LIMITS.head_s, 1, lambda: None),
+    return Gateway(
+        asking=RequestRunner({}, world.metrics, LIMITS.head_s, LIMITS.head_s),
+        gate=AdmissionGate(1, LIMITS.head_s, 1, lambda: None),
         limits=LIMITS,
         reserve=world.reserve,
-        names=frozenset({*LOOPBACK, at.host.lower()} if at.host in LOOPBACK else {ANY}),
+        names=frozenset({*LOOPBACK_HOSTS, at.host.lower()} if at.host in LOOPBACK_HOSTS else {WILDCARD}),
         unready=unready,
         metrics_text=text,
         new_id=world.new_id,
@@ -40,7 +44,7 @@ def door(at: At, world: World, unready: Callable[[], str | None], text: Callable
     )
 
 
-def child(at: At, opened: Door) -> Child:
+def child(at: Endpoint, opened: Gateway) -> Child:
     """Return what keeps the door."""
     return Child(
         name="metrics",

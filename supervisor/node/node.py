@@ -20,22 +20,22 @@ from attrs import define, field, frozen
 from protocol.errors import ActorError, StartFailed
 from protocol.greeting import NONCE_BYTES
 from supervisor.config import file_checks
-from supervisor.config.load import LOOPBACK, Cluster
+from supervisor.config.load import LOOPBACK_HOSTS, Cluster
 from supervisor.control import unix_socket
-from supervisor.gateway.gateway import Door
-from supervisor.gateway.keys import SECRETS, Keys
+from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.keys import SECRET_VARIABLES, Keys
 from supervisor.launcher import preflight
-from supervisor.links.heartbeat import Heart
-from supervisor.node.assembly import House, build
+from supervisor.links.heartbeat import Heartbeat
+from supervisor.node.assembly import Assembly, assemble
 from supervisor.node.reload import Reloader
 from supervisor.processes import reaper, run_folder
-from supervisor.processes.process import Hurry
-from supervisor.runtime import World
-from supervisor.supervision.events import Happening, Kind
-from supervisor.supervision.status import Earlier
-from supervisor.supervision.supervise import Up, supervise
+from supervisor.processes.process import GracePeriods
+from supervisor.runtime import Runtime
+from supervisor.supervision.events import ChildEvent, ChildEventKind
+from supervisor.supervision.status import EarlierFailures
+from supervisor.supervision.supervise import OnStarted, supervise
 from supervisor.telemetry.logs import Terminal
-from supervisor.telemetry.loop_monitor import Turns
+from supervisor.telemetry.loop_monitor import LoopMonitor
 from supervisor.telemetry.metrics import Metrics
 from supervisor.threads.text_threads import TextThreads
 
@@ -52,16 +52,16 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @frozen
-class Launched:
+class LauncherHooks:
     """What a node says to its launcher: it is up, there may be something new in the file, its event loop turns."""
 
     up: Callable[[], None] = lambda: None
     reload: Callable[[], None] | None = None
     pulse: Callable[[], None] | None = None
-    earlier: Earlier = Earlier()  # what the launcher knows of this node's processes before this one
+    earlier: EarlierFailures = EarlierFailures()  # what the launcher knows of this node's processes before this one
 
 
-NOT_LAUNCHED = Launched()
+NOT_LAUNCHED = LauncherHooks()
 
 
 async def run(
@@ -69,7 +69,7 @@ async def run(
     name: str,
     terminal: Terminal,
     environment: Mapping[str, str],
-    launched: Launched = NOT_LAUNCHED,
+    launched: LauncherHooks = NOT_LAUNCHED,
 ) -> int:
     """Run one node until a signal ends it, and return the process's exit code; `launched` is for its launcher.
 
@@ -78,40 +78,40 @@ async def run(
     keys = preflight.keys(cluster, environment) if cluster.gateway.node == name else None
     watchers = preflight.watchers(cluster, name, environment)
     secret, tls = preflight.secret(cluster, environment), preflight.link_tls(cluster)
-    preflight.link_names(cluster, name, tls)
+    preflight.check_certificate_names(cluster, name, tls)
     base = Path(tempfile.gettempdir())
-    for swept in run_folder.sweep(base):
+    for swept in run_folder.remove_stale(base):
         log.info("removed what a killed node had left", extra={"folder": str(swept)})
-    with run_folder.folder(base) as folder:
+    with run_folder.run_folder(base) as folder:
         section = cluster.node[name]
         logs = folder.path if section.logs is None else Path(section.logs)
         try:
             logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StartFailed(f"the folder for logs cannot be made: {error}") from error
-        world = World(
+        world = Runtime(
             folder=folder,
             logs=logs,
             environment={
-                name: value for name, value in environment.items() if name not in {*SECRETS, preflight.SECRET}
+                name: value for name, value in environment.items() if name not in {*SECRET_VARIABLES, preflight.SECRET}
             },
             new_id=partial(secrets.token_hex, 16),
             now=time.time,
             strftime=time.strftime,
             aside=TextThreads(cluster.gateway.text),
-            hurry=Hurry(),
+            hurry=GracePeriods(),
             metrics=Metrics(),
             chance=Random,
             new_nonce=new_nonce,
             new_room=partial(next, _rooms(secrets.randbits(ROOM_BITS))),
         )
         world.metrics.logs[name] = terminal.log
-        house = build(cluster, name, world)
+        house = assemble(cluster, name, world)
         house.standing.earlier = launched.earlier
         if house.door is not None and keys is not None:
             _lock(house.door, cluster, keys)
-        if house.scraped is not None:
-            house.scraped.keys = keys or watchers
+        if house.monitoring is not None:
+            house.monitoring.keys = keys or watchers
         if house.links is not None:
             house.links.secret, house.links.tls = secret, tls
         node = _Node(cluster, house, world, terminal, section.drain_s, launched.pulse)
@@ -128,8 +128,8 @@ class _Node:
     """One run of a node."""
 
     cluster: Cluster
-    house: House
-    world: World
+    house: Assembly
+    world: Runtime
     terminal: Terminal
     drain_s: float
     pulse: Callable[[], None] | None = None  # to a launcher
@@ -162,11 +162,11 @@ class _Node:
 
     async def run(self, up: Callable[[], None], announce: Callable[[], None]) -> int:
         """Run the tree until it is told to end."""
-        reaper.adopt()
+        reaper.become_subreaper()
         async with trio.open_nursery() as self._nursery:
             nursery = self._nursery
             nursery.start_soon(reaper.run)
-            nursery.start_soon(self.terminal.keep_live)
+            nursery.start_soon(self.terminal.run_live_line)
             nursery.start_soon(self._watch_turns)
             if self.pulse is not None:
                 nursery.start_soon(_pulses, self.pulse, self.cluster.node[self.house.directory.name].hung_s)
@@ -181,13 +181,15 @@ class _Node:
 
             try:
                 with self._tree:
-                    await supervise(self.house.tree, rng=SystemRandom(), watch=self._watch, task_status=Up(ready))
+                    await supervise(
+                        self.house.tree, rng=SystemRandom(), watch=self._watch, task_status=OnStarted(ready)
+                    )
             except ActorError as error:
                 self._failure = error  # raised below: here, the nursery would wrap it in a group
             nursery.cancel_scope.cancel(reason="the tree has ended")
         for number in SIGNALS:  # whoever asks for the end now has it already, with the exit code that is due
             signal.signal(number, signal.SIG_IGN)
-        reaper.end_all()
+        reaper.kill_all()
         for each in self.world.metrics.logs.values():  # the folder may go with what is written to it
             each.flush(LAST_LINES_S)
         if self._failure is not None:
@@ -197,22 +199,22 @@ class _Node:
 
     async def _answer_operators(self) -> None:
         cluster, controls = self.cluster, self.house.controls
-        heart = Heart(cluster.cluster.beat_s, cluster.cluster.silent_s)
+        heart = Heartbeat(cluster.cluster.beat_s, cluster.cluster.silent_s)
         name = self.house.directory.name
         await unix_socket.serve(self.world.folder, cluster.file, name, controls.serves, heart)
 
     async def _watch_turns(self) -> None:
-        turns = Turns(self.cluster.node[self.house.directory.name].turn_max_s)
+        turns = LoopMonitor(self.cluster.node[self.house.directory.name].turn_max_s)
         self.world.metrics.sources.append(turns.families)
         with turns.watching():
             await trio.sleep_forever()
 
-    def _watch(self, happening: Happening) -> None:
+    def _watch(self, happening: ChildEvent) -> None:
         self.terminal.watch(happening)
         self.house.watch(happening)
-        if happening.kind is Kind.RESTARTING:
+        if happening.kind is ChildEventKind.RESTARTING:
             self.world.metrics.restarted(happening.path)
-            if not self.house.directory.draining and (why := self.house.nothing_came_up) is not None:
+            if not self.house.directory.draining and (why := self.house.start_failure) is not None:
                 self._failure = StartFailed(why)
                 self._tree.cancel(reason="no engine could be started")
 
@@ -248,20 +250,20 @@ class _Node:
     async def _shut_down(self) -> None:
         """Stop admitting, let streams finish, end the rest truthfully, stop the tree."""
         house, hurry = self.house, self.world.hurry
-        with hurry.patience(self.drain_s):
+        with hurry.wait_at_most(self.drain_s):
             if house.door is not None:
                 house.door.drain()
             if house.links is not None:  # whoever has not heard it yet may still choose a worker of this node
                 await trio.sleep(house.links.section.tell_s)
             if house.door is not None:
                 await house.door.gate.wait_empty()
-                await house.door.wait_answered()  # an answer is whole when the client has it
+                await house.door.wait_idle()  # an answer is whole when the client has it
             await house.directory.wait_idle()
         if house.door is not None:
             if cut := house.door.cut():
                 log.warning("answers were cut", extra={"count": cut})
-            with hurry.patience(FAREWELL_S):
-                await house.door.wait_left()
+            with hurry.wait_at_most(FAREWELL_S):
+                await house.door.wait_closed()
         if house.links is not None:
             if moved := house.directory.running:
                 log.warning("answers go on elsewhere", extra={"count": moved})
@@ -272,7 +274,7 @@ class _Node:
     async def _exit_hard(self) -> None:
         """Be gone in time whatever does not end; nothing is left behind all the same."""
         await trio.sleep(HARD_EXIT_S)  # a tree that has ended by then cancels this
-        reaper.end_all()
+        reaper.kill_all()
         run_folder.remove(self.world.folder.path)
         self.terminal.end(LAST_LINES_S)
         os._exit(self.exit_code)
@@ -285,12 +287,12 @@ async def _pulses(pulse: Callable[[], None], hung_s: float) -> None:
         await trio.sleep(min(PULSE_S, hung_s / PULSES_PER_LIMIT))
 
 
-def _lock(door: Door, cluster: Cluster, keys: Keys) -> None:
+def _lock(door: Gateway, cluster: Cluster, keys: Keys) -> None:
     """Give a door what decides who may come in, before it opens."""
     door.keys = keys
     door.certificate = cluster.certificate
     door.tls = None if cluster.certificate is None else cluster.certificate.context()
-    if keys.wanted and door.tls is None and cluster.gateway.host not in LOOPBACK:
+    if keys.wanted and door.tls is None and cluster.gateway.host not in LOOPBACK_HOSTS:
         log.warning("clients send their keys in the clear: there is no gateway.tls_certificate")
 
 
@@ -304,11 +306,11 @@ def _rooms(first: int) -> Iterator[int]:
     return (room % 2**ROOM_BITS for room in count(first))
 
 
-def _announce(cluster: Cluster, house: House, terminal: Terminal) -> None:
+def _announce(cluster: Cluster, house: Assembly, terminal: Terminal) -> None:
     """Say where to knock, and give a line to paste."""
     section = cluster.gateway
     if house.door is None:
-        ranks = (f"a rank of {name}" for name in cluster.other_ranks_on(house.directory.name))
+        ranks = (f"a rank of {name}" for name in cluster.follower_ranks_on(house.directory.name))
         here = (name for name, plug in house.engines.items() if plug.now is not None)
         terminal.tell(f"Ready: node {house.directory.name} with {', '.join((*here, *ranks))}")
         return

@@ -13,17 +13,17 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from protocol.cluster import Reloaded
-from protocol.errors import Internal, StartFailed
+from protocol.errors import InternalError, StartFailed
 from supervisor.config import file_checks, load
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.engines.children import offer
-from supervisor.files.reading import Reads
-from supervisor.gateway.gateway import Door
+from supervisor.files.reading import FileReader
+from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import Keys
 from supervisor.launcher import preflight
-from supervisor.links.tls import Tls
-from supervisor.node.assembly import House
-from supervisor.node.router_child import ROUTED, limits
+from supervisor.links.tls import LinkTls
+from supervisor.node.assembly import Assembly
+from supervisor.node.router_child import RELOADABLE, limits
 from supervisor.threads.file_threads import FileThreads
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class _Read:
     cluster: Cluster
     differs: tuple[Change, ...]  # from how it was at the start
     secret: bytes = field(repr=False)
-    tls: Tls | None
+    tls: LinkTls | None
     keys: Keys | None = None  # of clients, where this node has the gateway
     context: ssl.SSLContext | None = None  # of its certificate
 
@@ -103,11 +103,11 @@ class Reloader:
 
     name: str
     cluster: Cluster
-    house: House
+    house: Assembly
     environment: Mapping[str, str] = field(repr=False)
     set_drain_s: Callable[[float], None]
     ask_launcher: Callable[[], None] | None = None  # to start what is new in the file
-    reads: Reads = field(factory=FileThreads)
+    reads: FileReader = field(factory=FileThreads)
     _applied: dict[tuple[str, ...], object] = field(factory=dict)  # and what has been changed since
     _new: set[str] = field(factory=set)  # nodes that came into the file, and to this host, while this one runs
     _placed: set[str] = field(init=False)  # the nodes of this host, by the file as it was read last
@@ -124,13 +124,13 @@ class Reloader:
         """Read file, keys and certificate anew, apply what can be, and return a sentence for each difference.
 
         A file that cannot be read or does not answer, or in which something is wrong, changes nothing but the keys.
-        Raises `Internal` if a bug ended it.
+        Raises `InternalError` if a bug ended it.
         """
         one = self._next
         self.ask()
         await one.over.wait()
         if one.told is None:
-            raise Internal("the node made a mistake; its log has the details")
+            raise InternalError("the node made a mistake; its log has the details")
         return one.told
 
     async def run(self) -> None:
@@ -159,7 +159,7 @@ class Reloader:
         except StartFailed as error:
             log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
             told.refused.append(f"the file changes nothing: {error}")
-        if (door := self.house.door or self.house.scraped) is not None:
+        if (door := self.house.door or self.house.monitoring) is not None:
             refused = await door.reload(self.reads)
             told.refused += refused
             if door.keys.wanted and not any(each.startswith("the keys") for each in refused):
@@ -181,7 +181,7 @@ class Reloader:
             keys = preflight.keys(new, self.environment)
             context = None if new.certificate is None else new.certificate.context()
         secret, tls = preflight.secret(new, self.environment), preflight.link_tls(new)
-        preflight.link_names(new, self.name, tls)
+        preflight.check_certificate_names(new, self.name, tls)
         return _Read(new, tuple(changes(self.cluster, new)), secret, tls, keys, context)
 
     def _apply_all(self, read: _Read, told: _Told) -> None:
@@ -307,7 +307,7 @@ class Reloader:
         if section.listen is None and change.old is not None:  # where it listened is never forgotten
             return False
         offers = [offer(key, each) for key, each in new.engines_on(name).items()]
-        house.directory.expect(name, section.dialed_at, offers)
+        house.directory.expect(name, section.dial_address, offers)
         house.directory.changed.unpark_all()  # whoever dials looks there
         return True
 
@@ -316,16 +316,18 @@ class Reloader:
         if self.house.door is None:
             ours = (*self.cluster.engines_on(self.name).values(), *new.engines_on(self.name).values())
             return (
-                False if any(each.model == name for each in ours) and keys[:1] not in {(k,) for k in ROUTED} else None
+                False
+                if any(each.model == name for each in ours) and keys[:1] not in {(k,) for k in RELOADABLE}
+                else None
             )
-        if routing is None or section is None or not keys or keys[0] not in ROUTED:
+        if routing is None or section is None or not keys or keys[0] not in RELOADABLE:
             return False
         routing.prefill_tokens_min = section.prefill_tokens_min
         routing.limits = limits(section)
         return True
 
 
-def _certificate(door: Door, read: _Read) -> bool:
+def _certificate(door: Gateway, read: _Read) -> bool:
     """Show other files to clients that come from now on; to begin or to end to speak TLS takes a restart."""
     if door.certificate is None or read.context is None:
         return False

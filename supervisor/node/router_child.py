@@ -9,8 +9,8 @@ from attrs import asdict
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from actors.router import router
-from actors.routing.route import Limits, Routing
-from protocol.cluster import SetAside
+from actors.routing.route import FailoverLimits, Routing
+from protocol.cluster import EjectionState
 from supervisor.config.schema import ModelSection
 from supervisor.engines.children import Work
 from supervisor.supervision.tree import Child
@@ -19,13 +19,13 @@ LIMITS = (
     *("resumes_max", "drains_max", "crashes_max", "resume_tokens_max", "resume_s"),
     *("move_after_s", "moves_max", "preemptions_max"),
 )
-ROUTED = ("prefill_tokens_min", *LIMITS, "ejection")
+RELOADABLE = ("prefill_tokens_min", *LIMITS, "ejection")
 """What a reload may change."""
 
 
-def limits(section: ModelSection) -> Limits:
+def limits(section: ModelSection) -> FailoverLimits:
     """Return how far a request of the model goes on after the loss of a worker."""
-    return Limits(**{name: getattr(section, name) for name in LIMITS}, ejection=section.ejection)
+    return FailoverLimits(**{name: getattr(section, name) for name in LIMITS}, ejection=section.ejection)
 
 
 def child(name: str, section: ModelSection, inbox: Work, routing: Routing) -> Child:
@@ -47,11 +47,11 @@ def _spelled(key: str) -> str:
     return key.replace("_", " ").removesuffix(" max")
 
 
-def aside(routings: Mapping[str, Routing]) -> tuple[SetAside, ...]:
+def ejected(routings: Mapping[str, Routing]) -> tuple[EjectionState, ...]:
     """Return which workers are set aside, of every model that is routed here."""
     now = trio.current_time()
     return tuple(
-        SetAside(model, each.name, each.why, round(each.for_s, 3))
+        EjectionState(model, each.name, each.why, round(each.for_s, 3))
         for model, routing in routings.items()
         for each in routing.outliers.aside(now)
     )
@@ -60,6 +60,6 @@ def aside(routings: Mapping[str, Routing]) -> tuple[SetAside, ...]:
 def gauge(routings: Mapping[str, Routing]) -> Iterator[Metric]:
     """Yield 1 for each worker, or pair, that is set aside."""
     family = GaugeMetricFamily("espalier_routing_aside", "Whether a worker is set aside", labels=("model", "worker"))
-    for each in aside(routings):
+    for each in ejected(routings):
         family.add_metric((each.model, each.worker), 1.0)
     yield family

@@ -36,7 +36,7 @@ def append(path: Path, bytes_max: int, data: bytes) -> None:
         path.replace(path.with_suffix(".1.log"))
 
 
-def writer(path: Path, bytes_max: int, backlog_bytes_max: int = BYTES_MAX) -> QueuedWriter:
+def output_writer(path: Path, bytes_max: int, backlog_bytes_max: int = BYTES_MAX) -> QueuedWriter:
     """Return what appends to `path` in a thread, and keeps at most twice `bytes_max` of it.
 
     The log is told when that begins to fail, and when it works again.
@@ -59,13 +59,13 @@ def writer(path: Path, bytes_max: int, backlog_bytes_max: int = BYTES_MAX) -> Qu
 
 
 @define(eq=False)
-class Chatter:
+class OutputLog:
     """Copies what comes through a pipe into `path`, and keeps the last lines; `file` outlives it if it is given."""
 
     path: Path
     bytes_max: int = 4 * 1024 * 1024
     kept: bool = False  # the file stays when the node is gone
-    file: QueuedWriter = field(default=Factory(lambda self: writer(self.path, self.bytes_max), takes_self=True))
+    file: QueuedWriter = field(default=Factory(lambda self: output_writer(self.path, self.bytes_max), takes_self=True))
     tail: deque[str] = field(factory=lambda: deque(maxlen=50))
 
     def pipe(self) -> tuple[trio.lowlevel.FdStream, int]:

@@ -29,17 +29,17 @@ class Ladder:
 
 
 @define(eq=False)
-class Hurry:
+class GracePeriods:
     """Shortens every wait of a shutdown at once, when a second signal says so."""
 
     soon_s: float = 0.2
-    hurried: bool = False
+    shortened: bool = False
     _scopes: set[trio.CancelScope] = field(factory=set)
 
     @contextmanager
-    def patience(self, seconds: float) -> Iterator[trio.CancelScope]:
+    def wait_at_most(self, seconds: float) -> Iterator[trio.CancelScope]:
         """Shield the body for at most `seconds`, or `soon_s` once there is a hurry."""
-        with trio.move_on_after(min(seconds, self.soon_s) if self.hurried else seconds, shield=True) as scope:
+        with trio.move_on_after(min(seconds, self.soon_s) if self.shortened else seconds, shield=True) as scope:
             self._scopes.add(scope)
             try:
                 yield scope
@@ -48,7 +48,7 @@ class Hurry:
 
     def now(self) -> None:
         """Be in a hurry from now on."""
-        self.hurried = True
+        self.shortened = True
         for scope in self._scopes:
             scope.deadline = min(scope.deadline, trio.current_time() + self.soon_s)
 
@@ -67,7 +67,7 @@ class Process:
     release: Callable[[], None] = lambda: None  # to be called when its id may be given to others, if it is another's
 
     def __attrs_post_init__(self) -> None:
-        reaper.owned.add(self.pid)
+        reaper.watched_pids.add(self.pid)
 
     async def wait(self) -> None:
         """Wait until the process has ended."""
@@ -83,7 +83,7 @@ class Process:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
-    async def end(self, ladder: Ladder, hurry: Hurry, ask: Callable[[], None] | None = None) -> None:
+    async def end(self, ladder: Ladder, hurry: GracePeriods, ask: Callable[[], None] | None = None) -> None:
         """End the process and its whole group: ask, SIGTERM, SIGKILL, each with its deadline."""
         rungs: list[tuple[Callable[[], None], float]] = [
             (lambda: self.signal_group(signal.SIGTERM), ladder.term_s),
@@ -93,7 +93,7 @@ class Process:
             rungs.insert(0, (ask, ladder.asked_s))
         for step, seconds in rungs:
             step()
-            with hurry.patience(seconds) as scope:
+            with hurry.wait_at_most(seconds) as scope:
                 await self.wait()
             if not scope.cancelled_caught:
                 break
@@ -110,7 +110,7 @@ class Process:
             os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
         os.close(self.pidfd)
         self.pidfd = -1
-        reaper.owned.discard(self.pid)
+        reaper.watched_pids.discard(self.pid)
         self.release()
 
 

@@ -35,10 +35,10 @@ def _opened() -> int | None:
 
 
 _CHILDREN = _opened()  # now: later there may be no descriptor to be had
-owned: set[int] = set()  # the ids of processes that somebody watches and reaps
+watched_pids: set[int] = set()  # the ids of processes that somebody watches and reaps
 
 
-def adopt() -> None:
+def become_subreaper() -> None:
     """Become the parent of whatever a descendant leaves without one, as process 1 of a container is anyway."""
     _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -48,7 +48,7 @@ def die_with_parent() -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def die_without(pipe: int) -> None:
+def exit_if_orphaned(pipe: int) -> None:
     """End this process if the reading end of `pipe` is gone: its parent had died before the kernel was asked."""
     watched = select.poll()
     watched.register(pipe, 0)
@@ -69,12 +69,12 @@ async def run() -> None:
 def reap() -> None:
     """Reap every child that has ended and that nobody owns; takes no descriptor."""
     for pid in children():
-        if pid not in owned:
+        if pid not in watched_pids:
             with suppress(ChildProcessError):
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
 
 
-def end_all() -> int:
+def kill_all() -> int:
     """Kill and reap every child that is left, whatever it is, and return how many there were.
 
     What a child leaves behind when it dies becomes a child of this process in its turn, and ends as well; only what not

@@ -25,7 +25,7 @@ LOCK = "lock"
 
 
 @frozen
-class Folder:
+class RunFolder:
     """A node's folder, and the descriptor that keeps it locked."""
 
     path: Path
@@ -65,13 +65,13 @@ class Folder:
 
 
 @contextmanager
-def folder(base: Path) -> Iterator[Folder]:
+def run_folder(base: Path) -> Iterator[RunFolder]:
     """Make a node's folder under `base`, locked; remove it and all it names when the body ends."""
     while (made := _made(base)) is None:
         pass
     path, lock = made
     try:
-        yield Folder(path, lock)
+        yield RunFolder(path, lock)
     finally:
         remove(path)
         os.close(lock)
@@ -92,7 +92,7 @@ def _made(base: Path) -> tuple[Path, int] | None:
     return None
 
 
-def sweep(base: Path) -> list[Path]:
+def remove_stale(base: Path) -> list[Path]:
     """Remove the folders under `base` that a node of this user made and that nobody holds any more; return them.
 
     Others may make what they like there: a folder that is another's, or that others may enter, is left alone, and no

@@ -21,7 +21,7 @@ SITE_BYTES = 8  # of an IPv6 address: whoever has one has as many as it likes of
 
 
 @define(eq=False)
-class Strangers(Generic[One]):
+class UnauthenticatedConnections(Generic[One]):
     """Every stranger in the order in which they came, in all and by address."""
 
     _all: OrderedDict[One, str] = field(factory=OrderedDict)
@@ -49,7 +49,7 @@ class Strangers(Generic[One]):
         """Return how many have come from an address."""
         return len(self._by_address.get(address, ()))
 
-    def end_oldest(self, address: str | None = None) -> One | None:
+    def close_oldest(self, address: str | None = None) -> One | None:
         """End the stranger that came first, of an address or of all, and return it, None if there is none."""
         among = self._all if address is None else self._by_address.get(address, ())
         if (oldest := next(iter(among), None)) is None:
@@ -59,14 +59,14 @@ class Strangers(Generic[One]):
         scope.cancel(reason="others need its place")
         return oldest
 
-    def end_oldest_of_most(self) -> One | None:
+    def close_oldest_of_busiest_address(self) -> One | None:
         """End the stranger that came first of the address that has most here, and return it, None if there is none.
 
         Of addresses that have as many it is the one whose first came first.
         """
         most = max(map(len, self._by_address.values()), default=0)
         address = next((each for each in self._all.values() if len(self._by_address[each]) == most), None)
-        return None if address is None else self.end_oldest(address)
+        return None if address is None else self.close_oldest(address)
 
 
 def address_of(stream: trio.SocketStream) -> str:

@@ -12,7 +12,7 @@ from protocol.errors import EspalierError
 log = logging.getLogger(__name__)
 
 
-class Kind(Enum):
+class ChildEventKind(Enum):
     """What can happen to a child."""
 
     STARTING = "is starting"
@@ -27,11 +27,11 @@ class Kind(Enum):
 
 
 @frozen
-class Happening:
+class ChildEvent:
     """One step in the life of the child at `path`, and when, on Trio's clock, it was taken."""
 
     path: str
-    kind: Kind
+    kind: ChildEventKind
     at: float
     error: BaseException | None = None
     wait_s: float = 0.0  # until the child is started again
@@ -40,29 +40,29 @@ class Happening:
     def __str__(self) -> str:
         wait = f" in {self.wait_s:.3g} s" if self.wait_s else ""
         took = f" after {self.took_s:.1f} s" if self.took_s else ""
-        return f"{self.path} {self.kind.value}{wait}{took}{'' if self.error is None else f': {words(self.error)}'}"
+        return f"{self.path} {self.kind.value}{wait}{took}{'' if self.error is None else f': {error_text(self.error)}'}"
 
 
-def words(error: BaseException | None) -> str:
+def error_text(error: BaseException | None) -> str:
     """Say in one sentence what went wrong; of a group, what each of its errors says."""
     match error:
         case None:
             return "it ended."
         case BaseExceptionGroup():
-            return " | ".join(words(each) for each in error.exceptions)
+            return " | ".join(error_text(each) for each in error.exceptions)
         case EspalierError():
             return str(error)
         case _:
             return f"{type(error).__name__}: {error}"
 
 
-def record(happening: Happening) -> None:
+def log_event(happening: ChildEvent) -> None:
     """Log a happening: what is expected to go wrong in a sentence, a bug with where it rose."""
     error = happening.error
     level = logging.INFO if error is None else logging.WARNING
-    if happening.kind is Kind.IGNORES_CANCEL:
+    if happening.kind is ChildEventKind.IGNORES_CANCEL:
         level = logging.CRITICAL
-    elif happening.kind is Kind.GAVE_UP:
+    elif happening.kind is ChildEventKind.GAVE_UP:
         level = logging.ERROR
     expected = error is None or _is_ours(error)  # anything else is a bug: show where it rose
     fields = {"child": happening.path, "happening": happening.kind.name.lower()}

@@ -21,16 +21,16 @@ class Failure:
     """Why what was offered is gone or never came, and when it is tried again, on Trio's clock."""
 
     why: str
-    try_at: float
+    retry_at: float
     at_start: bool  # it had not been ready
 
     def __str__(self) -> str:
-        wait_s = self.try_at - trio.current_time()
+        wait_s = self.retry_at - trio.current_time()
         return f"failed: {self.why}; next try {f'in {wait_s:.0f} s' if wait_s >= 1 else 'now'}"
 
 
 @define(eq=False)
-class Plug(Generic[T]):
+class Registration(Generic[T]):
     """Holds a thing while the life that offers it lasts."""
 
     changed: Changes | None = None  # where others wait for something to come or go
@@ -42,7 +42,7 @@ class Plug(Generic[T]):
     _offered: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     @contextmanager
-    def offering(self, thing: T) -> Iterator[None]:
+    def publish(self, thing: T) -> Iterator[None]:
         """Offer `thing` while the body runs."""
         self._now = self.last = thing
         self._offers, self.failure = True, None

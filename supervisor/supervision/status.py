@@ -8,20 +8,20 @@ import trio
 from attrs import define, field, frozen
 
 from protocol.cluster import ChildState
-from supervisor.supervision.events import Happening, Kind, words
+from supervisor.supervision.events import ChildEvent, ChildEventKind, error_text
 from supervisor.supervision.tree import Child, Tree
 
 UP, WAITS = "up", "not started"
 STATES = {
-    Kind.STARTING: "starting",
-    Kind.STARTED: UP,
-    Kind.ENDED: "ended",
-    Kind.FAILED: "failed",
-    Kind.RESTARTING: "starts again",
-    Kind.STOPPING: "stopping",
-    Kind.STOPPED: "stopped",
-    Kind.IGNORES_CANCEL: "does not stop",
-    Kind.GAVE_UP: "gave up",
+    ChildEventKind.STARTING: "starting",
+    ChildEventKind.STARTED: UP,
+    ChildEventKind.ENDED: "ended",
+    ChildEventKind.FAILED: "failed",
+    ChildEventKind.RESTARTING: "starts again",
+    ChildEventKind.STOPPING: "stopping",
+    ChildEventKind.STOPPED: "stopped",
+    ChildEventKind.IGNORES_CANCEL: "does not stop",
+    ChildEventKind.GAVE_UP: "gave up",
 }
 WHY_LENGTH_MAX = 500
 
@@ -35,7 +35,7 @@ class _Stand:
 
 
 @frozen
-class Earlier:
+class EarlierFailures:
     """What a launcher knows of a node's processes before this one: how many ended unasked, and why the last one did."""
 
     count: int = 0
@@ -43,24 +43,24 @@ class Earlier:
 
 
 @define(eq=False)
-class Standing:
+class TreeStatus:
     """Follows one tree, which never changes its shape; nothing in here is ever more than the tree has members."""
 
     tree: Tree
-    earlier: Earlier = Earlier()
+    earlier: EarlierFailures = EarlierFailures()
     _begun_at: float | None = None
     _stands: dict[str, _Stand] = field(factory=dict)
 
-    def watch(self, happening: Happening) -> None:
+    def watch(self, happening: ChildEvent) -> None:
         """Note what has happened to a child."""
         if self._begun_at is None:
             self._begun_at = happening.at
         stand = self._stands.setdefault(happening.path, _Stand())
         if (state := STATES[happening.kind]) != stand.state:
             stand.state, stand.since = state, happening.at
-        stand.starts += happening.kind is Kind.STARTING
+        stand.starts += happening.kind is ChildEventKind.STARTING
         if happening.error is not None:
-            stand.why = words(happening.error)[:WHY_LENGTH_MAX]
+            stand.why = error_text(happening.error)[:WHY_LENGTH_MAX]
 
     def why(self, path: str) -> str:
         """Return what went wrong last with the child at a path."""

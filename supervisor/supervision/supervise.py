@@ -20,7 +20,7 @@ import trio
 from attrs import define, field, frozen
 
 from protocol.errors import ActorError, StartFailed
-from supervisor.supervision.events import Happening, Kind, record, words
+from supervisor.supervision.events import ChildEvent, ChildEventKind, error_text, log_event
 from supervisor.supervision.tree import Child, Restart, Strategy, Tree
 
 log = logging.getLogger(__name__)
@@ -30,25 +30,25 @@ class RestartsExceeded(ActorError):
     """The children of a tree failed more often than it allows; the tree above decides what follows."""
 
 
-class Chance(Protocol):
+class RandomSource(Protocol):
     """Where chance comes from; a `random.Random` will do."""
 
     def random(self) -> float:
         """Return a number from 0 to 1."""
 
 
-_Tell = Callable[[Happening], None]
+_Tell = Callable[[ChildEvent], None]
 
 
-def nothing(happening: Happening) -> None:
+def nothing(happening: ChildEvent) -> None:
     """Watch without looking."""
 
 
 async def supervise(
     tree: Tree,
     *,
-    rng: Chance,
-    watch: Callable[[Happening], None] = nothing,
+    rng: RandomSource,
+    watch: Callable[[ChildEvent], None] = nothing,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Keep `tree` alive until this is cancelled, or until a significant child has done its work.
@@ -57,8 +57,8 @@ async def supervise(
     happening as it happens and must neither wait nor raise; each is logged besides.
     """
 
-    def tell(happening: Happening) -> None:
-        record(happening)
+    def tell(happening: ChildEvent) -> None:
+        log_event(happening)
         try:
             watch(happening)
         except Exception:  # a tree must not fall because of who looks at it
@@ -118,7 +118,7 @@ class _Loop:
 
     _nursery: trio.Nursery
 
-    def __init__(self, tree: Tree, path: str, rng: Chance, tell: _Tell, above: _Above) -> None:
+    def __init__(self, tree: Tree, path: str, rng: RandomSource, tell: _Tell, above: _Above) -> None:
         self._tree = tree
         self._path = path
         self._rng = rng
@@ -199,14 +199,14 @@ class _Loop:
             within_s = life.child.stop_within_s if isinstance(life.child, Child) else inf  # its children have theirs
             life.stopping_at = trio.current_time()
             life.stop_by = life.stopping_at + within_s
-            self._happened(life.path, Kind.STOPPING)
+            self._happened(life.path, ChildEventKind.STOPPING)
             life.scope.cancel(reason="stopped by its supervisor")
 
     def _ignores_cancel(self, life: _Life) -> bool:
         """Return whether a life has not ended in time, and say so once."""
         if not life.deaf and life.stop_by is not None and trio.current_time() >= life.stop_by:
             life.deaf = True
-            self._happened(life.path, Kind.IGNORES_CANCEL)
+            self._happened(life.path, ChildEventKind.IGNORES_CANCEL)
         return life.deaf
 
     # Starting ----------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class _Loop:
                 del self._to_start[child.name]
                 self._begun.add(child.name)
                 life = self._lives[child.name] = _Life(child, f"{self._path}/{child.name}", self._is_ready)
-                self._happened(life.path, Kind.STARTING)
+                self._happened(life.path, ChildEventKind.STARTING)
                 self._nursery.start_soon(self._live, life, name=life.path)
         return soonest
 
@@ -260,7 +260,7 @@ class _Loop:
     # What happens to lives --------------------------------------------------------------
 
     def _is_ready(self, life: _Life) -> None:
-        self._happened(life.path, Kind.STARTED, since=life.begun_at)
+        self._happened(life.path, ChildEventKind.STARTED, since=life.begun_at)
         self._changed.set()
 
     def _tries_again(self, life: _Life) -> None:
@@ -273,11 +273,11 @@ class _Loop:
 
     def _is_over(self, life: _Life) -> None:
         if life.stop_by is not None:
-            kind = Kind.STOPPED
+            kind = ChildEventKind.STOPPED
         elif life.ready_at is None and life.error is None:
-            kind, life.error = Kind.FAILED, StartFailed(f"{life.path} ended before it was ready.")
+            kind, life.error = ChildEventKind.FAILED, StartFailed(f"{life.path} ended before it was ready.")
         else:
-            kind = Kind.ENDED if life.error is None else Kind.FAILED
+            kind = ChildEventKind.ENDED if life.error is None else ChildEventKind.FAILED
         if life.ready_at is not None and trio.current_time() - life.ready_at >= self._tree.backoff.reset_after_s:
             self._in_a_row.pop(life.child.name, None)
         self._happened(life.path, kind, life.error, since=life.stopping_at)
@@ -296,7 +296,7 @@ class _Loop:
             if trio.current_time() >= life.start_by and not life.over:
                 within_s = life.start_by - life.begun_at
                 life.too_slow = StartFailed(f"{life.path} was not ready within {within_s:g} s.")
-                self._happened(life.path, Kind.FAILED, life.too_slow)
+                self._happened(life.path, ChildEventKind.FAILED, life.too_slow)
                 self._ask_to_end(life)
             if life.over:
                 del self._lives[child.name]
@@ -323,11 +323,11 @@ class _Loop:
         if most is not None and len(self._failures) > most and now - self._failures[0] <= self._tree.restarts_window_s:
             gave_up = RestartsExceeded(
                 f"too many failures ({len(self._failures)} within {self._tree.restarts_window_s:g} s), "
-                f"the last that of {life.path}: {words(error)}"
+                f"the last that of {life.path}: {error_text(error)}"
             )
-            self._happened(self._path, Kind.GAVE_UP, gave_up)
+            self._happened(self._path, ChildEventKind.GAVE_UP, gave_up)
             raise gave_up from error
-        self._happened(life.path, Kind.RESTARTING, wait_s=wait_s)
+        self._happened(life.path, ChildEventKind.RESTARTING, wait_s=wait_s)
         again = self._tree.restarted_with(life.child)
         await self._stop(again)
         for child in again:
@@ -338,14 +338,14 @@ class _Loop:
     def _happened(
         self,
         path: str,
-        kind: Kind,
+        kind: ChildEventKind,
         error: BaseException | None = None,
         *,
         wait_s: float = 0.0,
         since: float | None = None,
     ) -> None:
         now = trio.current_time()
-        self._tell(Happening(path, kind, now, error, wait_s, None if since is None else now - since))
+        self._tell(ChildEvent(path, kind, now, error, wait_s, None if since is None else now - since))
 
 
 def _completes(life: _Life) -> bool:
@@ -368,11 +368,11 @@ def _runs_again(life: _Life) -> bool:
 def _raise_start_failed(life: _Life, error: BaseException | None) -> NoReturn:
     if isinstance(error, StartFailed):
         raise error  # it has its sentence
-    raise StartFailed(f"{life.path} could not start: {words(error)}") from error
+    raise StartFailed(f"{life.path} could not start: {error_text(error)}") from error
 
 
 @frozen
-class Up:
+class OnStarted:
     """A `trio.TaskStatus` that calls a function when what is started says that it is up."""
 
     ready: Callable[[], None]

@@ -20,8 +20,8 @@ import trio
 from attrs import define, field
 
 from protocol.errors import StartFailed
-from supervisor.supervision.events import Happening, Kind
-from supervisor.threads.queued_writer import BYTES_MAX, LINES_MAX, QueuedWriter, sink_of
+from supervisor.supervision.events import ChildEvent, ChildEventKind
+from supervisor.threads.queued_writer import BYTES_MAX, LINES_MAX, QueuedWriter, file_sink
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,10 @@ VALUE_CHARACTERS_MAX = 2048  # of each text in a record, whoever wrote it
 VALUES_MAX = 64  # in each list or table
 DEPTH_MAX = 4
 TRACE_CHARACTERS_MAX = 16 * 1024
-END_S = 1.0  # for the last lines to be written, before a process ends
+FLUSH_S = 1.0  # for the last lines to be written, before a process ends
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """One JSON object a line, for whoever collects logs; `node` is in it where several nodes write to one place."""
 
     def __init__(self, node: str | None = None) -> None:
@@ -59,7 +59,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-class Readable(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """One line a person can read."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -68,7 +68,7 @@ class Readable(logging.Formatter):
         return f"{line}\n{_middle_out(self.formatException(record.exc_info))}" if record.exc_info else line
 
 
-def readable(node: str, text: str) -> str | None:
+def readable_line(node: str, text: str) -> str | None:
     """Return what a node logged, in JSON or not, as a person can read it; None for what a live line shows instead."""
     try:
         match json.loads(text):
@@ -137,7 +137,7 @@ class Terminal:
     live: bool
     plain: TextIO = sys.stdout
     upward: Callable[[str], None] | None = None  # to a launcher, who tells it instead
-    formatter: logging.Formatter = field(factory=JsonLines)
+    formatter: logging.Formatter = field(factory=JsonFormatter)
     lines_max: int = LINES_MAX
     bytes_max: int = BYTES_MAX
     log: QueuedWriter = field(init=False)
@@ -146,12 +146,12 @@ class Terminal:
     _shown: str = ""
 
     def __attrs_post_init__(self) -> None:
-        self.log = QueuedWriter(sink_of(self.out), self.lines_max, self.bytes_max, self._lost)
-        self._words = QueuedWriter(sink_of(self.plain))
+        self.log = QueuedWriter(file_sink(self.out), self.lines_max, self.bytes_max, self._lost)
+        self._words = QueuedWriter(file_sink(self.plain))
 
-    def watch(self, happening: Happening) -> None:
+    def watch(self, happening: ChildEvent) -> None:
         """Follow the tree."""
-        if happening.kind in {Kind.STARTING, Kind.STOPPING}:
+        if happening.kind in {ChildEventKind.STARTING, ChildEventKind.STOPPING}:
             self._passing[happening.path] = (happening.kind.name.lower(), happening.at)
         else:
             self._passing.pop(happening.path, None)
@@ -177,7 +177,7 @@ class Terminal:
         text = f"espalier: {text}"
         self.line(text if self.live else self._formatted(text, logging.ERROR))
 
-    def end(self, within_s: float = END_S) -> None:
+    def end(self, within_s: float = FLUSH_S) -> None:
         """Write what waits to be written, for at most so long; whatever is not by then nobody reads."""
         self._words.flush(within_s / 2)
         self.log.flush(within_s / 2)
@@ -187,7 +187,7 @@ class Terminal:
         """Whether there was a terminal, and its window has been closed."""
         return self.live and not self.out.isatty()
 
-    async def keep_live(self) -> None:
+    async def run_live_line(self) -> None:
         """Redraw the live line for as long as anything starts or stops."""
         while self.live:
             self._redraw(trio.current_time())
@@ -239,12 +239,12 @@ class _Handler(logging.Handler):
         self._write(text)
 
 
-def set_up(
+def configure_logging(
     out: TextIO = sys.stderr, node: str | None = None, lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX
 ) -> Terminal:
     """Send what is logged to `out`: readable on a terminal, JSON elsewhere, with the name of a node if it has one."""
     live = _is_terminal(out)
-    formatter = Readable() if live else JsonLines(node)
+    formatter = TextFormatter() if live else JsonFormatter(node)
     terminal = Terminal(out, live, formatter=formatter, lines_max=lines_max, bytes_max=bytes_max)
     handler = _Handler(terminal.line)
     handler.setFormatter(formatter)
@@ -255,7 +255,7 @@ def set_up(
     return terminal
 
 
-def unwritten(error: OSError) -> int:
+def exit_code_of_failed_write(error: OSError) -> int:
     """Return the exit code of a command whose output nobody reads any more; raises `StartFailed` if it is not that.
 
     The standard output goes nowhere from here on: else the interpreter complains when it flushes what is left.
@@ -267,7 +267,7 @@ def unwritten(error: OSError) -> int:
     raise StartFailed(f"the answer cannot be written: {error.strerror}") from error
 
 
-def take_over() -> None:
+def log_interpreter_warnings() -> None:
     """Log what Python would write to the standard error stream by itself, and would wait for."""
     logging.captureWarnings(True)
     sys.unraisablehook = _unraisable

@@ -20,7 +20,7 @@ import trio
 from attrs import define, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from supervisor.threads.queued_writer import start_thread
+from supervisor.threads.queued_writer import start_daemon_thread
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +43,12 @@ class _Exceeded:
 
 
 @define(eq=False)
-class Turns(trio.abc.Instrument):
+class LoopMonitor(trio.abc.Instrument):
     """Measures each step of each task of a `trio.run`, and counts those that take longer than `turn_max_s`."""
 
     turn_max_s: float = TURN_MAX_S
     clock: Callable[[], float] = time.perf_counter
-    start: Callable[[Callable[[], None]], None] = start_thread
+    start: Callable[[Callable[[], None]], None] = start_daemon_thread
     _exceeded: dict[str, _Exceeded] = field(factory=dict)
     _since: float = 0.0  # when the step that is being taken began
     _waits: bool = True  # for the outside world, which may take as long as it likes
@@ -83,7 +83,7 @@ class Turns(trio.abc.Instrument):
         """Judge the step that has been taken; the next one begins."""
         now = self.clock()
         if now - self._since > self.turn_max_s:
-            self._exceeds(function_of(task), now - self._since, task)
+            self._exceeds(task_function(task), now - self._since, task)
             now = self.clock()
         self._since = now
 
@@ -110,7 +110,7 @@ class Turns(trio.abc.Instrument):
         if (now := self.clock()) - each.told_at >= LINES_EVERY_S:
             each.told_at = now
             extra = {"task": name, "took_s": round(took_s, 3), "count": each.count}
-            log.warning("a turn took too long", extra=extra | ({} if task is None else {"waits_in": waits_in(task)}))
+            log.warning("a turn took too long", extra=extra | ({} if task is None else {"waits_in": await_chain(task)}))
 
     def _collected(self, phase: str, info: Mapping[str, int]) -> None:
         """Take what collecting garbage takes out of the turn in which it happens to be done."""
@@ -141,7 +141,7 @@ class Turns(trio.abc.Instrument):
                 log.error("the event loop stands still", extra=extra)
 
 
-def function_of(task: trio.lowlevel.Task) -> str:
+def task_function(task: trio.lowlevel.Task) -> str:
     """Return the name of the function that a task runs: one of few, whoever it runs for."""
     code = getattr(task.coro, "cr_code", None)
     if code is None:  # a coroutine of another kind
@@ -150,7 +150,7 @@ def function_of(task: trio.lowlevel.Task) -> str:
     return f"{module}.{code.co_qualname}"
 
 
-def waits_in(task: trio.lowlevel.Task) -> str:
+def await_chain(task: trio.lowlevel.Task) -> str:
     """Return the functions in which a task waits now, behind a step that took too long: it was in one of them."""
     names: list[str] = []
     coroutine: object = task.coro

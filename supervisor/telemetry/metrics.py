@@ -18,9 +18,9 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from actors.decode import Observer
-from actors.routing.ports import Watch
-from protocol.errors import Left
+from actors.decode import SlotObserver
+from actors.routing.ports import RoutingObserver
+from protocol.errors import AskerLeft
 from protocol.messages import EngineLoad, Usage
 from supervisor.threads.queued_writer import QueuedWriter
 
@@ -93,7 +93,7 @@ class Metrics:
     def request_ended(self, model: str, door: str, outcome: str, seconds: float, usage: Usage) -> None:
         """Note how a request ended: a finish reason, `left`, or an error's code."""
         self._requests[model, door, outcome] += 1
-        if outcome == Left.code:
+        if outcome == AskerLeft.code:
             self._aborts[model,] += 1
         self._duration[model, outcome].observe(seconds)
         self._tokens[model, "input"] += usage.prompt_tokens
@@ -120,7 +120,7 @@ class Metrics:
         """Note how long a slot of this engine was kept after its asker had left."""
         self._to_abort[engine,].observe(seconds)
 
-    def decode(self, engine: str) -> Observer:
+    def decode(self, engine: str) -> SlotObserver:
         """Return what counts what becomes of an engine's slots."""
         return _Slots(self, engine)
 
@@ -132,7 +132,7 @@ class Metrics:
         """Note how the check of a grammar ended: `accepted`, `refused`, `left`, or an error's code."""
         self._grammars[model, outcome].observe(seconds)
 
-    def router(self, model: str) -> Watch:
+    def router(self, model: str) -> RoutingObserver:
         """Return what counts what becomes of a model's requests."""
         return _Routed(model, self._calls, self._resumes, self._ejections)
 
@@ -146,7 +146,7 @@ class Metrics:
         """Return everything in Prometheus's text format; `loads` is each engine's own count."""
         return b"".join(self.pieces(loads))
 
-    async def text_in_turns(self, loads: Mapping[str, EngineLoad]) -> bytes:
+    async def render_in_steps(self, loads: Mapping[str, EngineLoad]) -> bytes:
         """Return the same, and let others run between any two pieces."""
         written = []
         for piece in self.pieces(loads):
@@ -210,7 +210,7 @@ class Metrics:
 
 
 @define(eq=False)
-class _Slots(Observer):
+class _Slots(SlotObserver):
     """Counts what a decode tells of one engine's slots."""
 
     metrics: Metrics
@@ -224,7 +224,7 @@ class _Slots(Observer):
 
 
 @frozen
-class _Routed(Watch):
+class _Routed(RoutingObserver):
     """Counts what a router tells of one model's requests."""
 
     model: str
@@ -235,13 +235,13 @@ class _Routed(Watch):
     def called(self, worker: str, outcome: str) -> None:
         self.calls[self.model, worker, outcome] += 1
 
-    def went_on(self, code: str, sent: int) -> None:
+    def call_resumed(self, code: str, sent: int) -> None:
         self.resumes[self.model, code, "resumed" if sent else "retried"] += 1
 
-    def stayed(self, code: str) -> None:
+    def call_not_resumed(self, code: str) -> None:
         self.resumes[self.model, code, "impossible"] += 1
 
-    def set_aside(self, worker: str, code: str) -> None:
+    def worker_ejected(self, worker: str, code: str) -> None:
         self.ejections[self.model, worker, code] += 1
 
 

@@ -9,7 +9,7 @@ import trio
 from attrs import define, field
 
 from protocol.errors import StartFailed
-from supervisor.deadlines import READ_S
+from supervisor.deadlines import FILE_READ_TIMEOUT_S
 from supervisor.files import reading
 from supervisor.threads.text_threads import NO_THREAD
 
@@ -22,12 +22,12 @@ THREADS_MAX = 4  # nobody can end a thread that waits for a dead disk, and anoth
 class FileThreads:
     """Read files beside the event loop, each time within a deadline; a `files.Reads`."""
 
-    within_s: float = READ_S
+    within_s: float = FILE_READ_TIMEOUT_S
     _threads: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(THREADS_MAX))
 
     async def __call__(self, function: Callable[[], T], /) -> T:
         """Return what the function returns, or raise what it raises; raises `StartFailed` when it takes too long."""
-        with reading.noting() as noted:
+        with reading.recording_paths() as noted:
             try:
                 with trio.fail_after(self.within_s):
                     return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._threads)

@@ -28,7 +28,7 @@ _Gap: TypeAlias = tuple[int, int]  # items that were lost, and their bytes
 _NONE: _Gap = (0, 0)
 
 
-def start_thread(run: Callable[[], None]) -> None:
+def start_daemon_thread(run: Callable[[], None]) -> None:
     """Start a thread that the process does not wait for when it ends."""
     threading.Thread(target=run, name="writer", daemon=True).start()
 
@@ -55,7 +55,7 @@ class QueuedWriter:
     bytes_max: int = BYTES_MAX
     notice: Callable[[int, int], bytes] = lost_lines
     on_failure: Callable[[OSError | ValueError | None], None] = ignore
-    start: Callable[[Callable[[], None]], None] = start_thread
+    start: Callable[[Callable[[], None]], None] = start_daemon_thread
     chunk_bytes: int = CHUNK_BYTES
     lost_items: int = 0  # of all time
     lost_bytes: int = 0
@@ -142,7 +142,7 @@ def _sum(one: _Gap, other: _Gap) -> _Gap:
     return one[0] + other[0], one[1] + other[1]
 
 
-def sink_of(out: TextIO) -> Sink:
+def file_sink(out: TextIO) -> Sink:
     """Return what writes to a file of this process past its buffer, whose lock must not be held when Python ends."""
     try:
         fd = out.fileno()

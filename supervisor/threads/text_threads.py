@@ -20,7 +20,7 @@ from protocol.errors import Overloaded
 T = TypeVar("T")
 
 NO_THREAD = "can't start new thread"  # as Python says it
-HEAVY = 200_000  # in characters to tokenise: about a tenth of a second
+HEAVY_CHARACTERS_MIN = 200_000  # in characters to tokenise: about a tenth of a second
 
 Count = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]
 
@@ -66,7 +66,7 @@ class TextThreads:
 
         Leaving while it waits gives up the place; leaving while it runs abandons the thread, which counts to its end.
         """
-        turn = cast("trio.CapacityLimiter", _Turn(self, owner, size >= HEAVY))
+        turn = cast("trio.CapacityLimiter", _Turn(self, owner, size >= HEAVY_CHARACTERS_MIN))
         try:
             return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=turn)
         except RuntimeError as error:

@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from actors.decode import Deadlines, decode
 from actors.kit.calls import Address
-from actors.kit.priority_inbox import queue
+from actors.kit.priority_inbox import priority_inbox
 from protocol.errors import (
     ActorLost,
     BadRequest,
@@ -19,8 +19,8 @@ from protocol.errors import (
     EngineDied,
     EngineLost,
     EngineRefused,
-    Internal,
-    TooManyBugs,
+    InternalError,
+    TooManyInternalErrors,
 )
 from protocol.messages import EngineLoad, Started, Tokens
 from tests.rig.fake_engine import Costs, FakeEngine, generate, whole
@@ -42,7 +42,7 @@ class Worker:
 async def working(costs=None, slots=2, inbox_size=2, deadlines=None, engine=None):
     """A decode actor over a fake engine that outlives it."""
     engine = engine or FakeEngine(costs or Costs())
-    address, inbox = queue(inbox_size, lambda _: 0)
+    address, inbox = priority_inbox(inbox_size, lambda _: 0)
     async with trio.open_nursery() as engines:
         engines.start_soon(engine.run)
         async with trio.open_nursery() as actors:
@@ -278,10 +278,10 @@ class Buggy(FakeEngine):
 
 
 async def test_bugs_fail_their_requests_and_a_rate_of_them_the_actor(autojump_clock):
-    with pytest.RaisesGroup(TooManyBugs, flatten_subgroups=True):
+    with pytest.RaisesGroup(TooManyInternalErrors, flatten_subgroups=True):
         async with working(engine=Buggy(Costs())) as worker:
             for number in range(6):
-                with pytest.raises(Internal):
+                with pytest.raises(InternalError):
                     await ask(worker, generate(f"bug {number}"))
                 assert number == 5 or await ask(worker, generate(str(number))) == whole(generate(str(number)))
             await trio.sleep_forever()

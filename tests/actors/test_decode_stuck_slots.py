@@ -9,11 +9,11 @@ import trio
 from attrs import define, evolve, field
 from trio.testing import wait_all_tasks_blocked
 
-from actors.decode import Deadlines, Observer, decode
+from actors.decode import Deadlines, SlotObserver, decode
 from actors.kit.calls import Address
-from actors.kit.priority_inbox import queue
+from actors.kit.priority_inbox import priority_inbox
 from actors.routing.load import Load
-from actors.routing.route import Limits
+from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from protocol.errors import DeadlineExceeded, EngineDied, EngineLost, EngineStuck, HandOffFailed, Preempted
 from protocol.messages import Tokens
@@ -149,11 +149,11 @@ async def test_what_a_stuck_slot_says_after_its_request_has_ended_is_dropped(aut
 async def test_whoever_watches_hears_how_many_slots_are_stuck(autojump_clock):
     heard = []
 
-    class Hears(Observer):
+    class Hears(SlotObserver):
         def stuck(self, slots):
             heard.append((trio.current_time(), slots))
 
-    engine, (address, inbox) = Hanging("a", "b"), queue(2, lambda _: 0)
+    engine, (address, inbox) = Hanging("a", "b"), priority_inbox(2, lambda _: 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)
         await nursery.start(decode, inbox, engine, 8, DEADLINES, Hears())
@@ -192,7 +192,7 @@ class Hung:
         """It has room for any prompts."""
 
     async def run(self) -> None:
-        self.address, inbox = queue(8, lambda _: 0)
+        self.address, inbox = priority_inbox(8, lambda _: 0)
         while True:
             engine = Hanging()
 
@@ -216,7 +216,7 @@ class Hung:
 
 
 async def test_b3_a_request_that_hangs_engines_is_not_carried_from_one_to_the_next(autojump_clock):
-    async with routed(limits=Limits(resume_s=60)) as world:
+    async with routed(limits=FailoverLimits(resume_s=60)) as world:
         workers = [Hung(name, world.pool) for name in "abcdef"]
         world.pool.all.extend(workers)
         async with trio.open_nursery() as nursery:
@@ -236,7 +236,7 @@ async def test_b3_a_request_that_hangs_engines_is_not_carried_from_one_to_the_ne
 
 async def test_b3_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhere(autojump_clock):
     """The engine stops for all: nobody can tell who is to blame, so each is carried on once."""
-    async with routed(limits=Limits(resume_s=60)) as world:
+    async with routed(limits=FailoverLimits(resume_s=60)) as world:
         workers = [Hung(name, world.pool) for name in "ab"]
         world.pool.all.extend(workers)
         got: list = []
@@ -267,7 +267,7 @@ async def test_b3_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_die
     """The prefills hang, and the decodes say that the hand-off failed: each try costs another pair."""
     prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, bootstrap=("h", n), lets_go_s=1e6) for n in range(4)]
     decodes = [Fake(f"d{n}", [Play(HandOffFailed("late"), 0)], Leg.DECODE) for n in range(4)]
-    async with routed(*prefills, *decodes, limits=Limits(resumes_max=20, pause_s=0.01)) as world:
+    async with routed(*prefills, *decodes, limits=FailoverLimits(resumes_max=20, pause_s=0.01)) as world:
         with pytest.raises(HandOffFailed):
             async with world.address.ask(wanted_of("a", tokens_max=5), 5) as answer:
                 await answer.relay(lambda _: None)

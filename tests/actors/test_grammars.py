@@ -9,11 +9,11 @@ import trio
 import trio.testing
 from attrs import Factory, define
 
-from actors.grammars import READY_WITHIN_S, Checks, grammars
+from actors.grammars import READY_WITHIN_S, GrammarChecks, grammars
 from actors.kit.calls import Answer, mailbox
 from protocol.errors import EngineLost, NotReady, Overloaded
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked, GrammarKind
-from supervisor.supervision.registration import Plug
+from supervisor.supervision.registration import Registration
 
 
 @define(eq=False)
@@ -63,11 +63,11 @@ class World:
 async def running(at_once=2, waiting_max=64, verdicts_max=4, checker=None):
     checker, heard = checker or Checker(), []
     address, inbox = mailbox(16)
-    plug = Plug()
-    checks = Checks(plug.wait, at_once, waiting_max, verdicts_max, lambda *told: heard.append(told))
+    plug = Registration()
+    checks = GrammarChecks(plug.wait, at_once, waiting_max, verdicts_max, lambda *told: heard.append(told))
     async with trio.open_nursery() as nursery:
         await nursery.start(grammars, inbox, checks)
-        with plug.offering(checker):
+        with plug.publish(checker):
             yield World(checker, address, heard)
         assert not checks._unfinished
         assert not checks._waiting
@@ -189,10 +189,10 @@ async def test_a_checker_that_is_lost_or_away_is_no_verdict(autojump_clock):
             await world.check("a 1")
         world.checker.fails = None
         assert not (await world.check("a 1")).refusal  # nothing was remembered
-    away = Plug()
+    away = Registration()
     address, inbox = mailbox(1)
     async with trio.open_nursery() as nursery:
-        await nursery.start(grammars, inbox, Checks(away.wait, 2, 4, 4, lambda *_: None))
+        await nursery.start(grammars, inbox, GrammarChecks(away.wait, 2, 4, 4, lambda *_: None))
         began_at = trio.current_time()
         with pytest.raises(NotReady):
             async with address.ask(CheckGrammar(Grammar(GrammarKind.REGEX, "a")), 0) as answer:

@@ -11,10 +11,10 @@ import trio
 import trio.testing
 
 from actors.kit.calls import mailbox
-from actors.kit.offload import LONG
+from actors.kit.offload import OFFLOAD_SIZE_MIN
 from actors.processor import processor
 from actors.text.model import Defaults
-from actors.text.prompts import Limits
+from actors.text.prompts import PromptLimits
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, NotReady, StartFailed
 from protocol.messages import (
     Accepted,
@@ -28,10 +28,10 @@ from protocol.messages import (
     Turn,
     Usage,
 )
-from tests.rig.gateway import FILES, FOLDER, INFO, TINY, Worker, load_at_noon
+from tests.rig.gateway import FILES, FOLDER, INFO, TINY, Worker, load_with_fixed_clock
 
 MOST = 100
-KNOWN = Limits(INFO, MOST, MOST)
+KNOWN = PromptLimits(INFO, MOST, MOST)
 CONTENTS = {name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()}
 
 
@@ -124,7 +124,7 @@ async def test_without_a_wish_the_answer_may_fill_the_context(autojump_clock):
 
 async def test_what_a_request_leaves_open_the_models_authors_decide(autojump_clock):
     config = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
-    model = load_at_noon(CONTENTS | {"generation_config.json": json.dumps(config).encode()})
+    model = load_with_fixed_clock(CONTENTS | {"generation_config.json": json.dumps(config).encode()})
     worker = spy()
     async with running(worker, model) as address:
         await ask(address, respond())
@@ -146,7 +146,7 @@ async def test_what_a_request_leaves_open_the_models_authors_decide(autojump_clo
     ],
 )
 def test_defaults_are_read_as_transformers_writes_them(config, wanted):
-    assert load_at_noon(CONTENTS | {"generation_config.json": json.dumps(config).encode()}).defaults == wanted
+    assert load_with_fixed_clock(CONTENTS | {"generation_config.json": json.dumps(config).encode()}).defaults == wanted
 
 
 # Refusals, by the client's own names ---------------------------------------------------------
@@ -196,7 +196,7 @@ async def test_before_the_first_engine_nothing_is_ready(autojump_clock):
 
 
 def test_what_the_tokens_are_is_known_before_the_first_request(monkeypatch):
-    model = load_at_noon(CONTENTS)
+    model = load_with_fixed_clock(CONTENTS)
     monkeypatch.setattr("actors.text.model.token_data", None)  # it takes long
     assert b"".join(model.data(token) for token in TINY.encode_text("The oak, wörld")) == "The oak, wörld".encode()
 
@@ -204,7 +204,7 @@ def test_what_the_tokens_are_is_known_before_the_first_request(monkeypatch):
 async def test_a_prompt_is_never_shortened_in_silence():
     tokenizer = json.loads(CONTENTS["tokenizer.json"])
     tokenizer["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-    model = load_at_noon(CONTENTS | {"tokenizer.json": json.dumps(tokenizer).encode()})
+    model = load_with_fixed_clock(CONTENTS | {"tokenizer.json": json.dumps(tokenizer).encode()})
     assert model.encode(respond("a long way to go").turns) == TINY.encode(respond("a long way to go").turns)
 
 
@@ -231,9 +231,9 @@ async def test_a_prompt_is_never_shortened_in_silence():
 async def test_a_template_can_refuse_but_do_nothing_else(template, autojump_clock, caplog):
     worker = Worker()
     with pytest.raises(StartFailed, match="chat template refuses"):
-        load_at_noon(CONTENTS, template)  # not even a greeting gets through
+        load_with_fixed_clock(CONTENTS, template)  # not even a greeting gets through
     template = "{% if messages[0]['content'] != 'Hello' %}" + template + "{% endif %}"
-    async with running(worker, load_at_noon(CONTENTS, template)) as address:
+    async with running(worker, load_with_fixed_clock(CONTENTS, template)) as address:
         for _ in range(8):  # more than there may be bugs
             with pytest.raises(BadRequest, match="chat template refuses"):
                 await ask(address, respond())
@@ -250,7 +250,7 @@ async def test_a_template_can_refuse_but_do_nothing_else(template, autojump_cloc
     ],
 )
 def test_a_template_has_what_transformers_gives_it(template, text):
-    said = load_at_noon(CONTENTS, template).prompt(respond("n=4").turns)
+    said = load_with_fixed_clock(CONTENTS, template).prompt(respond("n=4").turns)
     assert said == (text if text is not None else '{"a":1,"b":"\\u00e9"}')
 
 
@@ -258,12 +258,12 @@ def test_of_several_templates_the_default_one_counts():
     named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]
     files = {name: data for name, data in CONTENTS.items() if name != "chat_template.jinja"}
     files["tokenizer_config.json"] = json.dumps({"chat_template": named}).encode()
-    assert load_at_noon(files).prompt(respond().turns) == "yes"
+    assert load_with_fixed_clock(files).prompt(respond().turns) == "yes"
 
 
 @pytest.mark.parametrize("template", ["{{ lipsum.__globals__ }}", "{{ raise_exception.__globals__ }}"])
 def test_a_template_sees_nothing_of_the_program(template):
-    assert load_at_noon(CONTENTS, template).prompt(respond().turns) == ""
+    assert load_with_fixed_clock(CONTENTS, template).prompt(respond().turns) == ""
 
 
 @pytest.mark.parametrize(
@@ -278,13 +278,13 @@ def test_a_template_sees_nothing_of_the_program(template):
 )
 def test_a_model_that_cannot_be_used_says_why(contents, template, said):
     with pytest.raises(StartFailed, match=said):
-        load_at_noon(contents, template)
+        load_with_fixed_clock(contents, template)
 
 
 def test_an_older_files_template_and_tokens_are_found():
     config = {"chat_template": "{{ bos_token }}{{ messages[0]['content'] }}", "bos_token": {"content": "<|endoftext|>"}}
     files = {name: CONTENTS[name] for name in ("tokenizer.json", "config.json")}
-    model = load_at_noon(files | {"tokenizer_config.json": json.dumps(config).encode()})
+    model = load_with_fixed_clock(files | {"tokenizer_config.json": json.dumps(config).encode()})
     assert model.prompt(respond("x").turns) == "<|endoftext|>x"
 
 
@@ -335,14 +335,14 @@ async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock):
 
     async def aside(function, *, owner, size):
         await trio.sleep(1)
-        assert (owner, size >= LONG) == ("alice", True)
+        assert (owner, size >= OFFLOAD_SIZE_MIN) == ("alice", True)
         made.append(type(function()))
         return function()
 
-    async with running(aside=aside, known=Limits(INFO, 10**6, 10**6)) as address:
-        await ask(address, respond("a" * (LONG // 2), owner="alice"))
+    async with running(aside=aside, known=PromptLimits(INFO, 10**6, 10**6)) as address:
+        await ask(address, respond("a" * (OFFLOAD_SIZE_MIN // 2), owner="alice"))
         assert made == []
-        await ask(address, respond("a" * LONG, owner="alice"))
+        await ask(address, respond("a" * OFFLOAD_SIZE_MIN, owner="alice"))
         assert made == [str, list]  # the template, and then the tokens
         await ask(address, respond(turns=[Turn(Role.USER, "")] * 200, owner="alice"))  # many turns are long too
         assert made == [str, list] * 2
@@ -355,7 +355,7 @@ async def test_leaving_while_a_long_prompt_is_aside_frees_the_place(autojump_clo
     worker = Worker()
     async with running(worker, aside=aside, requests_max=1) as address:
         with trio.move_on_after(3):
-            await ask(address, respond("a" * LONG))
+            await ask(address, respond("a" * OFFLOAD_SIZE_MIN))
         replies, _ = await ask(address, respond())
         assert (trio.current_time(), len(worker.prompts)) == (3, 1)
         assert text(replies)

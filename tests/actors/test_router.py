@@ -18,14 +18,15 @@ from actors.decode import Deadlines, decode
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.kit.calls import Address, Answer, mailbox
-from actors.kit.priority_inbox import queue
+from actors.kit.priority_inbox import priority_inbox
 from actors.router import router
 from actors.routing.load import Load, least_loaded
-from actors.routing.route import Limits, Routing
+from actors.routing.route import FailoverLimits, Routing
 from actors.routing.routed_request import resumes_exactly
 from protocol.cluster import Leg
 from protocol.errors import (
     ActorLost,
+    AskerLeft,
     BadRequest,
     ContextTooLong,
     DeadlineExceeded,
@@ -34,8 +35,7 @@ from protocol.errors import (
     EngineLost,
     EngineRefused,
     HandOffFailed,
-    Internal,
-    Left,
+    InternalError,
     LinkLost,
     NotReady,
     Overloaded,
@@ -121,7 +121,7 @@ class Fake:
                 scope.cancel()
                 if not answer.over.is_set():
                     self.left.append(trio.current_time())
-                answer.enough()
+                answer.abandon()
         finally:
             self.busy -= 1
             self.pool.change()
@@ -152,7 +152,7 @@ class Fake:
                 answer.fail(play.error)
         if scope.cancelled_caught:
             await trio.sleep(self.lets_go_s)
-            answer.fail(Left("the asker left"))
+            answer.fail(AskerLeft("the asker left"))
 
 
 @define(eq=False)
@@ -217,7 +217,7 @@ async def routed(*workers, inbox_size=64, limits=None, prefill_tokens_min=0) -> 
         routing = Routing(
             pool=pool,
             policy=least_loaded,
-            limits=limits or Limits(),
+            limits=limits or FailoverLimits(),
             new_room=lambda: rng.getrandbits(63),
             new_id=lambda: f"new {next(ids)}",
             prefill_tokens_min=prefill_tokens_min,
@@ -586,7 +586,7 @@ async def test_after_a_failed_hand_off_both_are_avoided(autojump_clock):
 
 
 async def test_the_same_pair_is_asked_again_where_there_is_no_other(autojump_clock):
-    async with routed(*pair(decode=[Play(HandOffFailed("x"), 0)]), limits=Limits(pause_s=0.25)) as world:
+    async with routed(*pair(decode=[Play(HandOffFailed("x"), 0)]), limits=FailoverLimits(pause_s=0.25)) as world:
         check_whole(await ask(world, generate()), generate())
         assert world.worker("p").times == world.worker("d").times == [0, 0.75]
 
@@ -617,7 +617,7 @@ async def test_a_loss_at_any_token_is_not_seen(loss, tokens, length, autojump_cl
 
 async def test_the_word_that_it_was_the_last_token_may_be_lost_even_with_no_resume_left(autojump_clock):
     lost = Play(EngineLost("gone"), 6, at_once=True)
-    async with routed(Fake("a", [lost]), limits=Limits(resumes_max=0)) as world:
+    async with routed(Fake("a", [lost]), limits=FailoverLimits(resumes_max=0)) as world:
         grammar = Grammar(GrammarKind.REGEX, "a*")
         check_whole(await ask(world, generate(grammar=grammar)), generate())
 
@@ -639,7 +639,7 @@ async def test_a_token_that_ends_nothing_is_gone_on_from(sampling, autojump_cloc
         assert len(got.ids) == 6
 
 
-@pytest.mark.parametrize("error", [BadRequest, ContextTooLong, DeadlineExceeded, Internal])
+@pytest.mark.parametrize("error", [BadRequest, ContextTooLong, DeadlineExceeded, InternalError])
 @pytest.mark.parametrize("tokens", [0, 3])
 async def test_what_is_no_loss_is_passed_as_it_is(error, tokens, autojump_clock):
     made = error("because", param="x")
@@ -672,7 +672,7 @@ async def test_what_cannot_be_resumed_exactly_ends_in_the_truth_but_may_begin_el
 @pytest.mark.parametrize(("most", "whole"), [(0, False), (1, False), (2, True)])
 async def test_a_request_goes_on_as_often_as_it_may(most, whole, autojump_clock):
     workers = [Fake("a", [Play(EngineLost("1"), 2)]), Fake("b", [Play(LinkLost("2"), 1)], more=1), Fake("c", more=2)]
-    async with routed(*workers, limits=Limits(resumes_max=most)) as world:
+    async with routed(*workers, limits=FailoverLimits(resumes_max=most)) as world:
         if whole:
             check_whole(await ask(world, generate()), generate())
             assert [each.id for worker in workers for each in worker.asked] == ["a", "new 1", "new 2"]
@@ -684,7 +684,7 @@ async def test_a_request_goes_on_as_often_as_it_may(most, whole, autojump_clock)
 
 @pytest.mark.parametrize(("most", "whole"), [(3, True), (2, False)])
 async def test_a_request_goes_on_with_as_many_tokens_as_it_may(most, whole, autojump_clock):
-    limits = Limits(resume_tokens_max=most)
+    limits = FailoverLimits(resume_tokens_max=most)
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b"), limits=limits) as world:
         if whole:
             check_whole(await ask(world, generate()), generate())
@@ -715,7 +715,7 @@ async def test_a_request_waits_as_long_for_another_worker_as_it_may(back_s, whol
 
 async def test_a_worker_is_lost_twice_and_asked_again_after_a_pause_where_there_is_no_other(autojump_clock):
     plays = [Play(LinkLost("1"), 2, cached=1), Play(LinkLost("2"), 2, cached=3)]
-    async with routed(Fake("a", plays), limits=Limits(pause_s=0.5)) as world:
+    async with routed(Fake("a", plays), limits=FailoverLimits(pause_s=0.5)) as world:
         check_whole(await ask(world, generate()), generate(), cached=1)
         assert world.worker("a").times == [0, 3, 6]
         assert [each.id for each in world.worker("a").asked] == ["a", "new 1", "new 2"]
@@ -826,7 +826,7 @@ async def test_a_request_that_was_resumed_before_counts_all_that_was_said(autoju
 
 async def test_a_bug_fails_its_request_alone(autojump_clock, caplog):
     async with routed(Fake("a", [Play(ValueError("x"), 1)])) as world:
-        with pytest.raises(Internal):
+        with pytest.raises(InternalError):
             await ask(world, generate())
         check_whole(await ask(world, generate()), generate())
     assert "a bug failed a request" in caplog.text
@@ -903,7 +903,7 @@ class Real:
 @asynccontextmanager
 async def over_engines(*legs: Leg) -> AsyncIterator[World]:
     costs = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0, release_s=0.125, transfer_s=0.5)
-    async with routed(limits=Limits(resume_s=60)) as world, trio.open_nursery() as engines:
+    async with routed(limits=FailoverLimits(resume_s=60)) as world, trio.open_nursery() as engines:
 
         async def act(inbox, engine, name) -> None:
             try:
@@ -919,7 +919,7 @@ async def over_engines(*legs: Leg) -> AsyncIterator[World]:
 
         for number, leg in enumerate(legs):
             engine = SimulatedEngine(spec(leg=leg, slots=1, costs=costs), random.Random(0))
-            address, inbox = queue(1, lambda _: 0)
+            address, inbox = priority_inbox(1, lambda _: 0)
             name = f"{leg}{number}"
             world.pool.all.append(Real(name, engine, address, world.pool))
             engines.start_soon(compute, engine)

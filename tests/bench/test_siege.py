@@ -5,7 +5,7 @@ from threading import Lock, current_thread
 import pytest
 
 from bench.rig.clients import Outcome
-from bench.siege import during, peace
+from bench.siege import attack_during, no_attack
 from bench.soak import Tally
 
 CONNECTION = {"code": "connection", "message": "reset"}
@@ -13,7 +13,7 @@ INTERNAL = {"code": "internal", "message": "a bug"}
 
 
 def test_an_attack_that_lasts_is_fine():
-    with during(peace, 1):
+    with attack_during(no_attack, 1):
         pass
 
 
@@ -36,7 +36,7 @@ def test_an_attack_that_is_over_before_its_time_fails_the_run(attack, why):
 
     begun = Lock()
     begun.acquire()
-    with pytest.raises(RuntimeError, match="no attack") as raised, during(noted, 1):
+    with pytest.raises(RuntimeError, match="no attack") as raised, attack_during(noted, 1):
         begun.acquire()
         threads[0].join(10)
     assert isinstance(raised.value.__cause__, why)

@@ -42,7 +42,7 @@ GATEWAY: Bugs = {
         Bug("a key's requests are counted, not its generations", "key.asking(weight, param)", "key.asking()"),
     ),
     "supervisor/gateway/memory_budgets.py": (
-        Bug("a budget leaks", "        self.held_bytes -= size\n", "        pass\n"),
+        Bug("a budget leaks", "        self.reserved_bytes -= size\n", "        pass\n"),
         Bug("one key may hold a whole budget", "if before and own > self.share_max() * most:", "if False:"),
     ),
     "supervisor/gateway/websocket/history.py": (
@@ -101,9 +101,7 @@ GATEWAY: Bugs = {
             "for part in (self._lanes,))",
         ),
     ),
-    "supervisor/node/node.py": (
-        Bug("a drain does not wait for slow readers", "await house.door.wait_answered()", "pass"),
-    ),
+    "supervisor/node/node.py": (Bug("a drain does not wait for slow readers", "await house.door.wait_idle()", "pass"),),
     "supervisor/gateway/outbox.py": (
         Bug(
             "a cut answer ends orderly",

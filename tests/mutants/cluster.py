@@ -11,8 +11,8 @@ CLUSTER: Bugs = {
             "(why := self._life.lost(heart, due_at, now, self.ready)) is not None",
             "False",
         ),
-        Bug("a link with nothing to say does not say that it lives", "self._send(Beat())", "pass"),
-        Bug("a deadline is not carried", "credit, to, within_ms(), sum(", "credit, to, None, sum("),
+        Bug("a link with nothing to say does not say that it lives", "self._send(KeepAlive())", "pass"),
+        Bug("a deadline is not carried", "credit, to, remaining_ms(), sum(", "credit, to, None, sum("),
         Bug(
             "a deadline is read in seconds",
             "max(0, frame.within_ms) / 1000",

@@ -60,12 +60,16 @@ CONFIG: Bugs = {
     "supervisor/control/control.py": (
         Bug(
             "who passes a question on gives up with whoever asked",
-            "trio.current_effective_deadline() - HOP_S",
+            "trio.current_effective_deadline() - HOP_MARGIN_S",
             "trio.current_effective_deadline()",
         ),
     ),
     "supervisor/deadlines.py": (
-        Bug("a reload behind another is not waited for", "RELOADED_S = 2 * RELOAD_S", "RELOADED_S = RELOAD_S"),
+        Bug(
+            "a reload behind another is not waited for",
+            "RELOAD_QUEUED_MAX_S = 2 * RELOAD_MAX_S",
+            "RELOAD_QUEUED_MAX_S = RELOAD_MAX_S",
+        ),
     ),
     "supervisor/node/reload.py": (
         Bug(
@@ -85,8 +89,8 @@ CONFIG: Bugs = {
         ),
         Bug(
             "keys are not read anew where the file is wrong",
-            "if (door := self.house.door or self.house.scraped) is not None:\n            refused",
-            "if not told.refused and (door := self.house.door or self.house.scraped) is not None:\n            refused",
+            "if (door := self.house.door or self.house.monitoring) is not None:\n            refused",
+            "if not told.refused and (door := self.house.door or self.house.monitoring) is not None:\n            refused",
         ),
     ),
 }

@@ -13,7 +13,7 @@ TEXT: Bugs = {
         ),
         Bug(
             "the engine is not told that a stop string has come",
-            "generation.enough()  # leaving aborts",
+            "generation.abandon()  # leaving aborts",
             "pass  # leaving aborts",
         ),
         Bug(
@@ -47,7 +47,7 @@ TEXT: Bugs = {
         Bug("choices share their id", "if choice else request_id", "if False else request_id"),
     ),
     "actors/text/detokenizer.py": (
-        Bug("half a character is told", "if not text.endswith(BROKEN):", "if True:"),
+        Bug("half a character is told", "if not text.endswith(REPLACEMENT_CHARACTER):", "if True:"),
         Bug("what a choice held back is lost", "            out += self._held_back()\n", "            pass\n"),
         Bug("text is lost behind a stop token", "out += self._held_back() + self._decoding.flush()", "pass"),
     ),

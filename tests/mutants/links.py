@@ -23,9 +23,9 @@ LINKS: Bugs = {
         Bug(
             "the asker's answer is dropped before its call is cancelled",
             """            call.scope.cancel(reason="the asker left")
-            call.answer.enough()
+            call.answer.abandon()
 """,
-            """            call.answer.enough()
+            """            call.answer.abandon()
             call.scope.cancel(reason="the asker left")
 """,
             harmless="both happen in one turn, and what is put in between is dropped either way",
@@ -86,7 +86,7 @@ LINKS: Bugs = {
         Bug("no Cancel frame on leaving", 'self._send(Cancel(stream, "the asker left"))', "pass"),
         Bug("a stream is closed before its answerer let go", "if serving.answer is not None:\n", "if False:\n"),
         Bug("a Cancel from the other end is ignored", 'serving.scope.cancel(reason=f"peer: {frame.reason}")', "pass"),
-        Bug("a lost link forgets its askers", 'answer.fail(self.lost_as("the link went down"))', "pass"),
+        Bug("a lost link forgets its askers", 'answer.fail(self.lost_error("the link went down"))', "pass"),
         Bug("a closed stream wakes nobody who waits for one", "self._permits.unpark()\n", "pass\n"),
         Bug(
             "Hello wakes nobody who asked before it",
@@ -142,8 +142,8 @@ LINKS: Bugs = {
         Bug("replies after a Cancel are a violation", '"leaving": {Item: "leaving", End', '"leaving": {End'),
         Bug(
             "a Cancel that crosses an End is a violation",
-            '"closed": {Credit: "closed", Cancel: "closed", Body',
-            '"closed": {Credit: "closed", Body',
+            '"closed": {Credit: "closed", Cancel: "closed", RequestData',
+            '"closed": {Credit: "closed", RequestData',
         ),
         Bug("a left stream is forgotten at once", "self._leaving.add(stream)", "self._close(stream)"),
         Bug("credit may go below zero", "if not 0 <= units <= left:", "if False:"),

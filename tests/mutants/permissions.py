@@ -21,13 +21,13 @@ NAMES: Bugs = {
     "protocol/greeting.py": (
         Bug(
             "a node needs no certificate of its name where it dials",
-            'visits = self.role == "listens" and other.node.startswith(OPERATOR)',
+            'visits = self.role == "listens" and other.node.startswith(OPERATOR_PREFIX)',
             'visits = self.role == "listens"',
         ),
         Bug(
             "a node may listen as an operator",
-            'visits = self.role == "listens" and other.node.startswith(OPERATOR)',
-            "visits = other.node.startswith(OPERATOR)",
+            'visits = self.role == "listens" and other.node.startswith(OPERATOR_PREFIX)',
+            "visits = other.node.startswith(OPERATOR_PREFIX)",
         ),
         Bug(
             "a name that only begins like a node's is enough",
@@ -38,10 +38,10 @@ NAMES: Bugs = {
     "supervisor/cluster/mesh.py": (
         Bug(
             "nobody reads what a certificate names",
-            "wire.certified() if self.section.binds_names else None",
+            "wire.certified() if self.section.verifies_node_names else None",
             "None",
         ),
-        Bug("the oldest stranger goes, wherever it is from", ".end_oldest_of_most())", ".end_oldest())"),
+        Bug("the oldest stranger goes, wherever it is from", ".close_oldest_of_busiest_address())", ".end_oldest())"),
     ),
     "supervisor/sockets/unauthenticated.py": (
         Bug(

@@ -8,7 +8,7 @@ SIM: Bugs = {
     "actors/routing/routed_request.py": (
         Bug(
             "an engine that fails everything is not blamed for it",
-            "elif isinstance(error, DeadlineExceeded | Internal) and not isinstance(error, Preempted):",
+            "elif isinstance(error, DeadlineExceeded | InternalError) and not isinstance(error, Preempted):",
             "elif isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted):",
         ),
         Bug(
@@ -84,7 +84,7 @@ SIM: Bugs = {
     "supervisor/links/link.py": (
         Bug(
             "whoever has asked a node that stands still waits for it",
-            "                answer.fail(self.lost_as(STALLED))\n",
+            "                answer.fail(self.lost_error(STALLED_DETAIL))\n",
             "                pass\n",
         ),
     ),
@@ -98,7 +98,7 @@ SIM: Bugs = {
     "supervisor/gateway/http/exchange.py": (
         Bug(
             "an answer that its client got in part is counted as whole",
-            "None if whole and not lost else door.why_cut(outbox)",
+            "None if whole and not lost else door.cut_reason(outbox)",
             "None",
         ),
     ),

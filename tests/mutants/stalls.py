@@ -26,7 +26,7 @@ STALL: Bugs = {
     "supervisor/links/link.py": (
         Bug(
             "what was asked of a process that stands still waits for it",
-            "                answer.fail(self.lost_as(STALLED))\n",
+            "                answer.fail(self.lost_error(STALLED_DETAIL))\n",
             "                pass\n",
         ),
     ),

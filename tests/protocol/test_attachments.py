@@ -9,8 +9,7 @@ from protocol.attachments import PIECE_BYTES, WINDOW_BYTES
 from protocol.errors import Overloaded, PeerViolation, TooLarge
 from protocol.frames import (
     VERSION,
-    Beat,
-    Body,
+    Announce,
     Cancel,
     Credit,
     End,
@@ -19,11 +18,12 @@ from protocol.frames import (
     FrameReader,
     Hello,
     Item,
+    KeepAlive,
     Open,
-    Part,
-    Room,
+    ReplyData,
+    RequestData,
     Step,
-    Tell,
+    WindowUpdate,
     encode,
 )
 from protocol.messages import FinishReason
@@ -133,7 +133,7 @@ def test_several_buffers_are_one_attachment(pair):
 
 def test_small_buffers_leave_together(pair):
     pair.near.send(Open(1, b"", 1, attached=3000), views(*[b"abc"] * 1000))
-    assert [type(frame) for frame in frames(pair.near.take())] == [Open, Body]
+    assert [type(frame) for frame in frames(pair.near.take())] == [Open, RequestData]
 
 
 def test_buffers_of_other_shapes_are_their_bytes(pair):
@@ -158,9 +158,9 @@ def test_what_was_attached_is_gone_when_its_frame_has_been_heard(pair):
 def test_a_frame_leaves_with_the_next_message_while_100_mb_wait(pair):
     pair.ask(bytes(100 * 1024 * 1024))
     pair.near.take()
-    pair.near.send(Tell(b"x"))
+    pair.near.send(Announce(b"x"))
     first, *rest = frames(pair.near.take())
-    assert first == Tell(b"x")
+    assert first == Announce(b"x")
     assert [len(frame.data) for frame in rest] == [PIECE_BYTES]
 
 
@@ -168,21 +168,21 @@ def test_no_message_has_more_than_one_piece_and_no_more_than_the_window_is_on_it
     pair.ask(bytes(100 * 1024 * 1024))
     sizes = []
     while data := pair.near.take():
-        sizes.append(sum(len(frame.data) for frame in frames(data) if isinstance(frame, Body)))
+        sizes.append(sum(len(frame.data) for frame in frames(data) if isinstance(frame, RequestData)))
     assert max(sizes) == PIECE_BYTES
     assert sum(sizes) == WINDOW_BYTES
     assert not pair.near.ready
-    pair.near.send(Tell(b"x"))  # a window that is full stops nothing else
-    assert frames(pair.near.take()) == [Tell(b"x")]
+    pair.near.send(Announce(b"x"))  # a window that is full stops nothing else
+    assert frames(pair.near.take()) == [Announce(b"x")]
 
 
 def test_room_lets_as_much_more_leave_as_it_says(pair):
     pair.ask(bytes(2 * WINDOW_BYTES))
     while pair.near.take():
         pass
-    list(pair.near.receive(encode(Room(5))))
+    list(pair.near.receive(encode(WindowUpdate(5))))
     assert pair.near.ready
-    assert frames(pair.near.take()) == [Body(1, bytes(5))]
+    assert frames(pair.near.take()) == [RequestData(1, bytes(5))]
     assert pair.near.take() == b""
 
 
@@ -191,7 +191,7 @@ def test_what_has_come_is_given_back_at_once_and_in_one_frame(pair):
     pair.to_far()
     pair.to_far()
     assert pair.far.ready
-    assert frames(pair.far.take()) == [Room(2 * PIECE_BYTES)]
+    assert frames(pair.far.take()) == [WindowUpdate(2 * PIECE_BYTES)]
     assert not pair.far.ready
 
 
@@ -201,7 +201,7 @@ def test_streams_take_turns(pair):
     turns = []
     while pair.near.ready:
         data = pair.near.take()
-        turns += [frame.stream for frame in frames(data) if isinstance(frame, Body)]
+        turns += [frame.stream for frame in frames(data) if isinstance(frame, RequestData)]
         hear(pair.far, data)
         pair.to_near()
     assert turns == [1, 2, 3, 1, 2, 3]
@@ -440,7 +440,7 @@ def test_replies_that_wait_behind_others_count_too():
         (Open(1, b"", 1, attached=3), (b"ab",)),
         (Open(1, b"", 1), (b"ab",)),
         (Open(1, b"", 1, attached=-1), ()),
-        (Tell(b""), (b"ab",)),
+        (Announce(b""), (b"ab",)),
     ],
     ids=repr,
 )
@@ -467,19 +467,19 @@ def test_more_than_the_receiver_holds_is_a_violation():
 
 def test_a_peer_that_waits_for_no_room_is_found_out():
     piece = bytes(PIECE_BYTES)
-    said = [Open(1, b"", 0, attached=1 << 20), *[Body(1, piece)] * 4]
+    said = [Open(1, b"", 0, attached=1 << 20), *[RequestData(1, piece)] * 4]
     facing(*said)
     with pytest.raises(PeerViolation, match="327680 attached bytes on their way; the limit is 262144"):
-        facing(*said, Body(1, piece))
+        facing(*said, RequestData(1, piece))
     with pytest.raises(PeerViolation, match="on their way"):
-        facing(said[0], Body(1, bytes(WINDOW_BYTES + 1)))
+        facing(said[0], RequestData(1, bytes(WINDOW_BYTES + 1)))
 
 
 def test_bytes_for_a_stream_that_is_closed_are_on_their_way_too():
     peer, _ = facing(Open(1, b"", 0))
     peer.send(Fail(1, "internal", "x"))
     with pytest.raises(PeerViolation, match="on their way"):
-        list(peer.receive(encode(Body(1, bytes(PIECE_BYTES))) * 5))
+        list(peer.receive(encode(RequestData(1, bytes(PIECE_BYTES))) * 5))
 
 
 @pytest.mark.parametrize("size", [0, -1, 3, 2**63])
@@ -487,7 +487,7 @@ def test_no_more_room_is_given_than_was_taken(pair, size):
     pair.ask(b"ab")
     pair.near.take()
     with pytest.raises(PeerViolation, match=f"room for {size} attached bytes, of 2 on their way"):
-        list(pair.near.receive(encode(Room(size))))
+        list(pair.near.receive(encode(WindowUpdate(size))))
 
 
 def test_room_is_not_given_twice(pair):
@@ -503,14 +503,14 @@ def test_room_is_not_given_twice(pair):
     "lie",
     [
         (Item(1, b"", 1, 5), Item(1, b"", 1)),
-        (Item(1, b"", 1, 5), Part(1, b"ab"), End(1, b"")),
-        (Item(1, b"", 1, 5), Part(1, b"abcdef")),
-        (Item(1, b"", 1, 5), Part(1, b"")),
+        (Item(1, b"", 1, 5), ReplyData(1, b"ab"), End(1, b"")),
+        (Item(1, b"", 1, 5), ReplyData(1, b"abcdef")),
+        (Item(1, b"", 1, 5), ReplyData(1, b"")),
         (Item(1, b"", 1, 5), Step([1], [1], [7], [], [])),
         (Item(1, b"", 1, 5), Step([], [], [], [], [Ended(1, FinishReason.STOP, 1, 1, 0)])),
-        (Part(1, b"a"),),
-        (Part(2, b"a"),),
-        (Body(1, b"a"),),
+        (ReplyData(1, b"a"),),
+        (ReplyData(2, b"a"),),
+        (RequestData(1, b"a"),),
     ],
     ids=repr,
 )
@@ -529,14 +529,14 @@ def test_no_answer_comes_before_the_request_has_left(pair):
 def test_replies_to_one_who_left_are_not_kept_however_long():
     peer, _ = asking()
     peer.send(Cancel(1, "left"))
-    assert hear(peer, encode(Item(1, b"", 1, 1 << 29)) + encode(Part(1, b"ab"))) == []
+    assert hear(peer, encode(Item(1, b"", 1, 1 << 29)) + encode(ReplyData(1, b"ab"))) == []
     assert peer._incoming._bytes == 0
-    assert frames(peer.take())[-1] == Room(2)
+    assert frames(peer.take())[-1] == WindowUpdate(2)
 
 
 def test_a_beat_is_heard_by_nobody():
-    assert facing(Beat())[1] == []
+    assert facing(KeepAlive())[1] == []
 
 
 def test_what_is_told_is_heard():
-    assert facing(Tell(b"x"))[1] == [(Tell(b"x"), b"")]
+    assert facing(Announce(b"x"))[1] == [(Announce(b"x"), b"")]

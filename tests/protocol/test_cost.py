@@ -13,12 +13,12 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.cost import LOGPROB_BYTES, TOKEN_BYTES, cost, generations_of, multiplied_by, work
+from protocol.cost import LOGPROB_BYTES, TOKEN_BYTES, cost, generations_of, multiplying_field, work
 from protocol.errors import BadRequest, Overloaded
 from protocol.messages import Generate, Respond, Role, Sampling, Turn
 from supervisor.config.keyfile import KeySection
-from supervisor.gateway.admission import Gate
-from supervisor.gateway.keys import Key, Sources, digest
+from supervisor.gateway.admission import AdmissionGate
+from supervisor.gateway.keys import Key, KeySources, digest
 from tests.rig.gateway import at_rest, post, rig
 
 ASKED = Respond("0" * 32, turns=(Turn(Role.USER, "hi"),))
@@ -41,7 +41,7 @@ SEVERAL = evolve(ASKED, turns=(), texts=("a", "b", "c"))
     ],
 )
 def test_a_request_is_as_many_generations_as_engines_compute_for_it(request_, generations, param):
-    assert (generations_of(request_), multiplied_by(request_)) == (generations, param)
+    assert (generations_of(request_), multiplying_field(request_)) == (generations, param)
 
 
 def test_tokens_are_those_asked_for_or_else_all_that_the_model_can_give():
@@ -89,7 +89,7 @@ async def line_up(gate, log, *waiters):
 
 
 def gate(requests_max, admit_s=60.0, waiting_max=100):
-    return Gate(requests_max, admit_s, waiting_max, lambda: None)
+    return AdmissionGate(requests_max, admit_s, waiting_max, lambda: None)
 
 
 async def test_b13_places_are_generations_not_requests(autojump_clock):
@@ -361,7 +361,7 @@ async def test_b13_a_key_of_one_request_at_a_time_cannot_ask_for_128_answers(aut
     file = tmp_path / "keys.toml"
     file.write_text(f'[key.alice]\nsha256 = "{digest("a" * 30)}"\nconcurrency_max = 1\n')
     async with rig(requests_max=256) as made:
-        made.door.keys.sources = Sources(file)
+        made.door.keys.sources = KeySources(file)
         made.door.keys.load()
         client = await made.client()
         key = {"authorization": f"Bearer {'a' * 30}"}

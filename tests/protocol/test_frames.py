@@ -17,14 +17,13 @@ from hypothesis import given, settings
 
 from protocol import codec, errors
 from protocol.attachments import ATTACHED_BYTES_MAX
-from protocol.errors import BY_CODE, ActorError, Internal, PeerViolation, RequestError, from_code
+from protocol.errors import ERRORS_BY_CODE, ActorError, InternalError, PeerViolation, RequestError, from_code
 from protocol.frames import (
     FRAME_BYTES_MAX,
     KINDS,
     VERSION,
-    Beat,
+    Announce,
     Begun,
-    Body,
     Bye,
     Cancel,
     Credit,
@@ -34,11 +33,12 @@ from protocol.frames import (
     FrameReader,
     Hello,
     Item,
+    KeepAlive,
     Open,
-    Part,
-    Room,
+    ReplyData,
+    RequestData,
     Step,
-    Tell,
+    WindowUpdate,
     encode,
 )
 from protocol.messages import FinishReason
@@ -59,11 +59,11 @@ frames = st.one_of(
     st.builds(Credit, small, small),
     st.builds(Cancel, small, words),
     st.builds(Item, small, blobs, small, st.just(0) | small),
-    st.builds(Body, small, blobs),
-    st.builds(Part, small, blobs),
-    st.builds(Room, small),
-    st.builds(Beat),
-    st.builds(Tell, blobs),
+    st.builds(RequestData, small, blobs),
+    st.builds(ReplyData, small, blobs),
+    st.builds(WindowUpdate, small),
+    st.builds(KeepAlive),
+    st.builds(Announce, blobs),
     st.builds(
         Step,
         st.lists(small, max_size=4),
@@ -310,10 +310,10 @@ def greeted_peer():
         (encode(Open(1, b"", 0, attached=-1)), "-1 bytes are attached on stream 1"),
         (encode(Open(1, b"", 0, attached=ATTACHED_BYTES_MAX + 1)), f"the limit is {ATTACHED_BYTES_MAX}"),
         (encode(Item(1, b"", 0, ATTACHED_BYTES_MAX + 1)), f"the limit is {ATTACHED_BYTES_MAX}"),
-        (encode(Body(1, b"x")), "Body on stream 1, which is new"),
-        (encode(Part(1, b"x")), "1 attached bytes on stream 1, which has 0 to come"),
-        (encode(Room(1)), "room for 1 attached bytes, of 0 on their way"),
-        (encode(Room(-1)), "room for -1 attached bytes"),
+        (encode(RequestData(1, b"x")), "RequestData on stream 1, which is new"),
+        (encode(ReplyData(1, b"x")), "1 attached bytes on stream 1, which has 0 to come"),
+        (encode(WindowUpdate(1)), "room for 1 attached bytes, of 0 on their way"),
+        (encode(WindowUpdate(-1)), "room for -1 attached bytes"),
         (encode(Step([1], [1], [], [], [])), "the arrays of a Step do not fit"),
         (encode(Step([1], [3], [1, 2, 3], [], [])), "credit for 2"),
     ],
@@ -330,7 +330,16 @@ def test_a_frame_cut_short_is_not_a_frame():
 
 @pytest.mark.parametrize(
     "frame",
-    [Open(1, b"", 0), Credit(1, 1), Item(1, b"", 0), Step([], [], [], [], []), End(1, b""), Room(1), Beat(), Tell(b"")],
+    [
+        Open(1, b"", 0),
+        Credit(1, 1),
+        Item(1, b"", 0),
+        Step([], [], [], [], []),
+        End(1, b""),
+        WindowUpdate(1),
+        KeepAlive(),
+        Announce(b""),
+    ],
 )
 def test_whoever_does_not_say_hello_first_is_not_heard(frame):
     with pytest.raises(PeerViolation, match=f"{type(frame).__name__} before Hello"):
@@ -394,7 +403,7 @@ by_name = pytest.mark.parametrize("cls", NAMED, ids=lambda cls: cls.__name__)
 
 
 def test_every_code_belongs_to_one_error_alone():
-    assert len({cls.code for cls in NAMED}) == len(NAMED) == len(BY_CODE)
+    assert len({cls.code for cls in NAMED}) == len(NAMED) == len(ERRORS_BY_CODE)
 
 
 @by_name
@@ -404,7 +413,7 @@ def test_an_error_is_rebuilt_from_its_code(cls):
 
 
 def test_an_unknown_code_is_internal():
-    assert type(from_code("from_the_future", "x")) is Internal
+    assert type(from_code("from_the_future", "x")) is InternalError
 
 
 @by_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.engines.sglang import model_files
-from protocol.model_folder import FILES, WEIGHTS, digest, mismatch, possible
+from protocol.model_folder import FILES, WEIGHTS, digest, is_well_formed, mismatch
 from tests.supervisor.config.test_load import TINY
 
 OWN = digest({"config.json": b"{}", "tokenizer.json": b"[]"})
@@ -60,7 +60,7 @@ def test_the_digest_of_a_folder_sees_its_files_and_its_weights(tmp_path):
 
 
 def test_a_digest_that_cannot_be_is_seen():
-    assert possible(OWN)
-    assert possible(())
-    assert not possible(OWN * 9)
-    assert not possible((("x" * 65, "0"),))
+    assert is_well_formed(OWN)
+    assert is_well_formed(())
+    assert not is_well_formed(OWN * 9)
+    assert not is_well_formed((("x" * 65, "0"),))

@@ -22,7 +22,7 @@ import msgspec
 import pytest
 
 from protocol import codec, frames, greeting
-from protocol.errors import BY_CODE
+from protocol.errors import ERRORS_BY_CODE
 from protocol.openapi.document import document
 
 PINS = Path(__file__).with_name("pins.json")
@@ -112,7 +112,9 @@ def greeted():
 
 
 def errors():
-    return {code: [cls.fault, cls.http_status, cls.close_code, cls.retry_after_s] for code, cls in BY_CODE.items()}
+    return {
+        code: [cls.fault, cls.http_status, cls.close_code, cls.retry_after_s] for code, cls in ERRORS_BY_CODE.items()
+    }
 
 
 def values():

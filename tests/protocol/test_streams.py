@@ -11,12 +11,26 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from protocol import attachments
 from protocol.errors import Overloaded, PeerViolation
-from protocol.frames import Begun, Body, Bye, Cancel, Credit, End, Ended, Fail, Item, Open, Part, Room, Step
+from protocol.frames import (
+    Begun,
+    Bye,
+    Cancel,
+    Credit,
+    End,
+    Ended,
+    Fail,
+    Item,
+    Open,
+    ReplyData,
+    RequestData,
+    Step,
+    WindowUpdate,
+)
 from protocol.messages import FinishReason
 from protocol.peer import Peer
 from protocol.streams import CREDIT_MAX, NEXT, Streams
 
-FRAMES = {Open, Body, Credit, Cancel, Item, Part, End, Fail}
+FRAMES = {Open, RequestData, Credit, Cancel, Item, ReplyData, End, Fail}
 
 
 class TwoEnds(RuleBasedStateMachine):
@@ -168,7 +182,7 @@ class TwoEnds(RuleBasedStateMachine):
                 assert self.got[end][frame.stream] == said[: len(self.got[end][frame.stream])] or self.left(end, frame)
             case _:
                 assert not data
-                assert not isinstance(frame, Body | Part | Room)
+                assert not isinstance(frame, RequestData | ReplyData | WindowUpdate)
 
     def left(self, end, frame):
         return self.ends[end].asked.state(frame.stream) == "leaving"
@@ -255,11 +269,11 @@ def opened(credit=2, streams_max=4):
 def frame(kind, stream=1):
     return {
         Open: Open(stream, b"", 1),
-        Body: Body(stream, b"1"),
+        RequestData: RequestData(stream, b"1"),
         Credit: Credit(stream, 1),
         Cancel: Cancel(stream, "x"),
         Item: Item(stream, b"", 1),
-        Part: Part(stream, b"1"),
+        ReplyData: ReplyData(stream, b"1"),
         End: End(stream, b""),
         Fail: Fail(stream, "internal", "x"),
     }[kind]
@@ -270,8 +284,8 @@ def in_state(state, kind=None):
     streams = Streams(4)
     if state == "new":
         return streams
-    streams.step(Open(1, b"", 2, attached=kind is Body))
-    if kind is Part:
+    streams.step(Open(1, b"", 2, attached=kind is RequestData))
+    if kind is ReplyData:
         streams.step(Item(1, b"", 1, attached=1))
     if state != "open":
         streams.step({"leaving": Cancel(1, "x"), "closed": Fail(1, "internal", "x")}[state])
@@ -391,17 +405,17 @@ def test_a_step_for_others_passes_a_stream_that_waits_for_bytes():
     assert (streams.credit(2), streams.owed(1)) == (0, (5, 0))
 
 
-@pytest.mark.parametrize("kind", [Body, Part])
+@pytest.mark.parametrize("kind", [RequestData, ReplyData])
 @pytest.mark.parametrize("size", [0, 6])
 def test_no_piece_is_empty_or_longer_than_what_is_to_come(kind, size):
-    streams = waits_for(asking=5) if kind is Body else waits_for(replying=5)
+    streams = waits_for(asking=5) if kind is RequestData else waits_for(replying=5)
     with pytest.raises(PeerViolation, match=f"{size} attached bytes on stream 1, which has 5 to come"):
         streams.step(kind(1, bytes(size)))
 
 
-@pytest.mark.parametrize("kind", [Body, Part])
+@pytest.mark.parametrize("kind", [RequestData, ReplyData])
 def test_nothing_is_to_come_after_the_last_piece(kind):
-    streams = waits_for(asking=5) if kind is Body else waits_for(replying=5)
+    streams = waits_for(asking=5) if kind is RequestData else waits_for(replying=5)
     streams.step(kind(1, b"123"))
     assert sum(streams.owed(1)) == 2
     streams.step(kind(1, b"45"))
@@ -413,7 +427,7 @@ def test_nothing_is_to_come_after_the_last_piece(kind):
 
 def test_an_empty_piece_for_a_closed_stream_is_a_violation_too():
     with pytest.raises(PeerViolation, match="0 attached bytes"):
-        in_state("closed").step(Body(1, b""))
+        in_state("closed").step(RequestData(1, b""))
 
 
 def test_fewer_bytes_than_none_are_never_attached():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protocol import codec
 from protocol.errors import PeerViolation
 from protocol.messages import Generate, Sampling
-from protocol.trace import STATE_CHARACTERS_MAX, Trace, as_headers, fields, read, span_after
+from protocol.trace import STATE_CHARACTERS_MAX, Trace, as_headers, child_span, fields, read
 
 ID, SPAN, DRAWN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "0123456789abcdef" * 2
 PARENT = f"00-{ID}-{SPAN}-01"
@@ -146,20 +146,20 @@ def test_of_a_tracestate_that_is_too_long_the_longest_members_go_first_and_then_
 
 def test_the_next_span_is_in_the_same_trace_and_knows_who_asked():
     asker = evolve(ASKER, state="a=b", sampled=False)
-    assert span_after(asker, DRAWN) == Trace(ID, DRAWN[16:], SPAN, sampled=False, state="a=b")
-    assert span_after(None, DRAWN) == Trace(DRAWN, DRAWN[16:])
+    assert child_span(asker, DRAWN) == Trace(ID, DRAWN[16:], SPAN, sampled=False, state="a=b")
+    assert child_span(None, DRAWN) == Trace(DRAWN, DRAWN[16:])
 
 
 def test_only_a_trace_that_a_client_keeps_is_followed():
-    assert span_after(ASKER, DRAWN).followed
-    assert not span_after(evolve(ASKER, sampled=False), DRAWN).followed
-    assert not span_after(None, DRAWN).followed
+    assert child_span(ASKER, DRAWN).followed
+    assert not child_span(evolve(ASKER, sampled=False), DRAWN).followed
+    assert not child_span(None, DRAWN).followed
 
 
 def test_a_log_line_names_the_trace_the_span_and_who_asked():
     assert fields(None) == {}
-    assert fields(span_after(None, DRAWN)) == {"trace": DRAWN, "span": DRAWN[16:]}
-    assert fields(span_after(ASKER, DRAWN)) == {"trace": ID, "span": DRAWN[16:], "parent": SPAN}
+    assert fields(child_span(None, DRAWN)) == {"trace": DRAWN, "span": DRAWN[16:]}
+    assert fields(child_span(ASKER, DRAWN)) == {"trace": ID, "span": DRAWN[16:], "parent": SPAN}
 
 
 # Over a link ------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ LIES = [
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: repr(lie)[:40])
 def test_no_trace_that_cannot_be_arrives(lie):
-    request = Generate("a" * 32, [1], Sampling(1), trace=span_after(ASKER, DRAWN))
+    request = Generate("a" * 32, [1], Sampling(1), trace=child_span(ASKER, DRAWN))
     assert codec.decode(codec.encode(request)) == request
     said = asdict(request)
     said["trace"] |= lie

@@ -17,10 +17,10 @@ from protocol.messages import EngineLoad, Usage
 from protocol.peer import Peer
 from supervisor.config import load
 from supervisor.links.link import Link
-from supervisor.telemetry.loop_monitor import Turns
+from supervisor.telemetry.loop_monitor import LoopMonitor
 from supervisor.telemetry.metrics import Metrics
 from supervisor.threads.queued_writer import QueuedWriter
-from tests.rig.assembly import built
+from tests.rig.assembly import built_assembly
 
 ROOT = Path(__file__).parents[2]
 BOARD = json.loads((ROOT / "examples" / "grafana" / "espalier.json").read_text())
@@ -58,12 +58,12 @@ def happened(metrics: Metrics) -> None:
     metrics.slots_stuck("tiny-0", 1)
     metrics.grammar_checked("tiny", "refused", 0.2)
     metrics.router("tiny").called("back/tiny-0", "ended")
-    metrics.router("tiny").went_on("engine_lost", 0)
+    metrics.router("tiny").call_resumed("engine_lost", 0)
     metrics.logs["tiny-0"] = QueuedWriter(bytes)
-    turns = Turns()
+    turns = LoopMonitor()
     turns._exceeds("links.Links.run", 1.0)
     metrics.sources.append(turns.families)
-    metrics.router("tiny").set_aside("back/tiny-0", "internal")
+    metrics.router("tiny").worker_ejected("back/tiny-0", "internal")
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ async def told(tmp_path) -> dict[str, set[str]]:
     file.write_text(FILE)
     cluster, families = load.read(file), list[Metric]()
     for node in cluster.node:
-        house, metrics = built(cluster, node)
+        house, metrics = built_assembly(cluster, node)
         happened(metrics)
         for routing in house.live.routings.values():
             suspect = Suspect("back/tiny-0", "both", 2)

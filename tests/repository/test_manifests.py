@@ -21,7 +21,7 @@ from supervisor.config import load
 from supervisor.config.load import Cluster
 from supervisor.launcher import preflight
 from supervisor.launcher.launcher import _patience
-from supervisor.links.websocket import At
+from supervisor.links.websocket import Endpoint
 from supervisor.node.monitoring import PATHS
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ def test_the_grace_period_is_longer_than_a_node_takes_to_end(cluster, name):
 def test_ports_and_names_are_those_of_the_file(cluster, name):
     ports = {port["name"]: port["containerPort"] for port in container(name)["ports"]}
     node = cluster.node[name]
-    wanted = {"link": At.read(node.listen).port, "metrics": At.read(node.metrics).port}
+    wanted = {"link": Endpoint.read(node.listen).port, "metrics": Endpoint.read(node.metrics).port}
     if cluster.gateway.node == name:
         wanted["http"] = cluster.gateway.port
     for engine in cluster.engines_on(name).values():
@@ -110,7 +110,7 @@ def test_ports_and_names_are_those_of_the_file(cluster, name):
             wanted["bootstrap"] = engine.bootstrap_port
     assert ports == wanted
     service = manifest("StatefulSet", name)["spec"]["serviceName"]
-    assert At.read(node.listen).host == f"{name}-0.{service}.espalier.svc.cluster.local"
+    assert Endpoint.read(node.listen).host == f"{name}-0.{service}.espalier.svc.cluster.local"
     assert manifest("Service", service)["spec"]["publishNotReadyAddresses"] is True
 
 

@@ -36,8 +36,8 @@ def page() -> str:
     message_rows = [
         f"| {kind} | `{cls.__name__}` | {fields(cls)} | {first_sentence(cls)} |" for kind, cls in codec.KINDS.items()
     ]
-    of_the_asker = [frames.Open, frames.Body, frames.Credit, frames.Cancel]
-    of_streams = [*of_the_asker, frames.Item, frames.Part, frames.End, frames.Fail]
+    of_the_asker = [frames.Open, frames.RequestData, frames.Credit, frames.Cancel]
+    of_streams = [*of_the_asker, frames.Item, frames.ReplyData, frames.End, frames.Fail]
     state_rows = [
         f"| {state} | " + " | ".join(streams.NEXT[state].get(frame, "-") for frame in of_streams) + " |"
         for state in streams.NEXT
@@ -45,7 +45,7 @@ def page() -> str:
     error_rows = [
         f"| `{code}` | {cls.fault} | {cls.http_status} | {cls.close_code or '-'} |"
         f" {'-' if cls.retry_after_s is None else f'after {cls.retry_after_s} s'} | {first_sentence(cls)} |"
-        for code, cls in sorted(errors.BY_CODE.items())
+        for code, cls in sorted(errors.ERRORS_BY_CODE.items())
     ]
     return f"""# Protocol
 

@@ -7,30 +7,30 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-from actors.kit.offload import inline
+from actors.kit.offload import run_inline
 from supervisor.config.load import Cluster
-from supervisor.node.assembly import House, build
-from supervisor.processes.process import Hurry
-from supervisor.processes.run_folder import Folder
-from supervisor.runtime import World
+from supervisor.node.assembly import Assembly, assemble
+from supervisor.processes.process import GracePeriods
+from supervisor.processes.run_folder import RunFolder
+from supervisor.runtime import Runtime
 from supervisor.telemetry.metrics import Metrics
 
 
-def built(cluster: Cluster, node: str) -> tuple[House, Metrics]:
+def built_assembly(cluster: Cluster, node: str) -> tuple[Assembly, Metrics]:
     """Return a node's house and its metrics."""
     numbers = count(1)
-    world = World(
-        folder=Folder(Path(), -1),
+    world = Runtime(
+        folder=RunFolder(Path(), -1),
         logs=Path(),
         environment={},
         new_id=lambda: f"{next(numbers):032x}",
         now=lambda: 1_700_000_000.0,
         strftime=lambda _: "",
-        aside=inline,
-        hurry=Hurry(),
+        aside=run_inline,
+        hurry=GracePeriods(),
         metrics=Metrics(),
         chance=Random,
         new_nonce=lambda: bytes(32),
         new_room=partial(next, numbers),
     )
-    return build(cluster, node, world), world.metrics
+    return assemble(cluster, node, world), world.metrics

@@ -17,7 +17,7 @@ from actors.engines.sglang.adapter import SglangEngine
 from actors.kit.calls import Answer
 from protocol import codec, messages
 from protocol.codec import Message
-from protocol.errors import EngineLost, EngineRefused, Left, Overloaded, PeerLost, PeerViolation, RequestError
+from protocol.errors import AskerLeft, EngineLost, EngineRefused, Overloaded, PeerLost, PeerViolation, RequestError
 from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
 from protocol.messages import (
     Done,
@@ -208,7 +208,7 @@ class Scheduler:
             self.running.pop(request_id, None)
             self.log.append(f"released {request_id}")
         if gone:
-            self.tell(Turn(failed=[(request_id, Left("aborted")) for request_id in gone]))
+            self.tell(Turn(failed=[(request_id, AskerLeft("aborted")) for request_id in gone]))
 
     def _admit(self) -> None:
         now = trio.current_time()
@@ -466,7 +466,7 @@ async def far_engine(costs: Costs | None = None, rng=None, delay_s: float = 0.0,
     """A fake engine at the other end of a link, behind the real adapter; ends when the link does."""
     near, far = sim_pair(rng, delay_s=delay_s, **network)
     host = FakeHost(far, costs or Costs())
-    link = Link(near, Peer("node", serves_max=0), lost_as=EngineLost)
+    link = Link(near, Peer("node", serves_max=0), lost_error=EngineLost)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(host.run, name="host")
         nursery.start_soon(_carry, link, name="link")

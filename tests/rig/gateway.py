@@ -19,21 +19,23 @@ from attrs import Factory, define, field, frozen
 from actors.kit.calls import Answer, mailbox
 from actors.processor import processor
 from actors.text.model import TextModel, load
-from actors.text.prompts import Limits
+from actors.text.prompts import PromptLimits
 from protocol.dialects.http import Model
 from protocol.errors import EngineLost
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GrammarKind, Started, Tokens, Usage
 from protocol.model_folder import FILES
-from supervisor.gateway.admission import Gate
-from supervisor.gateway.gateway import Door, DoorLimits
-from supervisor.gateway.requests import Asking, Served
+from supervisor.gateway.admission import AdmissionGate
+from supervisor.gateway.gateway import Gateway, GatewayLimits
+from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import gateway
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.fake_engine import logprob_at
 
 FOLDER = Path(__file__).parents[2] / "examples" / "tiny"
-load_at_noon = partial(load, strftime=lambda form: time.strftime(form, time.gmtime(43_200)))
-TINY: TextModel = load_at_noon({name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()})
+load_with_fixed_clock = partial(load, strftime=lambda form: time.strftime(form, time.gmtime(43_200)))
+TINY: TextModel = load_with_fixed_clock(
+    {name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()}
+)
 INFO = EngineInfo("fake", "1", 512, 2048, 65_536, 2048, 16, 16, honours_seed=False, grammars=tuple(GrammarKind))
 LINE = "The oak is old, wörld. 日本 🙂 "
 SECRET = "quetzalcoatl"  # put into prompts and answers, and looked for in logs
@@ -97,12 +99,12 @@ class Worker:
 class Rig:
     """A running gateway, and what is behind it."""
 
-    door: Door
+    door: Gateway
     worker: Worker
     metrics: Metrics
     port: int = 0
     ready: list[str] = Factory(list)  # why it is not, while there is a reason
-    limits: list[Limits | None] = field(factory=lambda: [Limits(INFO, 2048, 2048)])
+    limits: list[PromptLimits | None] = field(factory=lambda: [PromptLimits(INFO, 2048, 2048)])
 
     _streams: list[trio.SocketStream] = Factory(list)
 
@@ -145,8 +147,8 @@ async def rig(
     asked, inbox = mailbox(requests_max)
     numbers = count(1)
     unready: list[str] = []
-    known: list[Limits | None] = [Limits(INFO, 2048, 2048)]
-    served = Served(lambda: Model("tiny", 7, "tiny", 2048, honours_seed=False), asked, lambda: 2048)
+    known: list[PromptLimits | None] = [PromptLimits(INFO, 2048, 2048)]
+    served = ServedModel(lambda: Model("tiny", 7, "tiny", 2048, honours_seed=False), asked, lambda: 2048)
 
     def why() -> str | None:
         return unready[0] if unready else None
@@ -159,10 +161,10 @@ async def rig(
         await trio.lowlevel.checkpoint()
         return function()
 
-    door = Door(
-        asking=Asking({"tiny": served}, metrics, first_token_s, total_s),
-        gate=Gate(requests_max, admit_s, waiting_max, why),
-        limits=attrs.evolve(DoorLimits(), **limits),
+    door = Gateway(
+        asking=RequestRunner({"tiny": served}, metrics, first_token_s, total_s),
+        gate=AdmissionGate(requests_max, admit_s, waiting_max, why),
+        limits=attrs.evolve(GatewayLimits(), **limits),
         names=frozenset({"127.0.0.1", "::1", "localhost"}),
         unready=why,
         metrics_text=metrics_text,
@@ -364,7 +366,7 @@ def create(said: str = "n=5", **fields) -> dict[str, object]:
 async def at_rest(made: Rig) -> None:
     """Wait until nothing is left of any client."""
     with trio.fail_after(10):
-        await made.door.wait_left()
+        await made.door.wait_closed()
         await made.door.gate.wait_empty()
         while made.worker.running:  # noqa: ASYNC110  # a fake has no event for it
             await trio.sleep(0.01)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.rig.cluster import free_ports
-from bench.rig.node import MARK, ROOT, Node, Seen, started
+from bench.rig.node import MARK, ROOT, Node, ProcessEntry, started
 
 SIMULATED = """\
 [node.front]
@@ -56,7 +56,7 @@ kv_tokens_max = 65536
 
 
 @contextmanager
-def launched(folder: Path, cluster: str, port: int, *arguments: str) -> Iterator[Node]:
+def running_launcher(folder: Path, cluster: str, port: int, *arguments: str) -> Iterator[Node]:
     """Start `cluster` as one launcher and its nodes; its gateway will listen at `port`."""
     tmp, file = folder / "t", folder / "cluster.toml"
     tmp.mkdir(exist_ok=True)
@@ -78,7 +78,7 @@ def at_free_ports(text: str, *ports: int) -> tuple[str, list[int]]:
     return re.sub("|".join(free), lambda old: str(free[old.group()]), text), list(free.values())
 
 
-def operate(of: Node, *arguments: str, temporary: Path | None = None) -> tuple[int, str]:
+def run_cli(of: Node, *arguments: str, temporary: Path | None = None) -> tuple[int, str]:
     """Run an operator's command on a cluster, and return its exit code and what it printed.
 
     A node that does not listen is asked by its socket only where `temporary` is the folder that it runs below.
@@ -98,7 +98,7 @@ def operate(of: Node, *arguments: str, temporary: Path | None = None) -> tuple[i
 
 def seen(of: Node) -> dict[str, dict[str, Any]]:
     """Return what an operator sees of each node of a launcher's cluster."""
-    every: dict[str, dict[str, Any]] = json.loads(operate(of, "status", "--json")[1])["nodes"]
+    every: dict[str, dict[str, Any]] = json.loads(run_cli(of, "status", "--json")[1])["nodes"]
     return every
 
 
@@ -108,12 +108,12 @@ def lines(of: Node) -> list[dict[str, Any]]:
     return [json.loads(text) for text in whole if text.startswith("{")]  # the others are for a person who looks on
 
 
-def told(of: Node, event: str, **given: object) -> list[dict[str, Any]]:
+def events_logged(of: Node, event: str, **given: object) -> list[dict[str, Any]]:
     """Return the lines of the log that tell of an event, with these fields."""
     return [each for each in lines(of) if each["event"] == event and given.items() <= each.items()]
 
 
-def nodes(of: Node) -> dict[str, Seen]:
+def nodes(of: Node) -> dict[str, ProcessEntry]:
     """Return the processes of a launcher's nodes that live, by name."""
     living = {seen.command.split("--node ")[1].split()[0]: seen for seen in of.alive() if "--launched" in seen.command}
     return dict(sorted(living.items()))

@@ -9,24 +9,24 @@ from itertools import count
 import trio
 from attrs import Factory, define, field
 
-from actors.kit.calls import Bugs, mailbox
+from actors.kit.calls import BugCounter, mailbox
 from protocol.cluster import Leg, Offer
 from protocol.frames import VERSION, Hello, encode
 from protocol.greeting import Greeter
 from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.mesh import Links
-from supervisor.cluster.workers import Here
+from supervisor.cluster.mesh import Mesh
+from supervisor.cluster.workers import LocalWorker
 from supervisor.config.load import ClusterSection
 from supervisor.links import websocket
-from supervisor.supervision.registration import Plug
+from supervisor.supervision.registration import Registration
 from tests.rig.fake_engine import generate
 
 QUICK = ClusterSection(
     name="grove", beat_s=0.1, silent_s=0.5, greet_s=1.0, tell_s=0.01, retry_min_s=0.02, retry_max_s=0.2
 )
 SECRET = b"a secret that is long enough to be one"
-LOOPBACK = "127.0.0.1"
+LOOPBACK_HOSTS = "127.0.0.1"
 WITHIN_S = 5.0
 UPGRADE = (
     b"GET /link HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
@@ -42,12 +42,12 @@ class Node:
     section: ClusterSection = QUICK
     secret: bytes = SECRET
     port: int | None = 0
-    host: str = LOOPBACK
+    host: str = LOOPBACK_HOSTS
     tls: object = None
     join: tuple[str, ...] = ()
     step_s: float = 0.0
     directory: Directory = field(init=False)
-    links: Links = field(init=False)
+    links: Mesh = field(init=False)
     asked: list[str] = Factory(list)
     freed: list[str] = Factory(list)
     scope: trio.CancelScope = Factory(trio.CancelScope)
@@ -57,27 +57,27 @@ class Node:
         self.directory = Directory(self.name)
         address, self._inbox = mailbox(8)
         offer = Offer(f"{self.name}-0", "oak", Leg.BOTH, 8, up=False)
-        plug = Plug(self.directory.changed)
-        self.directory.here[offer.name] = Here(
+        plug = Registration(self.directory.changed)
+        self.directory.here[offer.name] = LocalWorker(
             self.name, offer, address, plug, self.directory.changed, self._inbox, self.directory
         )
         numbers = count(1)
-        self.links = Links(
+        self.links = Mesh(
             name=self.name,
             section=self.section,
             directory=self.directory,
             serves={(offer.name, Generate): self.directory.here[offer.name]},
-            listen=None if self.port is None else websocket.At(self.host, self.port),
+            listen=None if self.port is None else websocket.Endpoint(self.host, self.port),
             secret=self.secret,
             new_nonce=lambda: f"{id(self)} {next(numbers)}".encode().ljust(32),
             chance=random.Random(self.name),
             tls=self.tls,
-            join=tuple(map(websocket.At.read, self.join)),
+            join=tuple(map(websocket.Endpoint.read, self.join)),
         )
 
     @property
     def at(self):
-        return f"{LOOPBACK}:{self.links.port}"
+        return f"{LOOPBACK_HOSTS}:{self.links.port}"
 
     def knows(self, *others):
         for other in others:
@@ -101,11 +101,11 @@ class Node:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._serve)
                 plug = self.directory.here[f"{self.name}-0"].plug
-                with plug.offering(Engine()):
+                with plug.publish(Engine()):
                     await self.links.run(task_status=task_status)
 
     async def _serve(self):
-        bugs = Bugs()
+        bugs = BugCounter()
 
         async def one(call):
             with call.answering(bugs) as answer:
@@ -141,7 +141,7 @@ class Engine:
 
 
 @asynccontextmanager
-async def grove(*nodes, know=True):
+async def linked_nodes(*nodes, know=True):
     """Run nodes that all know each other."""
     async with trio.open_nursery() as nursery:
         for node in nodes:
@@ -167,9 +167,9 @@ async def all_linked(*nodes):
 
 
 @asynccontextmanager
-async def stranger(node, data=b""):
+async def raw_connection(node, data=b""):
     """A connection to a node that has said `data`; what is to come after an upgrade waits for that."""
-    stream = await trio.open_tcp_stream(LOOPBACK, node.links.port)
+    stream = await trio.open_tcp_stream(LOOPBACK_HOSTS, node.links.port)
     async with stream:
         if data.startswith(UPGRADE):
             await stream.send_all(UPGRADE)
@@ -198,7 +198,7 @@ async def ended(stream, within_s=WITHIN_S):
             said += data
 
 
-async def as_peer(node, name, say, *, hello=True):
+async def handshake_as_peer(node, name, say, *, hello=True):
     """Be a node that greets another as it should, and then says what it likes; return what the other said at last."""
     numbers = count()
     greeter = Greeter("dials", "grove", name, SECRET, f"{name} {next(numbers)} nonce".encode().ljust(32))
@@ -215,5 +215,5 @@ async def as_peer(node, name, say, *, hello=True):
                 heard.append(data)
         assert not patience.cancelled_caught, "the link was kept"
 
-    await websocket.dial(websocket.At(LOOPBACK, node.links.port), None, 1.0, talk)
+    await websocket.dial(websocket.Endpoint(LOOPBACK_HOSTS, node.links.port), None, 1.0, talk)
     return b"".join(heard)

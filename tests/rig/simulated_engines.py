@@ -11,7 +11,7 @@ import trio
 from actors.engines.port import Generation
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.rendezvous_rooms import Meetings
+from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.messages import Finished, Generate, Sampling, Started, Tokens
 
@@ -27,10 +27,10 @@ def spec(**changes) -> SimulatedSpec:
 
 @asynccontextmanager
 async def running(
-    made: SimulatedSpec | None = None, lines=(), seed: int = 0, meetings: Meetings | None = None
+    made: SimulatedSpec | None = None, lines=(), seed: int = 0, meetings: RendezvousRooms | None = None
 ) -> AsyncIterator[SimulatedEngine]:
     """Run an engine for the body."""
-    engine = SimulatedEngine(made or spec(), random.Random(seed), lines, meetings=meetings or Meetings())
+    engine = SimulatedEngine(made or spec(), random.Random(seed), lines, rendezvous_rooms=meetings or RendezvousRooms())
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine

@@ -14,12 +14,12 @@ from actors.decode import Deadlines, decode
 from actors.engines.port import Engine
 from actors.engines.sglang.adapter import SglangEngine
 from actors.kit.calls import Address
-from actors.kit.priority_inbox import Queue, queue
+from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GetInfo, Tokens, Usage
 from protocol.peer import Peer
 from supervisor.links.link import Link
-from supervisor.supervision.registration import Plug
+from supervisor.supervision.registration import Registration
 from supervisor.supervision.supervise import Happening, supervise
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 from tests.rig.fake_engine import Costs, FakeHost, generate, whole
@@ -31,7 +31,7 @@ LONG_S = 30.0  # longer than every deadline of the system together
 
 
 @define(eq=False)
-class World:
+class SmallSystem:
     """Everything a test may look at, or break."""
 
     rng: random.Random | None = None
@@ -46,9 +46,9 @@ class World:
     starts_fail: bool = False
     never_up: dict[int, str] = Factory(dict)  # by number, how the starts of an engine end: they fail, or hang
     address: Address = field(init=False)
-    inbox: Queue = field(init=False)
-    front: Plug[Link] = field(factory=Plug)
-    engines: list[Plug[Engine]] = Factory(list)
+    inbox: PriorityInbox = field(init=False)
+    front: Registration[Link] = field(factory=Registration)
+    engines: list[Registration[Engine]] = Factory(list)
     hosts: dict[int, FakeHost] = Factory(dict)
     lines: dict[int, Link] = Factory(dict)
     wires: dict[str, SimTransport] = Factory(dict)
@@ -59,8 +59,8 @@ class World:
     over: trio.Event = field(factory=trio.Event)
 
     def __attrs_post_init__(self) -> None:
-        self.address, self.inbox = queue(max(1, self.inbox_size), lambda _: 0)
-        self.engines = [Plug() for _ in range(self.workers)]
+        self.address, self.inbox = priority_inbox(max(1, self.inbox_size), lambda _: 0)
+        self.engines = [Registration() for _ in range(self.workers)]
 
     @property
     def tree(self) -> Tree:
@@ -103,7 +103,7 @@ class World:
                 nursery.start_soon(self.server.run, name="front.server")
                 nursery.start_soon(asker.run, name="front.asker")
                 await asker.wait_ready()
-                with self.front.offering(asker):
+                with self.front.publish(asker):
                     task_status.started()
                     await trio.sleep_forever()
         except* PeerLost:
@@ -116,7 +116,7 @@ class World:
             raise StartFailed("it does not start")
         near, far = self.pair(f"line {number}")
         host = self.hosts[number] = self.host_of(far, self.costs)
-        link = self.lines[number] = Link(near, Peer("node", serves_max=0), lost_as=EngineLost)
+        link = self.lines[number] = Link(near, Peer("node", serves_max=0), lost_error=EngineLost)
         async with trio.open_nursery() as nursery:
 
             async def carry() -> None:
@@ -131,7 +131,7 @@ class World:
                 async with link.ask(GetInfo(), 0) as answer:
                     info = await answer.result()
                 assert isinstance(info, EngineInfo)
-                with self.engines[number].offering(SglangEngine(link, info)):
+                with self.engines[number].publish(SglangEngine(link, info)):
                     task_status.started()
                     await trio.sleep_forever()
         raise EngineDied("it crashed")
@@ -228,7 +228,7 @@ class World:
 
 
 @asynccontextmanager
-async def living(world: World) -> AsyncIterator[World]:
+async def living(world: SmallSystem) -> AsyncIterator[SmallSystem]:
     """Run the world for the body, and end it in order."""
     async with trio.open_nursery() as nursery:
 

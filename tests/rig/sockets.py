@@ -11,7 +11,7 @@ def said(events):
     return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
 
 
-async def upgraded(made, **headers):
+async def websocket_client(made, **headers):
     client = await made.client()
     assert (await client.upgrade(**headers)).status == 101
     return client

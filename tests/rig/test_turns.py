@@ -7,7 +7,7 @@ import time
 import pytest
 import trio
 
-from supervisor.gateway.requests import Asking
+from supervisor.gateway.requests import RequestRunner
 from supervisor.node.node import _pulses
 from tests.rig.turn_cost import COST_MAX, TurnTooLong
 from tests.rig.turns import TURN_CPU_MAX_S, cpu_watched
@@ -66,9 +66,9 @@ def find(self, model):
 
 def costing(monkeypatch, times):
     """Run a seed that is counted, in which each request calls so many functions in one turn, and not the simulator's."""
-    planted = {"times": times, "plain": Asking.find}
+    planted = {"times": times, "plain": RequestRunner.find}
     exec(compile(PLANTED, "planted", "exec"), planted)
-    monkeypatch.setattr(Asking, "find", planted["find"])
+    monkeypatch.setattr(RequestRunner, "find", planted["find"])
     run_seed.__wrapped__(0)
 
 

@@ -21,7 +21,7 @@ from protocol.dialects.completions import CompletionRequest
 from protocol.dialects.responses import Create, CreateHttp
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
-from supervisor.telemetry.loop_monitor import function_of
+from supervisor.telemetry.loop_monitor import task_function
 from tests.rig.turns import ROOT, is_product
 
 COST_MAX = 10_000  # of one turn, some 4 ms: a call takes 0.4 microseconds, with all that is done between two of them
@@ -74,7 +74,7 @@ class Costs(trio.abc.Instrument):
         sys.setprofile(None)
         spent, self._spent = self._spent(), int
         if spent:
-            name = function_of(task)
+            name = task_function(task)
             self.dearest[name] = max(spent, self.dearest.get(name, 0))
 
     def check(self, cost_max: int = COST_MAX) -> None:

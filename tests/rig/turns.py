@@ -13,7 +13,7 @@ from pathlib import Path
 
 import trio
 
-from supervisor.telemetry.loop_monitor import function_of, waits_in
+from supervisor.telemetry.loop_monitor import await_chain, task_function
 
 ROOT = Path(__file__).parents[2]
 ROOMS = tuple(str(ROOT / room) for room in ("protocol", "actors", "supervisor"))
@@ -35,7 +35,7 @@ class CpuTurns(trio.abc.Instrument):
         took_s = time.thread_time() - self._began
         if took_s > self.max_s and is_product(task):
             self.exceeded.append(
-                f"{function_of(task)} took {took_s:.3f} s of CPU in one turn; it is in {waits_in(task)}"
+                f"{task_function(task)} took {took_s:.3f} s of CPU in one turn; it is in {await_chain(task)}"
             )
 
     def collected(self, phase: str, _: dict[str, int]) -> None:

@@ -21,19 +21,19 @@ import trio
 from attrs import define, field
 from trio.testing import MockClock
 
-from actors.kit.priority_inbox import queue
+from actors.kit.priority_inbox import priority_inbox
 from actors.routing.load import least_loaded
-from actors.routing.route import Limits, Need, Routing
+from actors.routing.route import FailoverLimits, Routing, TokenDemand
 from protocol.cluster import Leg, Offer
 from protocol.messages import EngineInfo
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.mesh import Links
-from supervisor.cluster.workers import Here
+from supervisor.cluster.mesh import Mesh
+from supervisor.cluster.workers import LocalWorker
 from supervisor.config.load import ClusterSection
-from supervisor.links.websocket import At
-from supervisor.supervision.registration import Plug
-from tests.system.simulator.node_network import Net
+from supervisor.links.websocket import Endpoint
+from supervisor.supervision.registration import Registration
+from tests.system.simulator.node_network import NodeNetwork
 
 MODEL, SLOTS, FRONT = "oak", 8, "front"
 CHANGES = 10  # of a worker's load a second, while it is busy
@@ -42,10 +42,10 @@ NETWORK = {"delay_s": 0.0, "piece_max": 65536, "room": 1 << 20}
 
 
 @define(eq=False)
-class _Links(Links):
-    net: Net = field(kw_only=True)
+class _Links(Mesh):
+    net: NodeNetwork = field(kw_only=True)
 
-    async def _listen(self, nursery: trio.Nursery, at: At) -> None:
+    async def _listen(self, nursery: trio.Nursery, at: Endpoint) -> None:
         self.directory.address = str(at)
         self.net.listening[str(at)] = self.name, partial(nursery.start_soon, self._accepted)
 
@@ -90,15 +90,15 @@ class _Engine:
         self.info = info
 
 
-def node(net: Net, name: str, stack: ExitStack) -> Links:
+def node(net: NodeNetwork, name: str, stack: ExitStack) -> Mesh:
     """Return a node's links; but for the gateway's it has one worker."""
     routes = name == FRONT
     directory = Directory(name, routes=routes, must_meet=frozenset({FRONT} - {name}))
     if not routes:
-        address, inbox = queue(64, lambda _: 0)
-        offer, plug = Offer(f"{MODEL}-{name}", MODEL, Leg.BOTH, SLOTS, up=False), Plug(directory.changed)
-        directory.here[offer.name] = Here(name, offer, address, plug, directory.changed, inbox, directory)
-        stack.enter_context(plug.offering(_Engine(INFO)))
+        address, inbox = priority_inbox(64, lambda _: 0)
+        offer, plug = Offer(f"{MODEL}-{name}", MODEL, Leg.BOTH, SLOTS, up=False), Registration(directory.changed)
+        directory.here[offer.name] = LocalWorker(name, offer, address, plug, directory.changed, inbox, directory)
+        stack.enter_context(plug.publish(_Engine(INFO)))
         directory.expect(FRONT, f"{FRONT}:7400")
     numbers = count()
     return _Links(
@@ -106,7 +106,7 @@ def node(net: Net, name: str, stack: ExitStack) -> Links:
         section=ClusterSection(),
         directory=directory,
         serves={},
-        listen=At(name, 7400),
+        listen=Endpoint(name, 7400),
         secret=b"x" * 32,
         new_nonce=lambda: f"{name} {next(numbers)}".encode().ljust(32),
         chance=random.Random(name),
@@ -121,7 +121,7 @@ INFO = EngineInfo("simulated", "1", 1000, 4096, 65536, 4096, SLOTS, 16, honours_
 
 async def measured(many: int) -> dict[str, float]:
     """Return the costs of a cluster of so many workers."""
-    net, found = Net(random.Random(1), NETWORK), dict[str, float]()
+    net, found = NodeNetwork(random.Random(1), NETWORK), dict[str, float]()
     with ExitStack() as stack:
         names = [FRONT, *(f"w{number:04d}" for number in range(many))]
         nodes = [node(net, name, stack) for name in names]
@@ -152,7 +152,7 @@ async def measured(many: int) -> dict[str, float]:
 
 
 async def _period(
-    what: str, asker: str | None, nodes: list[Links], heres: list[tuple[Links, Here]], steps: Steps
+    what: str, asker: str | None, nodes: list[Mesh], heres: list[tuple[Mesh, LocalWorker]], steps: Steps
 ) -> dict[str, float]:
     front, workers = nodes[0], nodes[1:]
     before, began = _bytes(front), time.process_time()
@@ -174,21 +174,23 @@ async def _period(
     }
 
 
-def _bytes(links: Links) -> int:
+def _bytes(links: Mesh) -> int:
     live = (carried.link.traffic for carried in links._carried.values())
     return sum(each.bytes_sent + each.bytes_received for each in live)
 
 
 def _routing(directory: Directory, found: dict[str, float]) -> None:
     numbers = count(1)
-    routing = Routing(directory.pool(MODEL), least_loaded, Limits(), partial(next, numbers), str, 0, frozenset())
+    routing = Routing(
+        directory.pool(MODEL), least_loaded, FailoverLimits(), partial(next, numbers), str, 0, frozenset()
+    )
     routing.ranked = partial(directory.ranked, MODEL)
     rounds, began = 200, time.process_time()
     for _ in range(rounds):
         assert engine_control.never_ready(directory, (MODEL,)) is None
-        assert engine_control.limits(directory, MODEL, 4096) is not None
-        engine_control.longest(directory, MODEL)
-        route = routing.choose(Need(100, 200))
+        assert engine_control.request_limits(directory, MODEL, 4096) is not None
+        engine_control.request_tokens_max(directory, MODEL)
+        route = routing.choose(TokenDemand(100, 200))
         assert route is not None
         route.end()
     found["a routing decision, ms"] = 1000 * (time.process_time() - began) / rounds

@@ -21,7 +21,7 @@ from statistics import median
 import trio
 from attrs import define, field
 
-from actors.kit.calls import Bugs, Call, mailbox
+from actors.kit.calls import BugCounter, Call, mailbox
 from protocol.errors import PeerLost
 from protocol.greeting import Greeter
 from protocol.messages import Embedded, Finished, FinishReason, Generate, GetInfo, Sampling, Started, Tokens, Usage
@@ -29,7 +29,7 @@ from protocol.peer import Peer
 from protocol.tensors import Dtype, Tensor
 from supervisor.links import websocket
 from supervisor.links.encoding import TOKEN_IDS
-from supervisor.links.heartbeat import Heart
+from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import Link
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ async def say_tokens(inbox: trio.MemoryReceiveChannel[Call[Generate, Started | T
                 answer.put(Tokens([now_us()]), 1)
             answer.end(Finished(FinishReason.LENGTH, Usage(1, most)))
 
-    bugs = Bugs()
+    bugs = BugCounter()
     async with trio.open_nursery() as nursery:
         async for call in inbox:
             nursery.start_soon(one, call)
@@ -82,7 +82,7 @@ async def say_tokens(inbox: trio.MemoryReceiveChannel[Call[Generate, Started | T
 
 async def give_tensors(inbox: trio.MemoryReceiveChannel[Call[GetInfo, Embedded, None]], size: int) -> None:
     """Answer each request with one tensor of `size` bytes."""
-    bugs, tensor = Bugs(), Tensor(Dtype.UINT8, (size,), memoryview(bytes(size)))
+    bugs, tensor = BugCounter(), Tensor(Dtype.UINT8, (size,), memoryview(bytes(size)))
     async for call in inbox:
         with call.answering(bugs) as answer:
             answer.put(Embedded((tensor,)), 1)
@@ -95,13 +95,13 @@ async def serve(size: int) -> None:
     tensors, tensors_inbox = mailbox(1)
     serves = {(TOKENS, Generate): tokens, (TENSORS, GetInfo): tensors}
 
-    async def talk(wire: websocket.Wire) -> None:
+    async def talk(wire: websocket.WebSocketTransport) -> None:
         await websocket.greet(wire, Greeter("listens", CLUSTER, LISTENS, b"", bytes(32), None), GREET_S)
         with suppress(PeerLost):
-            await Link(wire, Peer(LISTENS, serves_max=2 * STREAMS), serves, heart=Heart()).run()
+            await Link(wire, Peer(LISTENS, serves_max=2 * STREAMS), serves, heart=Heartbeat()).run()
 
     async def accepted(stream: trio.SocketStream) -> None:
-        await websocket.accepted(stream, None, GREET_S, talk)
+        await websocket.accept(stream, None, GREET_S, talk)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(say_tokens, tokens_inbox)
@@ -149,9 +149,9 @@ async def linked(port: int) -> AsyncIterator[Link]:
     made: list[Link] = []
     up, over = trio.Event(), trio.Event()
 
-    async def talk(wire: websocket.Wire) -> None:
+    async def talk(wire: websocket.WebSocketTransport) -> None:
         await websocket.greet(wire, Greeter("dials", CLUSTER, DIALS, b"", bytes(range(32)), LISTENS), GREET_S)
-        made.append(Link(wire, Peer(DIALS, serves_max=1), heart=Heart()))
+        made.append(Link(wire, Peer(DIALS, serves_max=1), heart=Heartbeat()))
         async with trio.open_nursery() as nursery:
             await nursery.start(made[0].run)
             up.set()
@@ -159,7 +159,7 @@ async def linked(port: int) -> AsyncIterator[Link]:
             nursery.cancel_scope.cancel(reason="all is measured")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(websocket.dial, websocket.At("127.0.0.1", port), None, GREET_S, talk)
+        nursery.start_soon(websocket.dial, websocket.Endpoint("127.0.0.1", port), None, GREET_S, talk)
         await up.wait()
         yield made[0]
         over.set()

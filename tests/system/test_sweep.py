@@ -11,32 +11,32 @@ import trio
 
 from protocol.errors import ActorLost, EngineLost, LinkLost
 from tests.rig.fake_engine import Costs, generate
-from tests.rig.small_system import World, living
+from tests.rig.small_system import SmallSystem, living
 from tests.system.simulator import counting, simulate, tasks
 
 STEPS_MAX = 2000
 
 
-def leave(_: World, victim: trio.CancelScope) -> None:
+def leave(_: SmallSystem, victim: trio.CancelScope) -> None:
     victim.cancel(reason="sweep")
 
 
-def cut_the_front(world: World, _: trio.CancelScope) -> None:
+def cut_the_front(world: SmallSystem, _: trio.CancelScope) -> None:
     world.wires["front"].cut()
 
 
-def cut_the_line(world: World, _: trio.CancelScope) -> None:
+def cut_the_line(world: SmallSystem, _: trio.CancelScope) -> None:
     world.wires["line 0"].cut()
 
 
-def crash_the_host(world: World, _: trio.CancelScope) -> None:
+def crash_the_host(world: SmallSystem, _: trio.CancelScope) -> None:
     world.hosts[0].crash()
 
 
-async def sweep_one(rng, step: int, act: Callable[[World, trio.CancelScope], None], tokens_max: int):
+async def sweep_one(rng, step: int, act: Callable[[SmallSystem, trio.CancelScope], None], tokens_max: int):
     """Do `act` just before the step; return whether that came before the victim had ended."""
     costs = Costs(slots=1, step_s=0.05, prefill_s=0.01, release_s=0.03)
-    async with living(World(costs=costs, inbox_size=1, streams=3)) as world:
+    async with living(SmallSystem(costs=costs, inbox_size=1, streams=3)) as world:
         victim, submitted = trio.CancelScope(), []
 
         async def ask(name, scope):
@@ -72,7 +72,7 @@ async def sweep_one(rng, step: int, act: Callable[[World, trio.CancelScope], Non
 
 async def stop_one(rng, step: int):
     """End the whole tree just before the step; return whether that came before its clients had ended."""
-    async with living(World(costs=Costs(slots=1, step_s=0.05, release_s=0.03), inbox_size=1, streams=3)) as world:
+    async with living(SmallSystem(costs=Costs(slots=1, step_s=0.05, release_s=0.03), inbox_size=1, streams=3)) as world:
         ended = []
 
         async def ask(name):

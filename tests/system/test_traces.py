@@ -13,19 +13,19 @@ from actors.kit.calls import Address
 from protocol import codec, frames
 from protocol.errors import EngineLost, EngineRefused
 from protocol.frames import Open
-from protocol.trace import Trace, span_after
-from supervisor.cluster.workers import There
+from protocol.trace import Trace, child_span
+from supervisor.cluster.workers import RemoteWorker
 from tests.actors import test_decode, test_router
 from tests.actors.test_router import Fake, Play, pair, routed
 from tests.rig.fake_engine import Costs, FakeEngine, generate
 from tests.rig.gateway import Worker, at_rest, chat, create, head, post, rig
-from tests.rig.nodes import Node, all_linked, as_peer, grove, until
-from tests.rig.sockets import upgraded
+from tests.rig.nodes import Node, all_linked, handshake_as_peer, linked_nodes, until
+from tests.rig.sockets import websocket_client
 
 ID, SPAN, OWN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "0123456789abcdef" * 2
 PARENT = f"00-{ID}-{SPAN}-01"
 ASKER = Trace(ID, SPAN)
-GATEWAY = span_after(ASKER, OWN)  # the gateway's span
+GATEWAY = child_span(ASKER, OWN)  # the gateway's span
 
 
 @define(eq=False)
@@ -114,7 +114,7 @@ async def test_a_bug_is_logged_with_its_trace(lines, monkeypatch):
 
 async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upgrade(lines):
     async with rig(worker=Keeping()) as made:
-        client = await upgraded(made, traceparent=PARENT)
+        client = await websocket_client(made, traceparent=PARENT)
         for said in ("n=2", "n=3"):
             await client.say(create(said))
             await client.events()
@@ -132,7 +132,7 @@ async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upg
 
 async def test_a_response_that_is_cancelled_while_it_waits_is_a_span_too(lines):
     async with rig(in_flight_max=1) as made:
-        client = await upgraded(made, traceparent=PARENT)
+        client = await websocket_client(made, traceparent=PARENT)
         await client.say(create("n=1000 s=1", stream_id="runs"))
         await client.events("response.in_progress")
         await client.say(create("n=1", stream_id="waits"))
@@ -170,7 +170,7 @@ async def test_whoever_carries_on_is_a_span_of_its_own(autojump_clock):
     assert first[1] != second[1]
 
 
-@pytest.mark.parametrize("trace", [None, span_after(None, OWN), evolve(GATEWAY, sampled=False)])
+@pytest.mark.parametrize("trace", [None, child_span(None, OWN), evolve(GATEWAY, sampled=False)])
 async def test_for_a_trace_that_no_client_keeps_nothing_is_drawn_on_the_way(trace, autojump_clock):
     prefill, decode = pair()
     async with routed(prefill, decode) as world:
@@ -211,7 +211,7 @@ async def test_a_worker_tells_of_its_part_of_a_trace_that_is_followed(
     assert (line.request_id, line.outcome, line.took_s, span(line)) == ("r", outcome, took_s, GATEWAY)
 
 
-@pytest.mark.parametrize("trace", [None, span_after(None, OWN), evolve(GATEWAY, sampled=False)])
+@pytest.mark.parametrize("trace", [None, child_span(None, OWN), evolve(GATEWAY, sampled=False)])
 async def test_of_any_other_request_a_worker_tells_nothing(trace, lines, autojump_clock):
     async with test_decode.working() as worker:
         await asked(worker, evolve(generate("r"), trace=trace))
@@ -223,7 +223,7 @@ async def test_a_bug_of_a_worker_names_the_trace_whoever_began_it(lines, autojum
         def submit(self, request):
             raise ZeroDivisionError
 
-    trace = span_after(None, OWN)
+    trace = child_span(None, OWN)
     async with test_decode.working(engine=Buggy(Costs())) as worker:
         with pytest.raises(test_decode.Internal):
             await asked(worker, evolve(generate("r"), trace=trace))
@@ -238,10 +238,10 @@ async def test_a_bug_of_a_worker_names_the_trace_whoever_began_it(lines, autojum
 async def test_a_trace_crosses_a_link_as_it_is():
     a, b = Node("a"), Node("b")
     there, wanted = [], evolve(generate("a" * 32), trace=evolve(GATEWAY, state="a=b"))
-    async with grove(a, b):
+    async with linked_nodes(a, b):
         await all_linked(a, b)
         here = b.directory.here["b-0"].address
-        (worker,) = (each for each in a.directory.workers("oak") if isinstance(each, There))
+        (worker,) = (each for each in a.directory.workers("oak") if isinstance(each, RemoteWorker))
         b.directory.here["b-0"].address = Noting(here, there)
         async with worker.ask(wanted, wanted.sampling.tokens_max) as replies:
             await replies.result()
@@ -252,13 +252,13 @@ async def test_a_trace_crosses_a_link_as_it_is():
 async def test_a_node_that_lies_about_a_trace_is_cut_off_and_asks_nobody(lines):
     a, b = Node("a"), Node("b")
     lie = codec.encode(evolve(generate(), trace=GATEWAY)).replace(ID.encode(), b"\n" * 32)
-    async with grove(a, b):
+    async with linked_nodes(a, b):
         await all_linked(a, b)
 
         async def say(wire):
             await wire.send_all(frames.encode(Open(1, lie, 1, "a-0")))
 
-        await as_peer(a, "x", say)
+        await handshake_as_peer(a, "x", say)
         await until(lambda: lines("no link"))
         assert a.linked == {"b"}
     (line,) = lines("no link")

@@ -9,7 +9,7 @@ from attrs import define, field
 
 from actors.engines.port import Generation
 from actors.engines.request_check import check
-from actors.kit.calls import Answer, Asks
+from actors.kit.calls import Answer, Askable
 from protocol.codec import Message
 from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Ping
 
@@ -17,7 +17,7 @@ LOOKS = 4  # in the time that an engine may be silent
 CONTROLS_MAX = 4  # asked at a time: the host keeps some streams for them, and the others are for requests
 
 
-class HostLink(Asks[Message, Message, Message], Protocol):
+class HostLink(Askable[Message, Message, Message], Protocol):
     """What this needs of the link to its host."""
 
     def open(self, request: Message, credit: int) -> tuple[int, Answer[Message, Message]]:

@@ -14,10 +14,10 @@ from protocol.strict.checks import Within
 START_FAILED = "start_failed"
 """The code of the Bye of a host whose engine could not start."""
 
-STEP_MS, BYTES_MAX = "ESPALIER_GRAMMAR_STEP_MS", "ESPALIER_GRAMMAR_BYTES_MAX"
+GRAMMAR_STEP_MS, BYTES_MAX = "ESPALIER_GRAMMAR_STEP_MS", "ESPALIER_GRAMMAR_BYTES_MAX"
 """The variables by which an engine's scheduler knows its limits for grammars."""
 
-TOO_SLOW = "the grammar takes too long for a token"
+GRAMMAR_TOO_SLOW = "the grammar takes too long for a token"
 """How the error begins that ends a request in the scheduler because of its grammar."""
 
 Setting: TypeAlias = str | int | float | bool | list[str | int] | None
@@ -31,12 +31,12 @@ ALWAYS: dict[str, Setting] = {
     "host": "127.0.0.1",
     "log_level": "warning",
 }
-CHUNK_ON_CPU = 256  # an abort waits for the piece that is being computed: some 20 ms
+CPU_PREFILL_CHUNK = 256  # an abort waits for the piece that is being computed: some 20 ms
 ON_CPU: dict[str, Setting] = {
     "device": "cpu",
     "attention_backend": "torch_native",
     "disable_cuda_graph": True,
-    "chunked_prefill_size": CHUNK_ON_CPU,
+    "chunked_prefill_size": CPU_PREFILL_CHUNK,
     "mem_fraction_static": 0.1,
 }
 ENVIRONMENT = {
@@ -80,7 +80,7 @@ class GrammarLimits:
 
 
 @frozen
-class EngineSpec:
+class SglangSpec:
     """One engine as its operator described it; sizes in tokens."""
 
     name: str
@@ -107,7 +107,7 @@ class EngineSpec:
 
 
 @frozen
-class Boot:
+class BootMessage:
     """What a host needs to become an engine, or to check grammars for one."""
 
     name: str
@@ -117,7 +117,7 @@ class Boot:
     checks: GrammarLimits | None = None  # of grammars; None: it is an engine
 
 
-def boot(spec: EngineSpec, folder: str) -> Boot:
+def boot(spec: SglangSpec, folder: str) -> BootMessage:
     """Return the boot message of a host that is to live in `folder`."""
     on_cpu = spec.device == "cpu"
     arguments: dict[str, Setting] = {
@@ -142,8 +142,8 @@ def boot(spec: EngineSpec, folder: str) -> Boot:
     if spec.nodes > 1:
         arguments |= {"nnodes": spec.nodes, "node_rank": spec.rank, "dist_init_addr": spec.meet}
     said = {name: value for name, value in arguments.items() if value is not None}
-    limits = {STEP_MS: str(spec.grammars.step_ms), BYTES_MAX: str(spec.grammars.bytes_max)}
-    return Boot(
+    limits = {GRAMMAR_STEP_MS: str(spec.grammars.step_ms), BYTES_MAX: str(spec.grammars.bytes_max)}
+    return BootMessage(
         name=spec.name,
         folder=folder,
         arguments={**ALWAYS, **(ON_CPU if on_cpu else {}), **said, **spec.settings},
@@ -152,7 +152,7 @@ def boot(spec: EngineSpec, folder: str) -> Boot:
     )
 
 
-def _beside_others(spec: EngineSpec) -> dict[str, str]:
+def _beside_others(spec: SglangSpec) -> dict[str, str]:
     """Return the variables of an engine's host that others must find."""
     if spec.nodes == 1 and spec.leg is Leg.BOTH:
         return {}
@@ -176,4 +176,4 @@ def environment(device: str) -> dict[str, str]:
 
 
 encode = msgspec.json.Encoder().encode
-decode = msgspec.json.Decoder(Boot).decode
+decode = msgspec.json.Decoder(BootMessage).decode

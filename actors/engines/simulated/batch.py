@@ -22,11 +22,11 @@ from attrs import Factory, define, field, frozen
 
 from actors.engines.simulated.faults import Chance, Faults
 from actors.engines.simulated.kv_memory import Lease, Memory, chain, packed, root
-from actors.engines.simulated.output import Speech, Voice
-from actors.engines.simulated.rendezvous_rooms import Meetings
+from actors.engines.simulated.output import OutputGenerator, OutputSequence
+from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.cluster import Leg
-from protocol.errors import EngineRefused, Left, RequestError
+from protocol.errors import AskerLeft, EngineRefused, RequestError
 from protocol.messages import EngineLoad, Finished, FinishReason, Generate, Logprob, Usage
 
 
@@ -48,7 +48,7 @@ class _Held:
 
     request: Generate
     digests: list[bytes] | None = None  # of the prompt's full pages, once somebody wanted to know
-    voice: Voice | None = None
+    voice: OutputSequence | None = None
     lease: Lease | None = None
     cached: int = 0
     computed: int = 0  # tokens of the prompt
@@ -85,10 +85,10 @@ class Batch:
     """The scheduler of one engine."""
 
     spec: SimulatedSpec
-    speech: Speech
+    speech: OutputGenerator
     chance: Chance
     faults: Faults = field(default=Faults())
-    meetings: Meetings = field(factory=Meetings)
+    rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
     wake: Callable[[], object] = field(default=lambda: None)  # called when a decode has taken what waited for it
     memory: Memory = field(init=False)
     waiting: OrderedDict[str, _Held] = field(init=False, factory=OrderedDict)  # a dict finds its first slowly
@@ -116,7 +116,7 @@ class Batch:
         assert request.id not in self.waiting, "an id that is in use"
         self.waiting[request.id] = held = _Held(request)
         if self.spec.leg is Leg.DECODE:
-            self.meetings.expect(held.room)
+            self.rendezvous_rooms.expect(held.room)
         if self._step is None or self._step.planned_at == now:
             self._news = True
 
@@ -133,7 +133,7 @@ class Batch:
         self._leaving[request_id] = held
         self._news = True
 
-    def suffer(self, faults: Faults) -> None:
+    def inject(self, faults: Faults) -> None:
         """Take other faults; what is on its way ends as it began."""
         self.faults = faults
         self._news = True
@@ -208,7 +208,7 @@ class Batch:
         for held in gone:
             del self._leaving[held.request.id]
             self._drop(held)
-            turn.failed.append((held.request.id, Left("aborted")))
+            turn.failed.append((held.request.id, AskerLeft("aborted")))
 
     def _arrive(self, now: float, turn: Turn) -> None:
         for held in [held for held in self._coming.values() if held.ready_at <= now]:
@@ -266,7 +266,7 @@ class Batch:
             if self.spec.leg is Leg.DECODE:
                 held.ready_at = now + self._elsewhere_s(len(tokens))
                 self._coming[request_id] = held
-                self.meetings.take(held.room)
+                self.rendezvous_rooms.take(held.room)
 
     @property
     def _caches(self) -> bool:
@@ -293,7 +293,7 @@ class Batch:
             self._publish_prompt(held)
             if held.computed < len(held.request.tokens):
                 continue
-            if self.spec.leg is Leg.PREFILL and self.meetings.wait(held.room, partial(self._taken, held)):
+            if self.spec.leg is Leg.PREFILL and self.rendezvous_rooms.wait(held.room, partial(self._taken, held)):
                 self._coming[held.request.id] = held
                 continue
             self._begin(held, turn)
@@ -360,4 +360,4 @@ class Batch:
     def _leave(self, held: _Held) -> None:
         """Let no prefill wait for what this engine does not take."""
         if self.spec.leg is Leg.DECODE:
-            self.meetings.take(held.room)
+            self.rendezvous_rooms.take(held.room)

@@ -12,8 +12,8 @@ from actors.engines.port import Generation
 from actors.engines.request_check import check
 from actors.engines.simulated.batch import Batch, Turn
 from actors.engines.simulated.faults import Chance, Faults
-from actors.engines.simulated.output import Speech
-from actors.engines.simulated.rendezvous_rooms import Meetings
+from actors.engines.simulated.output import OutputGenerator
+from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
 from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded
@@ -28,8 +28,8 @@ class SimulatedEngine:
     It says `lines`, sentences as token ids; without any, ids drawn from its vocabulary. What it says depends on its
     seed, the prompt and, at a temperature above 0, the request's seed or id; of how tokens are to be chosen it heeds no
     more than `logit_bias` of 100 or -100 and beyond: penalties, `top_p` and the like change nothing. `chance` draws
-    the faults and nothing else. A prefill waits until a decode with the same `meetings` has room for what it computed;
-    else each says and takes what it would if they met, whatever becomes of the other. In virtual time everything is the
+    the faults and nothing else. A prefill waits until a decode with the same `rendezvous_rooms` has room for what it
+    computed; else each says and takes what it would if they met, whatever becomes of the other. In virtual time everything is the
     same again when it is asked the same again.
     """
 
@@ -37,7 +37,7 @@ class SimulatedEngine:
     chance: Chance
     lines: Sequence[Sequence[int]] = ()
     digest: Digest = ()  # of the model's folder that it speaks by
-    meetings: Meetings = field(factory=Meetings)
+    rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
     _batch: Batch = field(init=False)
     _info: EngineInfo = field(init=False)
     _answers: dict[str, Generation] = field(init=False, factory=dict)
@@ -51,8 +51,10 @@ class SimulatedEngine:
         if mistakes:
             raise ValueError("; ".join(mistakes))
         self._info = evolve(self.spec.info, digest=self.digest)
-        speech = Speech.of(self.spec, self.lines)
-        self._batch = Batch(self.spec, speech, self.chance, self.spec.faults, self.meetings, self._wake.unpark_all)
+        speech = OutputGenerator.of(self.spec, self.lines)
+        self._batch = Batch(
+            self.spec, speech, self.chance, self.spec.faults, self.rendezvous_rooms, self._wake.unpark_all
+        )
 
     # The port --------------------------------------------------------------------------
 
@@ -112,9 +114,9 @@ class SimulatedEngine:
         """What is wrong with the engine at the moment."""
         return self._batch.faults
 
-    def suffer(self, faults: Faults) -> None:
+    def inject(self, faults: Faults) -> None:
         """Replace what is wrong with the engine; slower steps begin with the next one."""
-        self._batch.suffer(faults)
+        self._batch.inject(faults)
         self._count_down()
         self._wake.unpark_all()
 

@@ -24,7 +24,7 @@ _LENGTH, _SENTENCE, _LOGPROB = range(3)  # what a draw is for, so that draws do 
 
 
 @define(eq=False)
-class Voice:
+class OutputSequence:
     """One answer on its way: its ids without end, and those of them that end it."""
 
     ids: Iterator[int]
@@ -34,21 +34,21 @@ class Voice:
 
 
 @frozen
-class Speech:
+class OutputGenerator:
     """How one engine speaks; raises `ValueError` for `lines` that its vocabulary does not have."""
 
     spec: SimulatedSpec
     lines: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
-    def of(cls, spec: SimulatedSpec, lines: Sequence[Sequence[int]]) -> Speech:
+    def of(cls, spec: SimulatedSpec, lines: Sequence[Sequence[int]]) -> OutputGenerator:
         """Return the speech made of these sentences, an eos token in them left out."""
         sentences = [tuple(token for token in line if token != spec.eos_id) for line in lines]
         if any(not 0 <= token < spec.vocabulary_size for line in sentences for token in line):
             raise ValueError(f"a line has a token id outside 0 to {spec.vocabulary_size - 1}")
         return cls(spec, tuple(filter(None, sentences)))
 
-    def answer(self, request: Generate, prompt: bytes) -> Voice:
+    def answer(self, request: Generate, prompt: bytes) -> OutputSequence:
         """Return what this engine still says to a request; `prompt` is its packed tokens."""
         wanted, eos = request.sampling, self.spec.eos_id
         greedy = wanted.temperature <= 0
@@ -60,9 +60,9 @@ class Speech:
         if eos is not None and not wanted.ignore_eos:
             ends |= {eos}
         ids = self._biased(request, key, ends, request.said + wanted.tokens_min)
-        return Voice(islice(ids, request.said, None), ends, key, greedy)
+        return OutputSequence(islice(ids, request.said, None), ends, key, greedy)
 
-    def logprob(self, voice: Voice, place: int, token: int, most: int) -> Logprob:
+    def logprob(self, voice: OutputSequence, place: int, token: int, most: int) -> Logprob:
         """Return a likely log probability for the token at a place, and the `most` likeliest there.
 
         The likeliest has half of all probability or more, each further one half of what is left, so the sum is below 1.

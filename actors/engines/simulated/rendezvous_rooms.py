@@ -8,7 +8,7 @@ from attrs import define, field
 
 
 @define(eq=False)
-class Meetings:
+class RendezvousRooms:
     """The rooms in which decodes are to take a KV cache and have no slot or no memory for it yet.
 
     A decode of another process is in none of them, so nobody waits for it.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from protocol.dialects.answer_builder import Body, Choice, Gathered, extend
+from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, Choice, extend
 from protocol.dialects.http import error_object, error_type
 from protocol.dialects.logprobs import listed, parted
 from protocol.errors import RequestError
@@ -189,7 +189,7 @@ class Events:
         return _response(self._create, self.id, self._created_at, status, output, usage)
 
 
-class Completion(Gathered):
+class Completion(AnswerBuilder):
     """The body that answers a request without a stream."""
 
     def __init__(self, create: CreateHttp, *, request_id: str, created_at: int) -> None:
@@ -200,7 +200,7 @@ class Completion(Gathered):
         """Take the log probabilities of the next piece of a choice."""
         extend(choice.logprobs, listed(text.logprobs))
 
-    def finish(self, answered: Answered) -> Body:
+    def finish(self, answered: Answered) -> AnswerBody:
         """Return the body of the whole answer."""
         [choice] = self.whole()
         assert choice.ended is not None
@@ -217,7 +217,7 @@ class Completion(Gathered):
         parts += [b'","annotations":[],"logprobs":[', choice.logprobs]
         if self._ids:
             parts += [b'],"token_ids":[', choice.ids]
-        return Body.of([*parts, b"]}]", item_after, b"]", after])
+        return AnswerBody.of([*parts, b"]}]", item_after, b"]", after])
 
 
 def _around(said: dict[str, object], name: str) -> tuple[bytes, bytes]:

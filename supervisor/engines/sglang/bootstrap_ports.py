@@ -12,23 +12,23 @@ from contextlib import suppress
 
 from attrs import define
 
-from actors.engines.sglang.boot_message import EngineSpec
+from actors.engines.sglang.boot_message import SglangSpec
 from protocol.errors import StartFailed
 
-PORTS = 32  # from `bootstrap_port` on; 15 s after a life its decodes have forgotten its port
+BOOTSTRAP_PORTS = 32  # from `bootstrap_port` on; 15 s after a life its decodes have forgotten its port
 
 
-def ports(spec: EngineSpec) -> Sequence[int | None]:
-    """Return the ports at which the lives of an engine are met: `PORTS` of a prefill, one None of any other."""
+def ports(spec: SglangSpec) -> Sequence[int | None]:
+    """Return the ports at which the lives of an engine are met: `BOOTSTRAP_PORTS` of a prefill, one None of others."""
     first = spec.bootstrap_port
-    return (None,) if first is None else range(first, first + PORTS)
+    return (None,) if first is None else range(first, first + BOOTSTRAP_PORTS)
 
 
 @define(eq=False)
-class Lives:
+class BootstrapPorts:
     """The lives of one engine, as far as its decodes tell them apart."""
 
-    spec: EngineSpec
+    spec: SglangSpec
     now: Callable[[], float]
     _turn: int | None = None  # of the last one
 
@@ -43,10 +43,10 @@ class Lives:
         family = socket.AF_INET6 if ":" in self.spec.host else socket.AF_INET
         # The first life's is a matter of time, as the one before may have been another process's.
         begin = int(self.now()) if self._turn is None else self._turn + 1
-        for turn in range(begin, begin + PORTS):
-            port = first + turn % PORTS
+        for turn in range(begin, begin + BOOTSTRAP_PORTS):
+            port = first + turn % BOOTSTRAP_PORTS
             with suppress(OSError), socket.create_server((self.spec.host, port), family=family):
                 self._turn = turn
                 return port
-        last = first + PORTS - 1
+        last = first + BOOTSTRAP_PORTS - 1
         raise StartFailed(f"engine {self.spec.name}: none of the ports {first} to {last} of {self.spec.host} is free")

@@ -20,13 +20,13 @@ from actors.engines.sglang.adapter import SglangEngine
 from protocol.errors import ActorError, EngineDied, EngineLost, PeerLost, PeerViolation, StartFailed
 from protocol.messages import EngineInfo, GetInfo
 from protocol.peer import Peer
-from supervisor.engines.sglang.spawn import Starts, descriptors
+from supervisor.engines.sglang.spawn import HostStarter, descriptors
 from supervisor.links.link import Link
-from supervisor.processes.output_log import Chatter
-from supervisor.processes.process import Hurry, Ladder, Process
-from supervisor.processes.run_folder import Folder
+from supervisor.processes.output_log import OutputLog
+from supervisor.processes.process import GracePeriods, Ladder, Process
+from supervisor.processes.run_folder import RunFolder
 from supervisor.sockets.descriptor_reserve import Reserve, is_full
-from supervisor.supervision.registration import Plug
+from supervisor.supervision.registration import Registration
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +50,12 @@ class SocketTransport:
 
 
 @frozen
-class EngineHouse:
+class HostRuntime:
     """What the engines of a node share."""
 
-    folder: Folder
-    chatter: Callable[[str], Chatter]
-    hurry: Hurry
+    folder: RunFolder
+    chatter: Callable[[str], OutputLog]
+    hurry: GracePeriods
     ladder: Ladder
     now: Callable[[], float]
     silent_s: float = 10.0
@@ -67,10 +67,10 @@ Use: TypeAlias = Callable[[Link, Process], Awaitable[str | None]]
 
 
 async def engine(
-    spec: boot_message.EngineSpec,
-    starts: Starts,
-    plug: Plug[Engine],
-    house: EngineHouse,
+    spec: boot_message.SglangSpec,
+    starts: HostStarter,
+    plug: Registration[Engine],
+    house: HostRuntime,
     port: int | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -83,7 +83,7 @@ async def engine(
     async def offer(link: Link, process: Process) -> str | None:
         with suppress(EngineLost):
             offered = SglangEngine(link, await _info(link))
-            with plug.offering(offered):
+            with plug.publish(offered):
                 task_status.started()
                 return await _watched(offered, process, house.silent_s)
         return None
@@ -91,7 +91,7 @@ async def engine(
     await _host(evolve(spec, bootstrap_port=port), starts, house, offer)
 
 
-async def silent(spec: boot_message.EngineSpec, starts: Starts, house: EngineHouse, port: int | None) -> None:
+async def silent(spec: boot_message.SglangSpec, starts: HostStarter, house: HostRuntime, port: int | None) -> None:
     """Keep the host of a rank that nobody asks, of an engine met at `port`; raises as `engine` does."""
 
     async def wait(_: Link, process: Process) -> None:
@@ -118,23 +118,25 @@ async def _watched(offered: SglangEngine, process: Process, silent_s: float) -> 
     return why
 
 
-async def checker(spec: boot_message.EngineSpec, starts: Starts, plug: Plug[Link], house: EngineHouse) -> None:
+async def checker(
+    spec: boot_message.SglangSpec, starts: HostStarter, plug: Registration[Link], house: HostRuntime
+) -> None:
     """Keep one grammar checker, and offer the link to it; raises as `engine` does."""
 
     async def offer(link: Link, process: Process) -> None:
-        with plug.offering(link):
+        with plug.publish(link):
             await process.wait()
 
     await _host(spec, starts, house, offer)
 
 
-async def _host(spec: boot_message.EngineSpec, starts: Starts, house: EngineHouse, use: Use) -> None:
+async def _host(spec: boot_message.SglangSpec, starts: HostStarter, house: HostRuntime, use: Use) -> None:
     chatter = house.chatter(spec.name)
     frozen_why: str | None = None
     with ExitStack() as stack:
         ours, output, process = await _started(spec, starts, house, chatter, stack)
         transport = SocketTransport(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
-        link = Link(transport, Peer(spec.name, serves_max=0), lost_as=EngineLost)
+        link = Link(transport, Peer(spec.name, serves_max=0), lost_error=EngineLost)
         async with trio.open_nursery() as nursery:
             # Both end when the process has ended. Until then they outlive a cancel, because the ladder needs them.
             aside = trio.CancelScope(shield=True)
@@ -157,7 +159,7 @@ _Started: TypeAlias = tuple[socket.socket, trio.lowlevel.FdStream, Process]
 
 
 async def _started(
-    spec: boot_message.EngineSpec, starts: Starts, house: EngineHouse, chatter: Chatter, stack: ExitStack
+    spec: boot_message.SglangSpec, starts: HostStarter, house: HostRuntime, chatter: OutputLog, stack: ExitStack
 ) -> _Started:
     """Start a host in a folder of its own, with descriptors of the reserve if there are no others.
 
@@ -177,7 +179,7 @@ async def _started(
 
 
 async def _attempt(
-    spec: boot_message.EngineSpec, starts: Starts, house: EngineHouse, chatter: Chatter, stack: ExitStack
+    spec: boot_message.SglangSpec, starts: HostStarter, house: HostRuntime, chatter: OutputLog, stack: ExitStack
 ) -> _Started:
     house.folder.restore()  # a node that runs for weeks below /tmp may find it gone
     place = Path(tempfile.mkdtemp(prefix="e", dir=house.folder.path))  # short: SGLang puts Unix sockets into it
@@ -191,7 +193,7 @@ async def _attempt(
 
 async def _carry(
     link: Link,
-    chatter: Chatter,
+    chatter: OutputLog,
     output: trio.lowlevel.FdStream,
     aside: trio.CancelScope,
     engine: trio.CancelScope,
@@ -216,7 +218,7 @@ async def _info(link: Link) -> EngineInfo:
     return info
 
 
-def _why(link: Link, chatter: Chatter, name: str) -> ActorError:
+def _why(link: Link, chatter: OutputLog, name: str) -> ActorError:
     """Return the truth about an engine that ended by itself, in one sentence."""
     farewell = link.farewell
     said = farewell.detail if farewell else f"without a word; its log ends: {chatter.last_words}"

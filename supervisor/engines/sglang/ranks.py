@@ -16,13 +16,13 @@ import trio
 from attrs import asdict, define, frozen
 
 from actors.engines.port import Engine
-from actors.kit.calls import Bugs, Call, Inbox
+from actors.kit.calls import BugCounter, Call, Inbox
 from protocol.errors import ActorError, BadRequest, Draining, EngineDied, EngineLost, RequestError, StartFailed
 from protocol.messages import Done, RankStarted, RunRank
 from supervisor.cluster.directory import Directory
 from supervisor.config.load import Cluster
 from supervisor.links.link import Link
-from supervisor.supervision.registration import Plug
+from supervisor.supervision.registration import Registration
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ Asked: TypeAlias = Call[RunRank, RankStarted, Done]
 OF_EACH_NODE = {"environment", "deadlines", "ladder", "start_within_s", "silent_s", "simulated"}
 
 
-def reached_at(host: str) -> str:
+def host_address(host: str) -> str:
     """Return the address at which a host of the file is reached."""
     return "127.0.0.1" if host == "localhost" else host
 
@@ -42,7 +42,7 @@ def meeting(cluster: Cluster, name: str) -> str | None:
     section = cluster.engine[name]
     if not section.ranks_on:
         return None
-    host = reached_at(cluster.node[section.node].host)
+    host = host_address(cluster.node[section.node].host)
     return f"[{host}]:{section.dist_port}" if ":" in host else f"{host}:{section.dist_port}"
 
 
@@ -50,7 +50,7 @@ def agreed(cluster: Cluster, name: str) -> dict[str, str]:
     """Return what all nodes of an engine must have in their files, as JSON by key."""
     section = cluster.engine[name]
     said = {key: value for key, value in asdict(section).items() if key not in OF_EACH_NODE}
-    said[f"node.{section.node}.host"] = reached_at(cluster.node[section.node].host)
+    said[f"node.{section.node}.host"] = host_address(cluster.node[section.node].host)
     return {key: msgspec.json.encode(value, order="deterministic").decode() for key, value in said.items()}
 
 
@@ -73,7 +73,7 @@ class Others:
     agreed: dict[str, str]
     directory: Directory
     linked_within_s: float
-    plug: Plug[Engine]  # says what the engine waits for
+    plug: Registration[Engine]  # says what the engine waits for
     gateway: str  # the node where it is asked
 
     async def together(  # noqa: ASYNC128  # keep calls started()
@@ -210,7 +210,7 @@ class Own:
             self.directory.changed.unpark_all()
 
 
-async def other_rank(
+async def run_follower_rank(
     inbox: Inbox[Asked],
     own: Own,
     keep: Callable[[int | None], Awaitable[None]],
@@ -221,7 +221,7 @@ async def other_rank(
 
     `keep` starts its host with the port that it is told and keeps it until it ends, which it says by an `ActorError`.
     """
-    bugs = Bugs()
+    bugs = BugCounter()
     task_status.started()
     while True:
         call = await inbox.receive()

@@ -24,16 +24,16 @@ import actors
 from actors.engines.sglang import boot_message
 from protocol.errors import EngineDied, StartFailed
 from supervisor.config.load import EngineSection
-from supervisor.processes.output_log import Chatter
-from supervisor.processes.process import Hurry, Ladder, Process, start
-from supervisor.processes.run_folder import Folder
-from supervisor.supervision.registration import Plug
+from supervisor.processes.output_log import OutputLog
+from supervisor.processes.process import GracePeriods, Ladder, Process, start
+from supervisor.processes.run_folder import RunFolder
+from supervisor.supervision.registration import Registration
 
 ROOT = Path(actors.__file__).parent.parent
 ON_CPU = ROOT / "actors" / "engines" / "sglang" / "cpu"
 ON_ALL = ROOT / "actors" / "engines" / "sglang" / "plugin"
 ZYGOTE = (sys.executable, "-m", "actors.engines.sglang.host.zygote")
-ZYGOTE_NAME = "zygote"  # of the child that forks the hosts of engines without variables of their own
+SHARED_ZYGOTE = "zygote"  # of the child that forks the hosts of engines without variables of their own
 SPAWNED = (sys.executable, "-m", "actors.engines.sglang.host")
 ANSWER_BYTES = 512
 FORK_WITHIN_S = 5.0
@@ -52,10 +52,10 @@ class Descriptors:
         return iter((self.link, self.node, self.log, self.lock))
 
 
-class Starts(Protocol):
+class HostStarter(Protocol):
     """Makes hosts."""
 
-    async def __call__(self, boot: boot_message.Boot, descriptors: Descriptors) -> Process:
+    async def __call__(self, boot: boot_message.BootMessage, descriptors: Descriptors) -> Process:
         """Start a host; the descriptors stay the caller's to close."""
 
 
@@ -67,7 +67,7 @@ class Zygote:
     busy: trio.Lock
     used: trio.CancelScope  # cancelled when it does not answer: whoever keeps it ends it
 
-    async def fork(self, boot: boot_message.Boot, descriptors: Descriptors) -> Process:
+    async def fork(self, boot: boot_message.BootMessage, descriptors: Descriptors) -> Process:
         """Fork a host; raises `EngineDied` if the zygote is gone or does not answer, `StartFailed` if it cannot.
 
         Raises `OSError` if this process has no descriptor to watch it by.
@@ -102,9 +102,9 @@ def _packed(descriptors: Descriptors) -> bytes:
 
 
 async def zygote(
-    plug: Plug[Zygote],
-    chatter: Chatter,
-    hurry: Hurry,
+    plug: Registration[Zygote],
+    chatter: OutputLog,
+    hurry: GracePeriods,
     ladder: Ladder,
     environment: Mapping[str, str],
     command: tuple[str, ...] = ZYGOTE,
@@ -134,7 +134,7 @@ async def zygote(
             nursery.start_soon(chatter.keep, output)
             if ready := bool(await _received(control)):
                 task_status.started()
-                with trio.CancelScope() as used, plug.offering(Zygote(control, trio.Lock(), used)):
+                with trio.CancelScope() as used, plug.publish(Zygote(control, trio.Lock(), used)):
                     await process.wait()
             nursery.cancel_scope.cancel(reason="the zygote has ended")
     finally:
@@ -152,29 +152,29 @@ async def _received(control: trio.socket.SocketType) -> bytes:
         return b""
 
 
-def zygote_of(name: str, section: EngineSection) -> str | None:
+def zygote_name(name: str, section: EngineSection) -> str | None:
     """Return the name of the zygote that forks an engine's host, None if none does."""
     if section.kind != "sglang" or section.device != "cpu":
         return None
-    return f"{ZYGOTE_NAME}-{name}" if section.environment else ZYGOTE_NAME
+    return f"{SHARED_ZYGOTE}-{name}" if section.environment else SHARED_ZYGOTE
 
 
-def forked(plug: Plug[Zygote]) -> Starts:
+def forked(plug: Registration[Zygote]) -> HostStarter:
     """Return a way to start hosts from whatever zygote is there, waiting for one that starts if none is.
 
     It raises `StartFailed`, with the zygote's sentence, if that could not start.
     """
 
-    async def fork(boot: boot_message.Boot, descriptors: Descriptors) -> Process:
+    async def fork(boot: boot_message.BootMessage, descriptors: Descriptors) -> Process:
         return await (await plug.started()).fork(boot, descriptors)
 
     return fork
 
 
-def spawned(environment: Mapping[str, str], device: str, command: tuple[str, ...] = SPAWNED) -> Starts:
+def spawned(environment: Mapping[str, str], device: str, command: tuple[str, ...] = SPAWNED) -> HostStarter:
     """Return a way to start hosts each as a fresh process."""
 
-    async def spawn(boot: boot_message.Boot, descriptors: Descriptors) -> Process:
+    async def spawn(boot: boot_message.BootMessage, descriptors: Descriptors) -> Process:
         await trio.lowlevel.checkpoint()
         numbers = [str(fd) for fd in (descriptors.link, descriptors.node, descriptors.log)]
         # The operator's variables may be secrets, and a command line is for everybody to read.
@@ -195,7 +195,7 @@ def host_environment(
 
 
 @contextmanager
-def descriptors(folder: Folder, log: int) -> Iterator[tuple[socket.socket, Descriptors]]:
+def descriptors(folder: RunFolder, log: int) -> Iterator[tuple[socket.socket, Descriptors]]:
     """Yield our end of a new link, and what a host inherits; the host's share is closed at the end of the body."""
     with ExitStack() as stack:
         stack.callback(os.close, log)

@@ -20,14 +20,14 @@ from protocol.errors import (
     TooLarge,
 )
 from protocol.trace import Trace
-from supervisor.gateway.gateway import Door
+from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http import routes
 from supervisor.gateway.http.exchange import Exchange
 from supervisor.gateway.http.head_checks import HEADERS_MAX, VERSIONS, check_head
 from supervisor.gateway.http.routes import Route
 from supervisor.gateway.keys import Key
 from supervisor.gateway.outbox import Outbox
-from supervisor.gateway.requests import failed_by_a_bug
+from supervisor.gateway.requests import internal_error
 
 AHEAD_BYTES_MAX = 64 * 1024  # of further requests, that are kept while one is being answered
 HANDSHAKE = (b"connection", b"upgrade", b"sec-websocket-key", b"sec-websocket-version")
@@ -49,7 +49,7 @@ class HttpConnection:
     """One client connection for as long as it speaks HTTP; `upgrade` takes over if it asks for WebSocket."""
 
     outbox: Outbox
-    door: Door
+    door: Gateway
     upgrade: Upgrade
     _syntax: h11.Connection = field(init=False)
     _raw: bytearray | None = field(factory=bytearray)  # what has come of this head, for whoever takes over
@@ -140,7 +140,7 @@ class HttpConnection:
         error.__traceback__ = None  # its frames hold what was read
         exchange.release()
         exchange.last = True
-        exchange.fail(failed_by_a_bug(error, exchange.request_id, exchange.trace))
+        exchange.fail(internal_error(error, exchange.request_id, exchange.trace))
 
     # Reading -----------------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ class HttpConnection:
             except MemoryError as error:
                 self._starved(error, exchange)
             except Exception as bug:  # noqa: BLE001  # it is logged there
-                exchange.fail(failed_by_a_bug(bug, exchange.request_id, exchange.trace))
+                exchange.fail(internal_error(bug, exchange.request_id, exchange.trace))
         except (trio.BrokenResourceError, SlowClient):
             self._syntax.send_failed()  # nobody listens any more
             exchange.settle(lost=True)

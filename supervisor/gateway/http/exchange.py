@@ -14,17 +14,17 @@ import h11
 import trio
 from attrs import define, field
 
-from actors.kit.offload import Work
+from actors.kit.offload import Offload
 from protocol.dialects import http as shapes
 from protocol.dialects.request_body import reading_work
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
-from protocol.trace import Trace, read, span_after
+from protocol.trace import Trace, child_span, read
 from supervisor.gateway.access_log import WHAT_CHARACTERS_MAX
-from supervisor.gateway.gateway import Door, Header
+from supervisor.gateway.gateway import Gateway, Header
 from supervisor.gateway.keys import Key
-from supervisor.gateway.memory_budgets import Held
+from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import Outbox
-from supervisor.gateway.requests import Counted
+from supervisor.gateway.requests import RequestRecord
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ BODY_BYTES_FREE = 16 * 1024  # of each body, so that small requests are read wha
 class Exchange:
     """One request, or what came in its place, and the only way to answer it."""
 
-    door: Door
+    door: Gateway
     outbox: Outbox
     syntax: h11.Connection
     request: h11.Request | None = None  # None: what came could not be read, or nothing came
@@ -53,24 +53,24 @@ class Exchange:
     caller: Trace | None = None  # where the client says that it stands in a trace
     trace: Trace | None = None
     _begins_at: int = 0  # its place among all that was put into the outbox
-    body_held: Held = field(init=False)
-    answer_held: Held = field(init=False)
-    _counted: Counted | None = None
+    body_held: MemoryReservation = field(init=False)
+    answer_held: MemoryReservation = field(init=False)
+    _counted: RequestRecord | None = None
     _unfinished: bool = False  # the rest of a body is still to be put
 
     def __attrs_post_init__(self) -> None:
         self.asked_at = trio.current_time()
-        self._begins_at = self.outbox.taken_bytes
+        self._begins_at = self.outbox.accepted_bytes
         self.body_held, self.answer_held = self.door.bodies.hold(None, BODY_BYTES_FREE), self.door.answers.hold(None)
         self.request_id = self._given_id() or self.door.new_id()
         if self.request is not None:
             self.caller = read(self.headers)
-            self.trace = span_after(self.caller, self.door.new_id())
+            self.trace = child_span(self.caller, self.door.new_id())
 
     def own(self, key: Key) -> None:
         """Note whose request it is; its memory is taken in that name."""
         self.key = key
-        self.body_held.owner = self.answer_held.owner = self.door.owner_of(key)
+        self.body_held.owner = self.answer_held.owner = self.door.memory_owner(key)
 
     def release(self) -> None:
         """Give back the memory that the request and its answer have taken."""
@@ -117,10 +117,10 @@ class Exchange:
         """What a log calls the request; what follows a `?` may be secret, so it is left out."""
         return "connection" if self.request is None else f"{self.method} {self.path}"[:WHAT_CHARACTERS_MAX]
 
-    def counted(self, model: str, door: str) -> Counted:
+    def counted(self, model: str, door: str) -> RequestRecord:
         """Return the account of the answer that this request asks a model for."""
         key = self.key or self.door.keys.anybody
-        self._counted = Counted(
+        self._counted = RequestRecord(
             self.request_id, model, door, self.asked_at, key=key, what=self.what, trace=self.trace, settles=False
         )
         return self._counted
@@ -134,14 +134,14 @@ class Exchange:
         if counted is None:
             return
         outbox, door = self.outbox, self.door
-        begins_at, ends_at = self._begins_at, outbox.taken_bytes
+        begins_at, ends_at = self._begins_at, outbox.accepted_bytes
         lost = lost or self._unfinished
 
         def sent(whole: bool) -> None:
             counted.sent_bytes = max(0, min(outbox.sent_bytes, ends_at) - begins_at)
-            door.asking.settle(counted, None if whole and not lost else door.why_cut(outbox))
+            door.asking.settle(counted, None if whole and not lost else door.cut_reason(outbox))
 
-        outbox.when_sent(sent)
+        outbox.on_sent(sent)
 
     async def read(self, parse: Callable[[bytes], T], body: bytes) -> T:
         """Return what a body says, or raise the `RequestError` that lists its mistakes; a long one is read aside."""
@@ -150,7 +150,7 @@ class Exchange:
     async def run_aside(self, size: int, function: Callable[[], T]) -> T:
         """Return what the function returns, run in a thread if it is long, in the turns of this request's key."""
         key = self.key or self.door.keys.anybody
-        return await Work(self.door.aside, key.name).run(size, function)
+        return await Offload(self.door.aside, key.name).run(size, function)
 
     def check_media(self) -> None:
         """Raise `UnsupportedMediaType` if the headers say that the body is something else than JSON as it is."""
@@ -210,7 +210,7 @@ class Exchange:
         if not isinstance(error, SlowClient):
             self.outbox.put(self._data(events))
         elif self.outbox.sent_bytes >= self._begins_at:  # else it would stand in the middle of an earlier answer
-            self.outbox.put_farewell(self._data(events))
+            self.outbox.put_last(self._data(events))
         self.syntax.send_failed()
 
     def fail(self, error: RequestError, status: int | None = None) -> None:
@@ -246,7 +246,7 @@ class Exchange:
     # --------------------------------------------------------------------------------------------
 
     def _head(self, status: int, headers: list[Header]) -> bytes:
-        self._begins_at = self.outbox.taken_bytes
+        self._begins_at = self.outbox.accepted_bytes
         headers = [
             (b"date", _date(int(self.door.now()))),
             *headers,

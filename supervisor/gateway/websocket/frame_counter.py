@@ -17,7 +17,7 @@ LONGER = {126: 2, 127: 8}  # bytes of a length that does not fit into the head
 
 
 @define(eq=False)
-class FrameHeads:
+class FrameCounter:
     """Counts a client's frames, and the bytes of its messages, as its bytes come, in pieces of any size."""
 
     kept_bytes: int = 0  # of messages that have come and were not taken, the one that has come in part included

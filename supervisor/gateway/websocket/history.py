@@ -30,7 +30,7 @@ class Said:
 
 
 @define(eq=False)
-class Memories:
+class ResponseHistories:
     """What all connections remember together, `bytes_max` at most: whoever has most of it forgets first."""
 
     bytes_max: Callable[[], int]
@@ -66,7 +66,7 @@ class Memory:
     """One place a lane, `None` being the lane without a name; when it is full, what was said longest ago goes first."""
 
     bytes_max: int
-    shared: Memories = field(factory=lambda: Memories(lambda: UNBOUNDED))
+    shared: ResponseHistories = field(factory=lambda: ResponseHistories(lambda: UNBOUNDED))
     owner: str = ""
     size_bytes: int = 0
     _latest: dict[str | None, Said] = field(factory=dict)  # in the order in which they were remembered

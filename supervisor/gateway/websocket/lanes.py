@@ -16,8 +16,8 @@ from attrs import define, field
 from actors.processor import TextReply
 from protocol.dialects import responses
 from protocol.errors import (
+    AskerLeft,
     ConnectionExpired,
-    Left,
     Overloaded,
     PreviousResponseNotFound,
     RequestError,
@@ -25,12 +25,12 @@ from protocol.errors import (
     StreamLimitReached,
 )
 from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Role, Started, Text, Turn, Usage
-from protocol.trace import Trace, span_after
-from supervisor.gateway.gateway import Door
+from protocol.trace import Trace, child_span
+from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import Key
-from supervisor.gateway.memory_budgets import Held
+from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import Outbox
-from supervisor.gateway.requests import Counted, failed_by_a_bug
+from supervisor.gateway.requests import RequestRecord, internal_error
 from supervisor.gateway.websocket.history import Memory, Said
 
 WHAT = "response.create"
@@ -54,9 +54,9 @@ class _Running:
     create: responses.Create
     id: str  # ours
     events: responses.Events
-    counted: Counted
+    counted: RequestRecord
     before: Said | None
-    held: Held  # the memory of what was asked
+    held: MemoryReservation  # the memory of what was asked
     begun: bool = False  # its client knows its id
     ended: ChoiceEnded = ChoiceEnded(FinishReason.STOP)  # until its choice says how; that of a warm-up does, too
 
@@ -66,7 +66,7 @@ class _Waiting:
     """A request that waits for its lane, for room, or for the response that it forks from."""
 
     create: responses.Create
-    held: Held
+    held: MemoryReservation
     before: Said | None = None  # what it forks from, which may be forgotten before its turn comes
     parent: _Running | None = None  # what it forks from, until that has ended
 
@@ -75,7 +75,7 @@ class _Waiting:
 class Lanes:
     """All lanes of one connection; `say` writes events to the client, and `lost` hears why that failed."""
 
-    door: Door
+    door: Gateway
     key: Key | None
     request_id: str  # of the connection
     caller: Trace | None  # whom every response over it is for
@@ -91,7 +91,7 @@ class Lanes:
 
     def __attrs_post_init__(self) -> None:
         most, owner = self.door.limits.connection_memory_bytes_max, "" if self.key is None else self.key.name
-        self._memory = Memory(most, self.door.memories, owner)
+        self._memory = Memory(most, self.door.histories, owner)
 
     @property
     def busy(self) -> bool:
@@ -106,7 +106,7 @@ class Lanes:
         named = {*self._running, *(each.create.stream_id for each in self._waiting), *self._memory.lanes} - {None}
         if lane is not None and lane not in named and len(named) >= limits.lanes_max:
             raise StreamLimitReached(f"this connection has {len(named)} lanes, as many as it may", param="stream_id")
-        held = self.door.bodies.hold(self.door.owner_of(self.key), REQUEST_BYTES_FREE)
+        held = self.door.bodies.hold(self.door.memory_owner(self.key), REQUEST_BYTES_FREE)
         held.grow(size_bytes)
         waiting = _Waiting(create, held)
         if wanted is not None and self._memory.find_in(lane, wanted) is None:
@@ -126,7 +126,7 @@ class Lanes:
         Without an id it is whatever runs in that lane, or else waits there first.
         """
         if (running := self._named(event)) is not None:
-            self.door.asking.cut(running.counted, Left("the client sent response.cancel"))
+            self.door.asking.cut(running.counted, AskerLeft("the client sent response.cancel"))
             return
         if event.response_id is None:  # one that waits has no id yet
             waiting = (each for each in self._waiting if each.create.stream_id == event.stream_id)
@@ -165,7 +165,7 @@ class Lanes:
         ours = self.door.new_id()
         events = self._events(waiting.create, ours)
         self.say(*events.begin(), *events.cancelled(Usage(0, 0)))
-        self._refused(Left("the client sent response.cancel"), f"{self.request_id}/{ours}", self._trace())
+        self._refused(AskerLeft("the client sent response.cancel"), f"{self.request_id}/{ours}", self._trace())
         self._advance()
         self._perhaps_rest()
 
@@ -185,7 +185,7 @@ class Lanes:
 
     def _start(self, waiting: _Waiting) -> None:
         create, ours = waiting.create, self.door.new_id()
-        counted = Counted(
+        counted = RequestRecord(
             f"{self.request_id}/{ours}",
             create.model,
             "responses",
@@ -200,7 +200,7 @@ class Lanes:
         self.tasks.start_soon(self._run, running, name=f"response {ours}")
 
     def _trace(self) -> Trace:
-        return span_after(self.caller, self.door.new_id())
+        return child_span(self.caller, self.door.new_id())
 
     def _events(self, create: responses.Create, ours: str) -> responses.Events:
         return responses.Events(create, request_id=ours, created_at=int(self.door.now()))
@@ -217,16 +217,16 @@ class Lanes:
         finally:
             self._settle(running.counted, said=said)
 
-    def _settle(self, counted: Counted, *, said: bool) -> None:
+    def _settle(self, counted: RequestRecord, *, said: bool) -> None:
         """Have a response told of as what the client gets of it, once the socket has taken it or cannot."""
         outbox, door = self.outbox, self.door
 
         def sent(whole: bool) -> None:
             if not whole:  # other lanes' events may be among what was lost, so this is the least that has left
                 counted.sent_bytes = max(0, counted.sent_bytes - outbox.lost_bytes)
-            door.asking.settle(counted, None if whole and said else door.why_cut(outbox))
+            door.asking.settle(counted, None if whole and said else door.cut_reason(outbox))
 
-        outbox.when_sent(sent)
+        outbox.on_sent(sent)
 
     def _ended(self, running: _Running) -> None:
         del self._running[running.create.stream_id]
@@ -258,7 +258,7 @@ class Lanes:
             last = await self.door.answer(respond, served, counted, self._into(running), finish)
         except (SlowClient, trio.BrokenResourceError):
             raise
-        except Left:
+        except AskerLeft:
             before = running.before
             begin = () if running.begun else events.begin()
             counted.sent_bytes += self.say(*begin, *events.cancelled(counted.usage))
@@ -266,10 +266,10 @@ class Lanes:
             self._failed(running, error)
             return
         except Exception as bug:  # noqa: BLE001  # it is logged there
-            self._failed(running, failed_by_a_bug(bug, counted.request_id, counted.trace))
+            self._failed(running, internal_error(bug, counted.request_id, counted.trace))
             return
         else:
-            with self.door.answers.holding(self.door.owner_of(self.key)) as held:
+            with self.door.answers.holding(self.door.memory_owner(self.key)) as held:
                 with suppress(Overloaded):  # then it goes into the backlog at once, as every other event does
                     held.grow(size := sum(map(len, last)))
                     await self.outbox.wait_room(size)  # they repeat the text several times

@@ -15,13 +15,13 @@ from typing import TypeAlias
 import trio
 from attrs import define, field
 
-from actors.kit.offload import LONG
+from actors.kit.offload import OFFLOAD_SIZE_MIN
 from protocol.dialects import responses
 from protocol.dialects.request_body import decode, reading_work
 from protocol.errors import Overloaded, RequestError, SlowClient
-from supervisor.gateway.gateway import Door
+from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import Key
-from supervisor.gateway.memory_budgets import Held
+from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.requests import NO_MEMORY
 
 Event: TypeAlias = "responses.Create | responses.CancelResponse"
@@ -31,13 +31,13 @@ MESSAGE_BYTES_FREE = 1024  # of each that waits, so that small ones are kept wha
 
 
 @define(eq=False)
-class Hearing:
+class MessageReader:
     """Reads messages, and hands each to `hear` with its data and size, or with what is wrong with it.
 
     `at_once` says whether an event may pass those that wait; `lost` hears why the client could not be told something.
     """
 
-    door: Door
+    door: Gateway
     key: Key | None
     model: str | None  # what a request asks for that names none
     while_open: Callable[[], AbstractContextManager[None]]  # leaves its body when the client leaves
@@ -46,7 +46,7 @@ class Hearing:
     lost: Callable[[Exception], None]
     at_rest: Callable[[], None]  # called when nothing waits to be read any more
     tasks: trio.Nursery
-    _waiting: deque[tuple[str, Held]] = field(factory=deque)
+    _waiting: deque[tuple[str, MemoryReservation]] = field(factory=deque)
 
     @property
     def busy(self) -> bool:
@@ -55,7 +55,7 @@ class Hearing:
 
     def take(self, message: str) -> None:
         """Hear a message in the turn in which it came, or after those before it if it, or one of those, is long."""
-        short, data = reading_work(message) < LONG, Data()
+        short, data = reading_work(message) < OFFLOAD_SIZE_MIN, Data()
         event = self._read(message, data) if short else None
         passes = not self._waiting or (not isinstance(event, RequestError | None) and self.at_once(event))
         if event is not None and passes:
@@ -65,7 +65,7 @@ class Hearing:
         if many > self.door.limits.queued_max:
             self.hear(Overloaded(f"{many} messages wait to be read on this connection"), data, 0)
             return
-        held = self.door.bodies.hold(self.door.owner_of(self.key), MESSAGE_BYTES_FREE)
+        held = self.door.bodies.hold(self.door.memory_owner(self.key), MESSAGE_BYTES_FREE)
         try:
             held.grow(message.__sizeof__())
         except Overloaded as error:
@@ -107,7 +107,7 @@ class Hearing:
     async def _read_long(self, message: str, data: Data) -> Event | RequestError | None:
         """Return the same, read aside if it is long; None if its client has left meanwhile."""
         await trio.lowlevel.checkpoint()
-        if (size := reading_work(message)) < LONG:
+        if (size := reading_work(message)) < OFFLOAD_SIZE_MIN:
             return self._read(message, data)
         owner, event = (self.key or self.door.keys.anybody).name, None
         try:

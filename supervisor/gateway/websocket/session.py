@@ -27,15 +27,15 @@ from protocol.errors import (
     RequestError,
     SlowClient,
 )
-from protocol.trace import Trace, span_after
-from supervisor.gateway.gateway import Door
+from protocol.trace import Trace, child_span
+from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import Key
-from supervisor.gateway.memory_budgets import Held
+from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import READ_BYTES, Outbox, close_frame, text_frame
-from supervisor.gateway.requests import NO_MEMORY, failed_by_a_bug
-from supervisor.gateway.websocket.frame_counter import FrameHeads
+from supervisor.gateway.requests import NO_MEMORY, internal_error
+from supervisor.gateway.websocket.frame_counter import FrameCounter
 from supervisor.gateway.websocket.lanes import WHAT, Lanes
-from supervisor.gateway.websocket.message_reader import Data, Event, Hearing
+from supervisor.gateway.websocket.message_reader import Data, Event, MessageReader
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +56,14 @@ class _Replayed(trio.abc.HalfCloseableStream):
     stream: Outbox
     handshake: bytes
     _unread: bytes | bytearray  # what has come, and is more than a turn may read
-    held: Held  # the memory of messages that have come, in part or as a whole, and that nobody has taken
+    held: MemoryReservation  # the memory of messages that have come, in part or as a whole, and that nobody has taken
     wait_turn: Callable[[], Awaitable[None]]  # before many frames are read
     accepted: trio.Event = field(factory=trio.Event)  # before it, the library would not look at what follows
     closed: bool = False
     said_goodbye: bool = False  # the library has sent a close frame
     heard_at: float = 0.0  # when the last byte came: a client that pings is there
     over: bool = False  # nothing more comes
-    _heads: FrameHeads = field(factory=FrameHeads)
+    _heads: FrameCounter = field(factory=FrameCounter)
     _needed_by: trio.CancelScope | None = None
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
@@ -99,7 +99,7 @@ class _Replayed(trio.abc.HalfCloseableStream):
             self.held.grow(self._heads.kept_bytes - self.held.size_bytes)
         except Overloaded as error:
             self.said_goodbye = True
-            self.stream.put_farewell(close_frame(TRY_AGAIN, error.detail))
+            self.stream.put_last(close_frame(TRY_AGAIN, error.detail))
             raise trio.BrokenResourceError(error.detail) from error
 
     def message_taken(self) -> None:
@@ -141,19 +141,19 @@ class _Replayed(trio.abc.HalfCloseableStream):
 
 
 async def serve(
-    outbox: Outbox, door: Door, raw: bytes, request_id: str, key: Key | None = None, caller: Trace | None = None
+    outbox: Outbox, door: Gateway, raw: bytes, request_id: str, key: Key | None = None, caller: Trace | None = None
 ) -> None:
     """Serve one WebSocket client from its handshake, whose bytes are `raw`, to its end; `caller` asked for it."""
     try:
-        with door.bodies.holding(door.owner_of(key), READ_BYTES) as held:
+        with door.bodies.holding(door.memory_owner(key), READ_BYTES) as held:
             await _serve(outbox, door, raw, request_id, key, caller, held)
     except* LocalProtocolError as group:
         # The library's reader fails at a ping that comes after our close frame; there was nothing left to say anyway.
         log.debug("a client spoke after the end: %s", group.exceptions)
     except* MemoryError:
-        failed_by_a_bug(MemoryError(), request_id, caller)
+        internal_error(MemoryError(), request_id, caller)
         with suppress(trio.BrokenResourceError):  # it is gone already
-            outbox.put_farewell(close_frame(TRY_AGAIN, NO_MEMORY))
+            outbox.put_last(close_frame(TRY_AGAIN, NO_MEMORY))
 
 
 def _is_starved(error: Exception) -> bool:
@@ -164,7 +164,13 @@ def _is_starved(error: Exception) -> bool:
 
 
 async def _serve(
-    outbox: Outbox, door: Door, raw: bytes, request_id: str, key: Key | None, caller: Trace | None, held: Held
+    outbox: Outbox,
+    door: Gateway,
+    raw: bytes,
+    request_id: str,
+    key: Key | None,
+    caller: Trace | None,
+    held: MemoryReservation,
 ) -> None:
     async with trio.open_nursery() as nursery:
         try:
@@ -186,7 +192,7 @@ async def _serve(
             pass  # the client left during the handshake
         except Exception as error:
             if not _is_starved(error):
-                outbox.put_farewell(close_frame(BUG, "the server made a mistake"))
+                outbox.put_last(close_frame(BUG, "the server made a mistake"))
             raise
         finally:
             nursery.cancel_scope.cancel(reason="the session has ended")
@@ -199,7 +205,7 @@ class Session:
     socket: WebSocketConnection
     outbox: Outbox
     stream: _Replayed
-    door: Door
+    door: Gateway
     request_id: str
     key: Key | None
     caller: Trace | None  # where the client stood in a trace when it connected
@@ -211,7 +217,7 @@ class Session:
     _too_slow: SlowClient | None = None
     _closing: bool = False
     _lanes: Lanes | None = None
-    _hearing: Hearing | None = None
+    _hearing: MessageReader | None = None
 
     @property
     def busy(self) -> bool:
@@ -251,7 +257,7 @@ class Session:
                 self.outbox,
             )
             self._lanes = lanes
-            self._hearing = Hearing(
+            self._hearing = MessageReader(
                 self.door,
                 self.key,
                 self.model,
@@ -269,7 +275,7 @@ class Session:
                 await self.socket.aclose(code=code, reason=reason)
             nursery.cancel_scope.cancel(reason="closed")
         if self._too_slow is not None:
-            self.outbox.put_farewell(close_frame(TRY_AGAIN, self._too_slow.detail))
+            self.outbox.put_last(close_frame(TRY_AGAIN, self._too_slow.detail))
 
     async def _time_to_go(self) -> tuple[int, str]:
         """Wait until nothing is being answered and nothing more will be; return the close code and the reason."""
@@ -302,7 +308,7 @@ class Session:
 
     # Listening ---------------------------------------------------------------------------
 
-    async def _listen(self, hearing: Hearing) -> None:
+    async def _listen(self, hearing: MessageReader) -> None:
         """Take whatever the client says, at once: the reader of a socket never waits for its answers."""
         try:
             while True:
@@ -323,7 +329,7 @@ class Session:
         if error.reason is not None and error.reason.code in VIOLATIONS and not self.stream.said_goodbye:
             self.stream.said_goodbye = True
             with suppress(trio.BrokenResourceError):  # it is gone already
-                self.outbox.put_farewell(close_frame(error.reason.code, error.reason.reason or ""))
+                self.outbox.put_last(close_frame(error.reason.code, error.reason.reason or ""))
 
     def _hear(self, event: Event | RequestError, data: Data, size_bytes: int) -> None:
         """Do what a message says; after our close frame nothing may be said."""
@@ -363,7 +369,7 @@ class Session:
             self._refuse(error, lane)
 
     def _refuse(self, error: RequestError, lane: str | None) -> None:
-        trace = span_after(self.caller, self.door.new_id())
+        trace = child_span(self.caller, self.door.new_id())
         self.door.refused(error, request_id=self.request_id, what=WHAT, key=self.key, trace=trace)
         self._say(responses.error_event(error, lane))
 

@@ -9,8 +9,16 @@ import trio
 from attrs import frozen
 from trio.testing import wait_all_tasks_blocked
 
-from actors.kit.calls import Answer, Bugs, OutOfCredit, mailbox
-from protocol.errors import ActorLost, BadRequest, EngineStuck, Internal, LinkLost, Overloaded, TooManyBugs
+from actors.kit.calls import Answer, BugCounter, CreditExceeded, mailbox
+from protocol.errors import (
+    ActorLost,
+    BadRequest,
+    EngineStuck,
+    InternalError,
+    LinkLost,
+    Overloaded,
+    TooManyInternalErrors,
+)
 from tests.system.simulator import counting
 
 
@@ -92,7 +100,7 @@ async def test_cancelling_a_reader_loses_no_reply(nursery, autojump_clock):
 def test_no_more_is_put_than_was_promised_space_for():
     source = answer(3)
     source.put("ab", 2)
-    with pytest.raises(OutOfCredit):
+    with pytest.raises(CreditExceeded):
         source.put("cd", 2)
     source.put("c", 1)
     assert source.credit == 0
@@ -111,7 +119,7 @@ async def test_credit_that_runs_out_behind_a_relay_is_the_relays_error(nursery, 
     source, sink = answer(9), answer(1)
 
     async def relay():
-        with pytest.raises(OutOfCredit):
+        with pytest.raises(CreditExceeded):
             await source.relay(sink.put)
 
     nursery.start_soon(relay)
@@ -192,7 +200,7 @@ async def test_enough_ends_a_relay_and_drops_what_follows(nursery, autojump_cloc
     nursery.start_soon(relaying, source, got.append, results)
     await wait_all_tasks_blocked()
     source.put(1)
-    source.enough()
+    source.abandon()
     source.put(2)
     await wait_all_tasks_blocked()
     assert (got, results) == ([1], [None])
@@ -226,7 +234,7 @@ async def test_a_result_that_is_there_beats_a_deadline_that_is_past(autojump_clo
 
 
 async def serve(inbox, serve_one, bugs=None, *, task_status=trio.TASK_STATUS_IGNORED):
-    bugs = bugs or Bugs()
+    bugs = bugs or BugCounter()
 
     async def one(call):
         with call.answering(bugs) as replies:
@@ -249,7 +257,7 @@ async def test_leaving_before_the_call_was_taken_leaves_it_cancelled_in_the_inbo
         await ask(address)
     call = inbox.receive_nowait()
     assert call.scope.cancel_called
-    with call.answering(Bugs()) as replies:
+    with call.answering(BugCounter()) as replies:
         await trio.sleep(1)
         pytest.fail("the body went on")
     assert replies.over.is_set()
@@ -262,7 +270,7 @@ async def test_a_bug_beside_the_error_of_a_request_is_logged_and_counted_too(nur
     async def both(call, replies):
         raise ExceptionGroup("two at once", [Overloaded("no room"), KeyError("a bug")])
 
-    counted = Bugs(most=9)
+    counted = BugCounter(most=9)
     nursery.start_soon(serve, inbox, both, counted)
     with pytest.raises(Overloaded):
         await ask(address)
@@ -440,7 +448,7 @@ async def test_a_bug_fails_one_request_as_internal_and_is_logged_with_its_id(nur
         replies.end(10 // (call.request.id != "unlucky"))
 
     await nursery.start(serve, inbox, buggy)
-    with pytest.raises(Internal) as caught:
+    with pytest.raises(InternalError) as caught:
         await ask(address, Ask("unlucky"))
     assert "ZeroDivision" not in str(caught.value)
     (record,) = caplog.records
@@ -455,19 +463,19 @@ async def test_a_rate_of_bugs_ends_the_actor(autojump_clock):
     async def buggy(call, replies):
         raise KeyError
 
-    with pytest.RaisesGroup(pytest.RaisesGroup(TooManyBugs), flatten_subgroups=False):
+    with pytest.RaisesGroup(pytest.RaisesGroup(TooManyInternalErrors), flatten_subgroups=False):
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve, inbox, buggy, Bugs(most=2, window_s=10))
+            await nursery.start(serve, inbox, buggy, BugCounter(most=2, window_s=10))
             for _ in range(3):
-                with pytest.raises(Internal):
+                with pytest.raises(InternalError):
                     await ask(address)
 
 
 async def test_bugs_far_apart_are_forgiven(nursery, autojump_clock):
-    bugs = Bugs(most=2, window_s=10)
+    bugs = BugCounter(most=2, window_s=10)
     for _ in range(20):
         bugs.count(KeyError())
         await trio.sleep(5)
-    with pytest.raises(TooManyBugs, match="3 bugs in 10 s"):
+    with pytest.raises(TooManyInternalErrors, match="3 bugs in 10 s"):
         bugs.count(KeyError())
         bugs.count(KeyError())

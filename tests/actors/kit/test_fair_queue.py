@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.kit.calls import Answer, Call
-from actors.kit.fair_queue import FairLine
-from actors.kit.priority_inbox import Queue
+from actors.kit.fair_queue import FairQueue
+from actors.kit.priority_inbox import PriorityInbox
 from protocol.messages import Generate, Sampling
 from supervisor.node import assembly
 
@@ -56,7 +56,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_a_line_is_what_the_model_says_after_every_step(steps):
-    line, model = FairLine(), Model()
+    line, model = FairQueue(), Model()
     for what, *of in steps:
         if what == "add":
             model.add(line.add(object(), of[0], of[1]))
@@ -85,7 +85,7 @@ def test_a_line_is_what_the_model_says_after_every_step(steps):
 
 @given(st.lists(st.tuples(OWNERS, st.integers(-1, 1)), min_size=1, max_size=30))
 def test_a_full_line_finds_the_last_of_the_owner_with_most_at_the_lowest_priority(added):
-    line = FairLine()
+    line = FairQueue()
     entries = [line.add(None, owner, priority) for owner, priority in added]
     lowest = [each for each in entries if each.priority == min(each.priority for each in entries)]
     most = Counter(each.owner for each in lowest)
@@ -99,7 +99,7 @@ def call(owner, weight=1, name=None):
 
 
 def made(size=1000):
-    return Queue(size, lambda _: 0, lambda request: request[0], lambda request: request[1])
+    return PriorityInbox(size, lambda _: 0, lambda request: request[0], lambda request: request[1])
 
 
 async def taken(of, times):

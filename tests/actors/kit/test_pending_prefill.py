@@ -16,19 +16,19 @@ from trio.testing import wait_all_tasks_blocked
 from actors.decode import Deadlines, decode
 from actors.kit.calls import Address, Answer, Call
 from actors.kit.pending_prefill import PendingPrefill
-from actors.kit.priority_inbox import Queue, queue
+from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.routing.load import Load, least_loaded
-from actors.routing.reservations import Places
+from actors.routing.reservations import Reservations
 from protocol.cluster import Leg
 from protocol.errors import RequestError
 from protocol.messages import Accepted, Generate, Respond, Sampling
-from supervisor.cluster.pool import Ranked
+from supervisor.cluster.pool import RankedWorkers
 from supervisor.config import load
 from supervisor.config.load import Cluster
 from supervisor.config.schema import EngineSection
-from supervisor.node.assembly import House
+from supervisor.node.assembly import Assembly
 from supervisor.supervision.supervise import supervise
-from tests.rig.assembly import built
+from tests.rig.assembly import built_assembly
 from tests.rig.fake_engine import Costs, FakeEngine
 
 ROOT = Path(__file__).parents[3]
@@ -55,11 +55,11 @@ per_prefill_token_s = 0.0001
 
 
 @asynccontextmanager
-async def node(folder, *legs) -> AsyncIterator[House]:
+async def node(folder, *legs) -> AsyncIterator[Assembly]:
     """Run what stands behind the gateway of a node."""
     text = "".join(ENGINE.format(f"{leg}-{at}", leg) for at, leg in enumerate(legs))
     (folder / "cluster.toml").write_text(CLUSTER + text)
-    house, _ = built(load.read(folder / "cluster.toml"), "main")
+    house, _ = built_assembly(load.read(folder / "cluster.toml"), "main")
     children = [each for each in house.tree.children if each.name != "gateway"]
     needs = [tuple(name for name in each.needs or () if name != "gateway") for each in children]
     tree = evolve(house.tree, children=tuple(map(lambda child, own: evolve(child, needs=own), children, needs)))
@@ -163,8 +163,8 @@ def wanted(name, size=4, tokens_max=2):
 
 
 @asynccontextmanager
-async def working(most, costs=None, deadlines=None) -> AsyncIterator[tuple[Address, FakeEngine, Queue]]:
-    address, inbox = queue(16, lambda _: 0, lambda request: request.owner)
+async def working(most, costs=None, deadlines=None) -> AsyncIterator[tuple[Address, FakeEngine, PriorityInbox]]:
+    address, inbox = priority_inbox(16, lambda _: 0, lambda request: request.owner)
     engine = FakeEngine(costs or Costs(slots=4))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)
@@ -231,7 +231,7 @@ async def test_who_has_waited_for_room_and_left_is_in_nobodys_way(autojump_clock
 
 @pytest.mark.parametrize("room", [1, 16], ids=["for room in the queue", "in the queue"])
 async def test_b13_who_was_next_and_leaves_lets_the_one_behind_in_at_once(room, autojump_clock):
-    address, inbox = queue(room, lambda _: 0)
+    address, inbox = priority_inbox(room, lambda _: 0)
     got = []
 
     async def take():
@@ -254,7 +254,7 @@ def call(name, size):
 
 
 async def test_the_most_urgent_is_next_though_there_was_no_room_for_it_in_the_queue(autojump_clock):
-    of: Queue = Queue(1, lambda request: request[0] == "b")
+    of: PriorityInbox = PriorityInbox(1, lambda request: request[0] == "b")
     got = []
 
     async def take():
@@ -296,7 +296,7 @@ def test_a_worker_with_prompts_enough_is_behind_all_that_have_room():
     loads = [Load("a", 0, 4, 0, 0, 0, 8, 8), Load("b", 3, 4, 0, 0, 0, 7, 8), Load("c", 2, 4, 0, 0, 0, 99, 0)]
     assert [load.full for load in loads] == [True, False, False]
     assert least_loaded(loads) == 2
-    ranked = Ranked.of([Told(load) for load in loads])
+    ranked = RankedWorkers.of([Told(load) for load in loads])
     assert [each.load.name for each in ranked] == ["c", "b", "a"]
 
 
@@ -306,7 +306,7 @@ def held(places, decode, *sizes):
 
 
 def test_a_decode_has_its_share_of_a_prefill_and_always_one_prompt():
-    prefill, places = Load("p", 0, 8, shared_max=100), Places()
+    prefill, places = Load("p", 0, 8, shared_max=100), Reservations()
     held(places, "a", 49)
     assert [places.takes(prefill, each, 2) for each in "ab"] == [True, True]
     held(places, "a", 1)
@@ -322,7 +322,7 @@ def test_a_decode_has_its_share_of_a_prefill_and_always_one_prompt():
 
 @pytest.mark.parametrize("most", [0, 1000])
 def test_a_decode_has_its_share_of_a_prefills_slots_and_leaves_one_to_each_that_has_none(most):
-    places = Places()
+    places = Reservations()
     held(places, "a", 1, 1, 1)
     for busy, decodes, more in ((3, 2, True), (3, 3, False), (6, 2, True), (7, 2, False)):
         assert places.takes(Load("p", busy, 8, shared_max=most), "a", decodes) is more
@@ -363,6 +363,6 @@ def test_the_file_says_of_an_engine_that_computes_prompts_how_many_it_has(tmp_pa
         load.read(tmp_path / "cluster.toml")
     (tmp_path / "cluster.toml").write_text(text.replace("slots", "pending_prefill_tokens_max = 9\nslots", 1))
     cluster: Cluster = load.read(tmp_path / "cluster.toml")
-    house, _ = built(cluster, "main")
+    house, _ = built_assembly(cluster, "main")
     told = {offer.leg: offer.pending_prefill_tokens_max for offer in house.directory.offers("tiny")}
     assert told == {Leg.PREFILL: 9, Leg.DECODE: 0}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.kit.calls import Answer, Call
-from actors.kit.priority_inbox import Queue, queue
+from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 
 
 def call(urgency, name=""):
@@ -20,7 +20,7 @@ def call(urgency, name=""):
 
 
 def made(size=10):
-    return Queue(size, lambda request: request[0])
+    return PriorityInbox(size, lambda request: request[0])
 
 
 async def test_the_most_urgent_goes_first_and_equals_in_their_order(nursery):
@@ -130,7 +130,7 @@ async def test_a_cancelled_asker_puts_nothing_in():
 
 
 async def test_its_address_asks_like_any_other(nursery):
-    address, inbox = queue(2, lambda request: request)
+    address, inbox = priority_inbox(2, lambda request: request)
 
     async def answer():
         taken = await inbox.receive()

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.routing.load import least_loaded
-from actors.routing.outliers import Ejection, Outliers, Suspect
-from actors.routing.ports import Watch
-from actors.routing.reservations import Places
-from actors.routing.route import Limits, Need, Routing
+from actors.routing.outliers import Ejection, OutlierDetector, Suspect
+from actors.routing.ports import RoutingObserver
+from actors.routing.reservations import Reservations
+from actors.routing.route import FailoverLimits, Routing, TokenDemand
 from protocol.cluster import Leg
-from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOffFailed, Internal, RequestError
+from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOffFailed, InternalError, RequestError
 from supervisor.node import router_child
 from tests.actors.test_router import Fake, FakePool, Play, ask, check_whole, generate, routed
 from tests.system.simulator import simulate
@@ -33,7 +33,7 @@ def fail(outliers, name="a", times=1, at=0.0, peers=4, limits=LIMITS) -> list[bo
 
 
 def test_so_many_failures_in_a_row_set_a_worker_aside_for_a_while():
-    outliers = Outliers()
+    outliers = OutlierDetector()
     assert fail(outliers, times=3) == [False, False, True]
     assert outliers.avoided("a", 9.9)
     assert not outliers.avoided("a", 10)
@@ -42,7 +42,7 @@ def test_so_many_failures_in_a_row_set_a_worker_aside_for_a_while():
 
 
 def test_an_answer_between_failures_begins_the_row_anew():
-    outliers = Outliers()
+    outliers = OutlierDetector()
     for _ in range(3):
         fail(outliers, times=2)
         outliers.answered("a", LIMITS, 0)
@@ -50,7 +50,7 @@ def test_an_answer_between_failures_begins_the_row_anew():
 
 
 def test_a_rate_of_failures_sets_a_worker_aside_as_well():
-    outliers = Outliers()
+    outliers = OutlierDetector()
     for _ in range(4):
         fail(outliers)
         outliers.answered("a", LIMITS, 0)
@@ -60,22 +60,22 @@ def test_a_rate_of_failures_sets_a_worker_aside_as_well():
 
 
 def test_one_request_at_a_time_tries_whether_it_is_well_again():
-    outliers = Outliers()
+    outliers = OutlierDetector()
     fail(outliers, times=3)
-    assert outliers.try_again("a", "one")
+    assert outliers.begin_probe("a", "one")
     assert outliers.avoided("a", 10), "somebody tries"
     outliers.tried("a", "one")
     assert not outliers.avoided("a", 10)
     assert outliers.answered("a", LIMITS, 11)
     assert not outliers
-    assert not outliers.try_again("a", "one")
+    assert not outliers.begin_probe("a", "one")
 
 
 def test_b11_while_one_request_tries_it_nobody_else_begins_whoever_else_ends_or_fails():
-    outliers = Outliers()
+    outliers = OutlierDetector()
     fail(outliers, times=3)
-    assert outliers.try_again("a", "first")
-    assert outliers.try_again("a", "where there is no other worker"), "it fails on one that must be tried"
+    assert outliers.begin_probe("a", "first")
+    assert outliers.begin_probe("a", "where there is no other worker"), "it fails on one that must be tried"
     outliers.tried("a", "where there is no other worker")
     assert outliers.avoided("a", 10), "the first one tries it still"
     assert fail(outliers, at=11) == [True]
@@ -85,18 +85,18 @@ def test_b11_while_one_request_tries_it_nobody_else_begins_whoever_else_ends_or_
 
 
 def test_b11_whoever_tried_it_before_it_was_well_ends_no_later_try():
-    outliers = Outliers()
+    outliers = OutlierDetector()
     fail(outliers, times=3)
-    assert outliers.try_again("a", "first")
+    assert outliers.begin_probe("a", "first")
     assert outliers.answered("a", LIMITS, 11), "and the first goes on to speak"
     fail(outliers, times=3, at=12)
-    assert outliers.try_again("a", "second")
+    assert outliers.begin_probe("a", "second")
     outliers.tried("a", "first")
     assert outliers.avoided("a", 1_000), "the second one tries it"
 
 
 def test_what_was_asked_before_it_was_set_aside_says_nothing_of_it_now():
-    outliers = Outliers()
+    outliers = OutlierDetector()
     fail(outliers, times=3)
     assert fail(outliers, at=5) == [False]
     assert not outliers.answered("a", LIMITS, 5)
@@ -104,7 +104,7 @@ def test_what_was_asked_before_it_was_set_aside_says_nothing_of_it_now():
 
 
 def test_each_time_in_a_row_is_twice_as_long_up_to_a_limit_and_a_quiet_time_forgets_them():
-    outliers, at, times = Outliers(), 0.0, []
+    outliers, at, times = OutlierDetector(), 0.0, []
     fail(outliers, times=3)
     for _ in range(5):
         (aside,) = outliers.aside(at)
@@ -119,14 +119,14 @@ def test_each_time_in_a_row_is_twice_as_long_up_to_a_limit_and_a_quiet_time_forg
 
 @pytest.mark.parametrize(("peers", "most"), [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)])
 def test_no_more_than_a_share_of_those_who_do_the_same_job_is_set_aside(peers, most):
-    outliers = Outliers()
+    outliers = OutlierDetector()
     for number in range(peers):
         fail(outliers, str(number), times=9, peers=peers)
     assert len(list(outliers.aside(0))) == most
 
 
 def test_who_is_not_known_any_more_is_forgotten():
-    outliers = Outliers()
+    outliers = OutlierDetector()
     fail(outliers, times=3)
     outliers.keep(lambda name: name != "a")
     assert not outliers
@@ -137,7 +137,7 @@ events = st.tuples(st.sampled_from("abcd"), st.sampled_from(["fails", "answers",
 
 @given(st.lists(events, max_size=80), st.floats(0, 1))
 def test_whatever_happens_a_share_stays_and_each_of_the_others_can_come_back(happened, share):
-    outliers, now = Outliers(), 0.0
+    outliers, now = OutlierDetector(), 0.0
     limits = Ejection(3, 10, 0.5, 10, 60, share)
     for name, what, after_s in happened:
         now += after_s
@@ -148,7 +148,7 @@ def test_whatever_happens_a_share_stays_and_each_of_the_others_can_come_back(hap
                 outliers.answered(name, limits, now)
             case "try":
                 if not outliers.avoided(name, now):
-                    outliers.try_again(name, name)
+                    outliers.begin_probe(name, name)
             case "tried":
                 outliers.tried(name, name)
         aside = list(outliers.aside(now))
@@ -166,13 +166,13 @@ hand_offs = st.tuples(st.sampled_from("pqr"), st.sampled_from("def"), st.sampled
 
 @given(st.lists(st.tuples(hand_offs, st.floats(0, 30)), max_size=80), st.floats(0, 1))
 def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_each_of_the_others_can_come_back(happened, share):
-    outliers, now, limits = Outliers(), 0.0, Ejection(3, 10, 0.5, 10, 60, share)
+    outliers, now, limits = OutlierDetector(), 0.0, Ejection(3, 10, 0.5, 10, 60, share)
     for (prefill, decode, what), after_s in happened:
         now += after_s
         pair = f"{prefill}+{decode}"
         if what == "fails":
             both = Suspect(prefill, "prefill", 3), Suspect(decode, "decode", 3)
-            told = outliers.failed_together(Suspect(pair, "pair", 9), both, "cut", limits, now)
+            told = outliers.failed_pair(Suspect(pair, "pair", 9), both, "cut", limits, now)
             assert told in {None, prefill, decode, pair}
         else:
             for each in (prefill, decode, pair):
@@ -212,7 +212,7 @@ def four(error: RequestError) -> list[Fake]:
     return [Fake("bad", otherwise=Play(error, 0), slots=64), *(Fake(name, slots=64) for name in "cde")]
 
 
-@pytest.mark.parametrize("error", [Internal("a bug"), DeadlineExceeded("late")])
+@pytest.mark.parametrize("error", [InternalError("a bug"), DeadlineExceeded("late")])
 async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(error, autojump_clock):
     async with routed(*four(error)) as world:
         failed = await many(world, 200)
@@ -237,8 +237,8 @@ async def test_b11_a_clients_own_mistakes_set_nobody_aside(autojump_clock):
 
 
 async def test_b11_who_tries_whether_a_worker_is_well_again_loses_nothing(autojump_clock):
-    limits = Limits(ejection=Ejection(failures_max=3, aside_s=5, aside_max_s=5))
-    async with routed(*four(Internal("a bug")), limits=limits) as world:
+    limits = FailoverLimits(ejection=Ejection(failures_max=3, aside_s=5, aside_max_s=5))
+    async with routed(*four(InternalError("a bug")), limits=limits) as world:
         assert len(await many(world, 300)) <= 5, "those before it was known"
         tries = len(world.worker("bad").asked)
         world.worker("bad").otherwise = Play()
@@ -278,7 +278,7 @@ async def test_b11_a_pair_that_is_set_aside_is_not_asked_while_the_others_are_on
 
     prefill = Fake("p", leg=Leg.PREFILL, slots=64, bootstrap=("p", 1))
     bad, good = Cut("d0", leg=Leg.DECODE, slots=1), Fake("d1", leg=Leg.DECODE, slots=1)
-    limits = Limits(resumes_max=20, ejection=Ejection(failures_max=1, aside_s=3600, aside_max_s=3600))
+    limits = FailoverLimits(resumes_max=20, ejection=Ejection(failures_max=1, aside_s=3600, aside_max_s=3600))
     async with routed(prefill, bad, good, limits=limits) as world:
         assert await many(world, 20) == []
         assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["p+d0"]
@@ -304,7 +304,9 @@ def pairs(many_prefills, many_decodes) -> list[Fake]:
     return [*prefills, *(Bad(f"d{n}", leg=Leg.DECODE, slots=64) for n in range(many_decodes))]
 
 
-FOR_LONG = Limits(ejection=Ejection(aside_s=3600, aside_max_s=3600))  # where answers one after the other take minutes
+FOR_LONG = FailoverLimits(
+    ejection=Ejection(aside_s=3600, aside_max_s=3600)
+)  # where answers one after the other take minutes
 
 
 async def one_by_one(world, number) -> list[str]:
@@ -378,7 +380,7 @@ async def test_b11_of_two_prefills_that_fail_both_are_set_aside_and_no_decode(au
 
 
 async def test_b11_a_prefill_that_hands_over_again_is_tried_by_one_request_and_comes_back(autojump_clock):
-    limits = Limits(ejection=Ejection(failures_max=3, aside_s=600, aside_max_s=600))
+    limits = FailoverLimits(ejection=Ejection(failures_max=3, aside_s=600, aside_max_s=600))
     async with routed(*pairs(4, 8), limits=limits) as world:
         assert await one_by_one(world, 10) == ["p0"]
         tries = met(world, "p0")
@@ -417,10 +419,10 @@ class Ordered:
 
 async def chooses(workers, aside=()):
     """Return a routing that ranks these workers, of which some are set aside, and the ranks."""
-    routing = Routing(FakePool(workers, None), least_loaded, Limits(), lambda: 1, lambda: "", 0, frozenset())
+    routing = Routing(FakePool(workers, None), least_loaded, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
     for name in aside:
         for _ in range(5):
-            routing.failed(name, HandOffFailed("cut") if "+" in name else Internal("a bug"))
+            routing.failed(name, HandOffFailed("cut") if "+" in name else InternalError("a bug"))
     ordered = Ordered(workers)
     routing.ranked = ordered.of
     return routing, ordered
@@ -433,7 +435,7 @@ async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_set_aside(autoj
     routing.pool.all = []  # who needs them all finds nobody
     workers[7].slots = 80  # so that it would be the first
     workers[7].more = 1
-    route = routing.choose(Need(10, 20))
+    route = routing.choose(TokenDemand(10, 20))
     assert route.name != "w7"
     assert ordered.looks.total() <= 3
 
@@ -441,7 +443,7 @@ async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_set_aside(autoj
 async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock):
     """Ten decodes take nothing, and are the least busy."""
 
-    class Counted(Places):
+    class Counted(Reservations):
         asked = 0
 
         def takes(self, prefill, decode, decodes):
@@ -455,7 +457,7 @@ async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock):
     for one in prefills:
         for two in decodes[:10]:
             places.add(one.name, two.name, 100)
-    assert routing.choose(Need(100, 200)).names == ("d10", "p0")
+    assert routing.choose(TokenDemand(100, 200)).names == ("d10", "p0")
     assert places.asked <= len(prefills) * 10 + len(prefills) + len(decodes) + 1
 
 
@@ -477,10 +479,10 @@ async def test_ranked_or_not_the_same_worker_or_pair_is_chosen(seed, autojump_cl
     but = rng.sample(names, rng.randrange(3))
     for _ in range(12):  # each keeps its place
         routing.ranked = ordered.of
-        one, routing.ranked = routing.choose(Need(10, 20), but), None
+        one, routing.ranked = routing.choose(TokenDemand(10, 20), but), None
         if one is not None:
             one.end()
-        two = routing.choose(Need(10, 20), but)
+        two = routing.choose(TokenDemand(10, 20), but)
         assert (one is None) == (two is None)
         if one is None:
             break
@@ -488,13 +490,13 @@ async def test_ranked_or_not_the_same_worker_or_pair_is_chosen(seed, autojump_cl
 
 
 async def test_a_lone_worker_is_never_set_aside(autojump_clock):
-    async with routed(Fake("a", [Play(Internal("a bug"), 0)] * 20, slots=64)) as world:
+    async with routed(Fake("a", [Play(InternalError("a bug"), 0)] * 20, slots=64)) as world:
         assert len(await many(world, 30)) == 20
         assert not world.routing.outliers
 
 
 async def test_where_all_that_can_be_asked_are_set_aside_they_are_asked(autojump_clock):
-    async with routed(*four(Internal("a bug"))) as world:
+    async with routed(*four(InternalError("a bug"))) as world:
         await many(world, 60)
         world.pool.change(*"cde")
         world.worker("bad").otherwise = Play()
@@ -504,14 +506,14 @@ async def test_where_all_that_can_be_asked_are_set_aside_they_are_asked(autojump
 async def test_whoever_watches_hears_who_is_set_aside_and_who_is_back(autojump_clock):
     heard: list = []
 
-    class Hears(Watch):
-        def set_aside(self, worker, code):
+    class Hears(RoutingObserver):
+        def worker_ejected(self, worker, code):
             heard.append((worker, code))
 
         def let_in(self, worker):
             heard.append(worker)
 
-    async with routed(*four(Internal("a bug"))) as world:
+    async with routed(*four(InternalError("a bug"))) as world:
         world.routing.watch = Hears()
         await many(world, 60)
         world.worker("bad").otherwise = Play()
@@ -523,7 +525,7 @@ async def test_whoever_watches_hears_who_is_set_aside_and_who_is_back(autojump_c
 @pytest.mark.parametrize("seed", range(10))
 def test_workers_that_fail_at_random_leave_no_place_taken_and_nobody_unanswered(seed):
     async def scenario(rng: random.Random) -> None:
-        errors = (Internal, DeadlineExceeded, EngineRefused, HandOffFailed)
+        errors = (InternalError, DeadlineExceeded, EngineRefused, HandOffFailed)
 
         def plays() -> list[Play]:
             return [rng.choice((Play(), Play(rng.choice(errors)("x"), rng.randrange(3)))) for _ in range(40)]
@@ -531,17 +533,17 @@ def test_workers_that_fail_at_random_leave_no_place_taken_and_nobody_unanswered(
         legs = [Fake(f"w{n}", plays(), slots=3) for n in range(2)]
         legs += [Fake(f"p{n}", plays(), Leg.PREFILL, 3, bootstrap=("h", n)) for n in range(3)]
         legs += [Fake(f"d{n}", plays(), Leg.DECODE, 3) for n in range(3)]
-        async with routed(*legs, prefill_tokens_min=5, limits=Limits(ejection=LIMITS)) as world:
+        async with routed(*legs, prefill_tokens_min=5, limits=FailoverLimits(ejection=LIMITS)) as world:
             await many(world, 60, prompt=range(rng.randrange(1, 9)))
 
     simulate(scenario, seed)
 
 
 async def test_operators_are_told_who_is_set_aside_and_why(autojump_clock):
-    async with routed(*four(Internal("a bug"))) as world:
+    async with routed(*four(InternalError("a bug"))) as world:
         await many(world, 60)
         routings = {"tiny": world.routing}
-        (told,) = router_child.aside(routings)
+        (told,) = router_child.ejected(routings)
         assert (told.model, told.worker, told.why) == ("tiny", "bad", "internal")
         assert 0 <= told.for_s < 10
         (family,) = router_child.gauge(routings)

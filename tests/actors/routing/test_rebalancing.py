@@ -9,9 +9,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from actors.routing.load import Load
 from actors.routing.outliers import Ejection
-from actors.routing.route import Limits, Need, Route
+from actors.routing.route import FailoverLimits, Route, TokenDemand
 from protocol.cluster import Leg
-from protocol.errors import EngineLost, HandOffFailed, Internal, Preempted
+from protocol.errors import EngineLost, HandOffFailed, InternalError, Preempted
 from tests.actors.test_router import Fake, Play, ask, check_whole, generate, routed
 
 SILENT = Play(None, 0)
@@ -76,7 +76,7 @@ async def test_d6_what_has_begun_stays_and_so_does_what_waits_at_a_worker_that_h
 
 async def test_a_request_moves_as_often_as_it_may_and_each_time_later(autojump_clock):
     workers = [Memory(name, [SILENT] * 9, kv=kv) for name, kv in (("a", 10), ("b", 20), ("c", 30), ("d", 40))]
-    limits = Limits(move_after_s=2, moves_max=2)
+    limits = FailoverLimits(move_after_s=2, moves_max=2)
     async with routed(*workers, limits=limits) as world, trio.open_nursery() as nursery:
         nursery.start_soon(ask, world, generate())
         await wait_all_tasks_blocked()
@@ -101,12 +101,12 @@ async def test_leaving_while_a_request_moves_keeps_no_place(autojump_clock):
 async def test_a_place_that_is_let_go_is_had_at_once_by_whoever_waits(autojump_clock):
     async with routed(Fake("a", slots=1)) as world, trio.open_nursery() as nursery:
         routing, got = world.routing, list[Route]()
-        kept = routing.choose(Need())
+        kept = routing.choose(TokenDemand())
 
         async def wait(another):
             got.append(await another)
 
-        nursery.start_soon(wait, routing.wait_for_other(Need(), (), (), 0.0))
+        nursery.start_soon(wait, routing.wait_for_other(TokenDemand(), (), (), 0.0))
         await wait_all_tasks_blocked()
         assert not got
         kept.end()
@@ -116,20 +116,20 @@ async def test_a_place_that_is_let_go_is_had_at_once_by_whoever_waits(autojump_c
 
 
 async def test_a_worker_that_was_tried_is_had_at_once_by_whoever_waits(autojump_clock):
-    limits = Limits(ejection=Ejection(failures_max=1, aside_s=1))
+    limits = FailoverLimits(ejection=Ejection(failures_max=1, aside_s=1))
     workers = Fake("a"), Fake("b", slots=0), Fake("c", slots=0)
     async with routed(*workers, limits=limits) as world, trio.open_nursery() as nursery:
         routing, got = world.routing, list[Route]()
-        routing.failed("a", Internal("a bug"))
+        routing.failed("a", InternalError("a bug"))
         await trio.sleep(2)
-        tries = routing.choose(Need())
+        tries = routing.choose(TokenDemand())
         for name in tries.names:
             tries._let_go(name)  # as if it had been asked
 
         async def wait(another):
             got.append(await another)
 
-        nursery.start_soon(wait, routing.wait_for_other(Need(), (), (), 0.0))
+        nursery.start_soon(wait, routing.wait_for_other(TokenDemand(), (), (), 0.0))
         await wait_all_tasks_blocked()
         assert not got
         tries.end()
@@ -143,7 +143,7 @@ async def test_a_request_moves_though_a_leg_fails_in_the_turns_in_which_it_is_ta
     p, q = (Memory(name, leg=Leg.PREFILL, bootstrap=(name, 1), kv=50) for name in "pq")
     d, e = (Memory(name, [SILENT], leg=Leg.DECODE, kv=50) for name in "de")
     p.plays, q.more, e.more, e.plays = [Play(HandOffFailed("cut"), 0)], 1, 1, []
-    async with routed(p, q, d, e, limits=Limits(move_after_s=0.5)) as world, trio.open_nursery() as nursery:
+    async with routed(p, q, d, e, limits=FailoverLimits(move_after_s=0.5)) as world, trio.open_nursery() as nursery:
         got: list = []
 
         async def one():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.routing.route import Limits
+from actors.routing.route import FailoverLimits
 from actors.routing.routed_request import is_planned
 from protocol.errors import Draining, EngineLost, LinkLost, NotReady
 from tests.actors.test_router import Fake, Play, ask, check_whole, generate, routed
@@ -28,7 +28,7 @@ async def test_b15_five_drains_in_a_row_lose_nothing(loss, autojump_clock):
 async def test_b15_drains_leave_the_resumes_for_losses(autojump_clock):
     plays = [Draining("1"), LinkLost("2"), Draining("3"), LinkLost("4"), Draining("5"), LinkLost("6")]
     workers = [Fake(str(n), [Play(loss, 2)], slots=8, more=n) for n, loss in enumerate(plays)]
-    async with routed(*workers, limits=Limits(resumes_max=3, pause_s=0.01)) as world:
+    async with routed(*workers, limits=FailoverLimits(resumes_max=3, pause_s=0.01)) as world:
         wanted = generate(tokens_max=20)
         check_whole(await ask(world, wanted), wanted)
 
@@ -36,7 +36,7 @@ async def test_b15_drains_leave_the_resumes_for_losses(autojump_clock):
 @pytest.mark.parametrize(("most", "whole"), [(2, False), (3, True)])
 async def test_drains_have_a_limit_of_their_own(most, whole, autojump_clock):
     workers = [Fake(str(n), [Play(Draining(str(n)), 2)], more=n) for n in range(3)]
-    async with routed(*workers, Fake("last", slots=9, more=8), limits=Limits(drains_max=most)) as world:
+    async with routed(*workers, Fake("last", slots=9, more=8), limits=FailoverLimits(drains_max=most)) as world:
         wanted = generate(tokens_max=20)
         if whole:
             check_whole(await ask(world, wanted), wanted)

@@ -7,7 +7,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from actors.routing.load import least_loaded
-from actors.routing.ports import Watch
+from actors.routing.ports import RoutingObserver
 from protocol.errors import EngineLost, LinkLost
 from protocol.messages import Grammar, GrammarKind, Usage
 from tests.actors.test_router import PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
@@ -50,8 +50,8 @@ async def test_d10_an_answer_with_a_penalty_goes_on_elsewhere_and_says_what_was_
 async def test_whoever_watches_hears_what_nobody_else_could_go_on_with(autojump_clock):
     heard: list = []
 
-    class Hears(Watch):
-        def stayed(self, code):
+    class Hears(RoutingObserver):
+        def call_not_resumed(self, code):
             heard.append(code)
 
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as world:

@@ -14,15 +14,15 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.kit.offload import inline
-from actors.text.candidates import TOKENS_A_TURN, Draft
-from actors.text.detokenizer import Reading
-from actors.text.logprobs import Scores
+from actors.kit.offload import run_inline
+from actors.text.candidates import TOKENS_A_TURN, CandidateChoice
+from actors.text.detokenizer import IncrementalDetokenizer
+from actors.text.logprobs import PendingLogprobs
 from actors.text.pieces import SCORED_A_PIECE
-from actors.text.prompts import Limits
+from actors.text.prompts import PromptLimits
 from actors.text.stop_strings import StopScanner, StopStrings
 from protocol.dialects import chat, completions
-from protocol.dialects.answer_builder import PIECE_BYTES, Body
+from protocol.dialects.answer_builder import PIECE_BYTES, AnswerBody
 from protocol.messages import Answered, ChoiceEnded, FinishReason, Respond, Text, Tokens, Usage
 from tests.actors.test_processor import running
 from tests.rig.fake_engine import logprob_at
@@ -82,7 +82,9 @@ async def asked(body, path="/v1/chat/completions"):
 
 def texts(count, choice=0):
     line = ids("The oak is old. ")
-    reading = Reading(TINY.tokenizer, choice=choice, scores=Scores(TINY.tokenizer.id_to_token, TINY.data))
+    reading = IncrementalDetokenizer(
+        TINY.tokenizer, choice=choice, scores=PendingLogprobs(TINY.tokenizer.id_to_token, TINY.data)
+    )
     for place in range(count):
         token = line[place % len(line)]
         if (text := reading.feed([token], [logprob_at(token, place, 20, 512)])) is not None:
@@ -128,7 +130,7 @@ def test_b1_what_waits_of_an_answer_in_one_piece_is_bytes(dialect, most):
 
 @given(parts=st.lists(st.binary(max_size=250_000), max_size=5))
 def test_a_body_in_pieces_is_the_whole_of_it(parts):
-    body = Body.of(parts)
+    body = AnswerBody.of(parts)
     pieces = list(body.pieces())
     assert b"".join(pieces) == b"".join(parts)
     assert body.size == sum(map(len, parts))
@@ -162,7 +164,7 @@ async def test_c2_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its
         assert (reply.body.count(b'xxx"'), reply.body.count(b'finish_reason":"length')) == (64, 64 * choices_of(prompt))
         await client.stream.aclose()
         await at_rest(made)
-        assert made.door.answers.held_bytes == 0
+        assert made.door.answers.reserved_bytes == 0
 
 
 def choices_of(prompt):
@@ -190,14 +192,14 @@ async def test_c2_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_
         client = Client(await made.connect(receive_buffer=4096))
         await client.send(post(body, "/v1/completions"))
         await trio.sleep(60)
-        counted_bytes = made.door.answers.held_bytes
+        counted_bytes = made.door.answers.reserved_bytes
         reply = await client.reply()
         assert (reply.whole, b"answers_bytes_max" in reply.body) == (whole, not whole)
         if whole:
             assert len(reply.body) - 100_000 < counted_bytes < len(reply.body)
         await client.stream.aclose()
         await at_rest(made)
-        assert made.door.answers.held_bytes == 0
+        assert made.door.answers.reserved_bytes == 0
 
 
 async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock):
@@ -212,10 +214,10 @@ async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock):
 @pytest.mark.parametrize("top", [0, 5])
 async def test_a_draft_is_told_as_it_would_have_been_read(top):
     line, said = ids("The oak is old. wörld 日本 🙂 "), []
-    reading = Reading(
-        TINY.tokenizer, StopStrings(["old"]), scores=Scores(TINY.tokenizer.id_to_token, TINY.data), choice=3
+    reading = IncrementalDetokenizer(
+        TINY.tokenizer, StopStrings(["old"]), scores=PendingLogprobs(TINY.tokenizer.id_to_token, TINY.data), choice=3
     )
-    draft, straight = Draft(said.append), []
+    draft, straight = CandidateChoice(said.append), []
     for place, token in enumerate(line * 5):
         tokens = Tokens([token], (logprob_at(token, place, top, 512),))
         draft.note(tokens, scored=True)
@@ -224,8 +226,8 @@ async def test_a_draft_is_told_as_it_would_have_been_read(top):
             break
     straight.append(reading.finish())
     draft(ChoiceEnded(FinishReason.STOP, 9, reading.matched))
-    again = Reading(
-        TINY.tokenizer, StopStrings(["old"]), scores=Scores(TINY.tokenizer.id_to_token, TINY.data), choice=3
+    again = IncrementalDetokenizer(
+        TINY.tokenizer, StopStrings(["old"]), scores=PendingLogprobs(TINY.tokenizer.id_to_token, TINY.data), choice=3
     )
     await draft.tell(again, said.append)
     *pieces, ended = said
@@ -241,7 +243,7 @@ async def test_b1_what_a_stop_string_held_back_is_told_a_few_tokens_a_turn(last,
     """A thousand tokens with 20 log probabilities each, of all choices in one turn: seconds."""
     line = "a" * 300 + last
     worker, count = Worker(line=line), len(ids(line))
-    async with running(worker, known=Limits(INFO, 2048, 2048)) as address:
+    async with running(worker, known=PromptLimits(INFO, 2048, 2048)) as address:
         asked_for = Respond("b" * 32, texts=(f"n={count}",), n=4, logprobs=20, stop=(line + "c",))
         async with address.ask(asked_for, 10_000) as answer:
             replies = []
@@ -256,12 +258,12 @@ async def test_b1_what_a_stop_string_held_back_is_told_a_few_tokens_a_turn(last,
 
 
 async def test_b1_a_draft_of_a_thousand_tokens_is_told_in_many_turns():
-    draft, line, said, turns = Draft([].append), ids("The oak is old. "), [], Turns()
+    draft, line, said, turns = CandidateChoice([].append), ids("The oak is old. "), [], Turns()
     for place in range(1000):
         draft.note(Tokens([line[place % len(line)]]), scored=False)
     draft(ChoiceEnded(FinishReason.LENGTH))
     trio.lowlevel.add_instrument(turns)
-    await draft.tell(Reading(TINY.tokenizer), said.append)
+    await draft.tell(IncrementalDetokenizer(TINY.tokenizer), said.append)
     trio.lowlevel.remove_instrument(turns)
     assert sum(each.tokens for each in said[:-1]) == 1000
     assert turns.count >= 1000 / TOKENS_A_TURN
@@ -331,7 +333,7 @@ async def test_b10_a_long_body_is_read_aside(body, rather_slow):
 
     async def aside(function, *, owner, size):
         sizes.append(size)
-        return await inline(function, owner=owner, size=size)
+        return await run_inline(function, owner=owner, size=size)
 
     async with rig() as made:
         made.door.aside = aside
@@ -361,12 +363,12 @@ async def test_a_long_answer_about_tokens_is_counted_and_waits_for_its_reader(pa
         await trio.sleep(5)
         [outbox] = made.door.connections
         assert 0 < outbox.backlog_bytes <= 256 * 1024
-        counted_bytes = made.door.answers.held_bytes
+        counted_bytes = made.door.answers.reserved_bytes
         reply = await client.reply()
         assert (reply.status, reply.whole, len(reply.body)) == (200, True, counted_bytes)
         assert reply.json["text"] == text if path == "/detokenize" else reply.json["count"] == 250_000
         await client.ask(head())
-        assert made.door.answers.held_bytes == 0
+        assert made.door.answers.reserved_bytes == 0
 
 
 async def test_an_answer_about_tokens_for_which_there_is_never_memory_is_the_askers_mistake(rather_slow):
@@ -376,4 +378,4 @@ async def test_an_answer_about_tokens_for_which_there_is_never_memory_is_the_ask
         reply = await client.ask(post({"prompt": "oak " * 500}, "/tokenize"))
         assert (reply.status, reply.error["code"]) == (400, "invalid_request")
         assert "answers_bytes_max" in reply.error["message"]
-        assert made.door.answers.held_bytes == 0
+        assert made.door.answers.reserved_bytes == 0

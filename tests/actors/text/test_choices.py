@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from attrs import evolve
 
-from actors.kit.offload import LONG
+from actors.kit.offload import OFFLOAD_SIZE_MIN
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Unsupported
 from protocol.messages import (
     Accepted,
@@ -33,7 +33,7 @@ from protocol.messages import (
     Usage,
 )
 from tests.actors.test_processor import CONTENTS, Limits, ask, respond, running, spy
-from tests.rig.gateway import INFO, TINY, Worker, ids, load_at_noon
+from tests.rig.gateway import INFO, TINY, Worker, ids, load_with_fixed_clock
 
 ROOMY = Limits(INFO, 2048, 1024)
 
@@ -137,7 +137,7 @@ async def test_a_long_echo_is_read_aside_and_once_a_prompt(autojump_clock):
             read.append(said)
         return said
 
-    long, short = tuple(ids("n=1 " + "oak " * LONG))[:LONG], tuple(ids("n=1 x"))
+    long, short = tuple(ids("n=1 " + "oak " * OFFLOAD_SIZE_MIN))[:OFFLOAD_SIZE_MIN], tuple(ids("n=1 x"))
     async with running(known=Limits(INFO, 10**6, 10**6), aside=aside) as address:
         replies, _ = await ask(address, Respond("b" * 32, token_lists=(long, short), n=2, echo=True))
         assert read == [TINY.decode(long)]
@@ -286,7 +286,7 @@ async def test_truncation_leaves_out_the_oldest_turns_and_no_more(autojump_clock
 @pytest.mark.parametrize("count", range(3, 42, 6))
 @pytest.mark.parametrize("kept", [0, 1])
 async def test_a_truncated_conversation_begins_with_a_user(count, kept, autojump_clock):
-    model, worker, turns = load_at_noon(CONTENTS, ALTERNATING), spy(), talk(count)[1 - kept :]
+    model, worker, turns = load_with_fixed_clock(CONTENTS, ALTERNATING), spy(), talk(count)[1 - kept :]
     async with running(worker, model, Limits(INFO, 300, 300)) as address:
         await ask(address, respond(turns=turns, tokens_max=20, truncate=True))
     cuts = [turns[:kept] + turns[kept + cut :] for cut in range(0, count, 2)]

@@ -10,7 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from actors.text.detokenizer import HELD_IDS_MAX, Reading
+from actors.text.detokenizer import HELD_IDS_MAX, IncrementalDetokenizer
 from actors.text.stop_strings import StopStrings
 from protocol.messages import Text
 
@@ -39,7 +39,7 @@ def cut(sequence, sizes):
         at, turn = at + size, turn + 1
 
 
-def read(reading: Reading, pieces) -> tuple[str, list[Text]]:
+def read(reading: IncrementalDetokenizer, pieces) -> tuple[str, list[Text]]:
     heard = [*[reading.feed(piece) for piece in pieces], reading.finish()]
     said = [text for text in heard if text is not None]
     return "".join(text.text for text in said), said
@@ -82,7 +82,7 @@ def first_stop(text, stops, start):
 
 @given(answers, st.lists(st.integers(1, 5), min_size=1, max_size=4))
 def test_any_split_of_the_ids_reads_as_in_one_piece(sequence, sizes):
-    text, said = read(Reading(TINY), cut(sequence, sizes))
+    text, said = read(IncrementalDetokenizer(TINY), cut(sequence, sizes))
     assert text == TINY.decode(sequence)
     assert sum(each.tokens for each in said) <= len(sequence)
 
@@ -90,7 +90,7 @@ def test_any_split_of_the_ids_reads_as_in_one_piece(sequence, sizes):
 @given(texts)
 def test_a_character_is_never_split(text):
     so_far = ""
-    reading = Reading(TINY)
+    reading = IncrementalDetokenizer(TINY)
     for token in ids(text):
         piece = reading.feed([token])
         so_far += piece.text if piece else ""
@@ -101,14 +101,14 @@ def test_a_character_is_never_split(text):
 
 
 def test_a_character_comes_with_its_last_byte():
-    reading = Reading(TINY)
+    reading = IncrementalDetokenizer(TINY)
     first, second, third, fourth = [BYTES[letter] for letter in "ðŁĻĤ"]
     assert [reading.feed([each]) for each in (first, second, third)] == [None] * 3
     assert reading.feed([fourth]) == Text("🙂", 4)
 
 
 def test_a_character_that_the_answer_broke_off_reads_as_broken():
-    reading = Reading(TINY)
+    reading = IncrementalDetokenizer(TINY)
     assert reading.feed([*ids("a"), *[BYTES[letter] for letter in "ðŁĻ"]]) is None or reading.tokens == 4
     text = reading.finish()
     assert text is not None
@@ -116,7 +116,7 @@ def test_a_character_that_the_answer_broke_off_reads_as_broken():
 
 
 def test_bytes_that_are_no_text_are_not_held_for_ever():
-    reading = Reading(TINY)
+    reading = IncrementalDetokenizer(TINY)
     said = [reading.feed([BYTES["ĥ"]]) for _ in range(10 * HELD_IDS_MAX)]
     given = "".join(text.text for text in said if text is not None)
     assert 0 <= 10 * HELD_IDS_MAX - len(given) <= HELD_IDS_MAX + 3
@@ -127,11 +127,11 @@ def test_bytes_that_are_no_text_are_not_held_for_ever():
 
 @given(st.lists(st.sampled_from([*[BYTES[letter] for letter in "ðŁĻĤæĹ¥Ã©"], *ids("a")]), max_size=120))
 def test_long_runs_of_broken_bytes_read_as_in_one_piece(sequence):
-    assert read(Reading(TINY), cut(sequence, [1]))[0] == TINY.decode(sequence)
+    assert read(IncrementalDetokenizer(TINY), cut(sequence, [1]))[0] == TINY.decode(sequence)
 
 
 def test_special_tokens_say_nothing_however_many():
-    reading = Reading(TINY)
+    reading = IncrementalDetokenizer(TINY)
     assert reading.feed([PAD] * 200) is None
     assert reading.feed(ids(" a")) == Text(" a", 200 + len(ids(" a")))
 
@@ -165,20 +165,20 @@ def spelled(text: str) -> list[int]:
 )
 def test_words_and_spelled_characters_read_as_in_one_piece(pieces):
     sequence = [token for piece in pieces for token in piece]
-    assert read(Reading(SENTENCEPIECE), cut(sequence, [1]))[0] == SENTENCEPIECE.decode(sequence)
+    assert read(IncrementalDetokenizer(SENTENCEPIECE), cut(sequence, [1]))[0] == SENTENCEPIECE.decode(sequence)
 
 
 @given(st.lists(st.integers(0, SENTENCEPIECE.get_vocab_size() - 1), max_size=40))
 @example([4, 195, 110, 216, 14, 270, 113])
 @example([118, 207, 262, 176])
 def test_no_sequence_of_ids_raises(sequence):
-    text, _ = read(Reading(SENTENCEPIECE), cut(sequence, [1]))
+    text, _ = read(IncrementalDetokenizer(SENTENCEPIECE), cut(sequence, [1]))
     assert len(text) <= 4 * len(SENTENCEPIECE.decode(sequence)) + 4
 
 
 def test_a_word_keeps_its_space_after_broken_bytes():
     the = SENTENCEPIECE.token_to_id("▁the")
-    text, _ = read(Reading(SENTENCEPIECE), cut([3 + 0xCC, the, 3 + 0xAD, the], [1]))
+    text, _ = read(IncrementalDetokenizer(SENTENCEPIECE), cut([3 + 0xCC, the, 3 + 0xAD, the], [1]))
     assert text == f"{BROKEN} the{BROKEN} the"
 
 
@@ -195,7 +195,7 @@ def test_a_word_keeps_its_space_after_broken_bytes():
 )
 @settings(max_examples=300)
 def test_reading_is_what_the_naive_way_gives(sequence, stops, stop_ids, silent, tokens_min, sizes):
-    reading = Reading(TINY, StopStrings(stops), stop_ids, silent, tokens_min)
+    reading = IncrementalDetokenizer(TINY, StopStrings(stops), stop_ids, silent, tokens_min)
     text, said = read(reading, cut(sequence, sizes))
     assert (text, reading.matched, reading.tokens) == naively(sequence, stops, stop_ids, silent, tokens_min)
     assert sum(each.tokens for each in said) <= reading.tokens
@@ -206,7 +206,7 @@ def test_reading_is_what_the_naive_way_gives(sequence, stops, stop_ids, silent, 
 def test_nothing_of_a_stop_string_leaks_at_any_moment(before, stop, after):
     whole = normalize("NFC", before + stop + after)
     assume(stop in whole)  # a combining accent changes the letter before it
-    reading, so_far = Reading(TINY, StopStrings([stop])), ""
+    reading, so_far = IncrementalDetokenizer(TINY, StopStrings([stop])), ""
     for token in ids(whole):
         piece = reading.feed([token])
         so_far += piece.text if piece else ""
@@ -216,7 +216,7 @@ def test_nothing_of_a_stop_string_leaks_at_any_moment(before, stop, after):
 
 
 def test_a_stop_across_pieces_is_held_back():
-    reading = Reading(TINY, StopStrings(["END"]))
+    reading = IncrementalDetokenizer(TINY, StopStrings(["END"]))
     assert [reading.feed(ids(letter)) for letter in "xEN"] == [Text("x", 1), None, None]
     assert reading.feed(ids("D")) is None
     assert (reading.matched, reading.tokens) == ("END", 4)
@@ -224,20 +224,20 @@ def test_a_stop_across_pieces_is_held_back():
 
 
 def test_what_was_held_back_comes_when_it_is_no_stop():
-    reading = Reading(TINY, StopStrings(["END"]))
+    reading = IncrementalDetokenizer(TINY, StopStrings(["END"]))
     reading.feed([*ids("E"), *ids("N")])
     assert reading.feed(ids("x")) == Text("ENx", 3)
 
 
 def test_what_was_held_back_comes_at_the_end():
-    reading = Reading(TINY, StopStrings(["END"]))
+    reading = IncrementalDetokenizer(TINY, StopStrings(["END"]))
     assert reading.feed([*ids("E"), *ids("N")]) is None
     assert reading.finish() == Text("EN", 2)
     assert reading.matched is None
 
 
 def test_what_was_held_back_comes_before_a_stop_token():
-    reading = Reading(TINY, StopStrings(["END"]), [EOS])
+    reading = IncrementalDetokenizer(TINY, StopStrings(["END"]), [EOS])
     assert reading.feed([*ids("E"), *ids("N"), EOS]) == Text("EN", 3)
     assert reading.matched == EOS
     assert reading.finish() is None
@@ -257,7 +257,7 @@ def test_what_was_held_back_comes_before_a_stop_token():
 )
 def test_overlapping_stops_are_told_apart(stops, text, out, matched):
     for pieces in ([ids(text)], [[token] for token in ids(text)], [ids(letter) for letter in text]):
-        reading = Reading(TINY, StopStrings(stops))
+        reading = IncrementalDetokenizer(TINY, StopStrings(stops))
         assert read(reading, pieces)[0] == out
         assert reading.matched == matched
 
@@ -267,40 +267,40 @@ def test_a_stop_inside_one_token_cuts_the_token():
         token for token in range(TINY.get_vocab_size()) if len(word := TINY.decode([token])) >= 3 and word.isalpha()
     )
     word = TINY.decode([token])
-    reading = Reading(TINY, StopStrings([word[1]]))
+    reading = IncrementalDetokenizer(TINY, StopStrings([word[1]]))
     assert reading.feed([token, *ids("more")]) == Text(word[0], 1)
     assert (reading.matched, reading.tokens) == (word[1], 1)
 
 
 def test_ids_after_a_stop_are_ignored():
-    reading = Reading(TINY, StopStrings(["b"]))
+    reading = IncrementalDetokenizer(TINY, StopStrings(["b"]))
     assert reading.feed([*ids("a"), *ids("b"), *ids("c")]) == Text("a", 2)
     assert reading.feed(ids("d")) is None
     assert reading.tokens == 2
 
 
 def test_the_end_of_the_answer_is_silent_and_counted():
-    reading = Reading(TINY, silent_ids=[EOS])
+    reading = IncrementalDetokenizer(TINY, silent_ids=[EOS])
     assert reading.feed([*ids("a"), EOS]) == Text("a", 2)
     assert (reading.matched, reading.tokens, reading.finish()) == (None, 2, None)
 
 
 def test_a_stop_token_is_not_text():
     token = ids("z")[0]
-    reading = Reading(TINY, stop_ids=[token])
+    reading = IncrementalDetokenizer(TINY, stop_ids=[token])
     assert reading.feed([*ids("a"), token]) == Text("a", 2)
     assert reading.matched == token
 
 
 def test_no_stop_counts_before_the_least_number_of_tokens():
     token = ids("z")[0]
-    reading = Reading(TINY, StopStrings(["b"]), [token], tokens_min=3)
+    reading = IncrementalDetokenizer(TINY, StopStrings(["b"]), [token], tokens_min=3)
     assert read(reading, [[*ids("b"), token, *ids("b"), *ids("c"), *ids("b"), *ids("d")]])[0] == "bzbc"
     assert (reading.matched, reading.tokens) == ("b", 5)
 
 
 def test_a_broken_character_at_the_end_can_complete_a_stop():
-    reading = Reading(TINY, StopStrings([BROKEN]))
+    reading = IncrementalDetokenizer(TINY, StopStrings([BROKEN]))
     assert reading.feed([*ids("a"), BYTES["ð"]]) == Text("a", 2)
     assert reading.finish() is None
     assert reading.matched == BROKEN

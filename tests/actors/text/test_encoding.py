@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from actors.kit.offload import LONG, Work, inline
+from actors.kit.offload import OFFLOAD_SIZE_MIN, Offload, run_inline
 from actors.text import encoding
-from actors.text.encoding import SEAM_TOKENS, TooManyTokens, conversation, tokenised
-from actors.text.prompts import Limits
+from actors.text.encoding import SEAM_TOKENS, TooManyTokens, tokenize_conversation, tokenize_text
+from actors.text.prompts import PromptLimits
 from actors.text.token_bounds import COMPOSED_CHARACTERS_MAX, characters_a_token
 from protocol.errors import BadRequest, ContextTooLong
 from protocol.messages import Role, Tokenize, Turn
 from tests.actors.test_processor import CONTENTS, ask, respond, running
-from tests.rig.gateway import INFO, TINY, load_at_noon
+from tests.rig.gateway import INFO, TINY, load_with_fixed_clock
 
 BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 TEXTS = st.text(st.sampled_from("a e\u0301\u1100\u1161\u11a8ᾂ\n\t日🙂A<|im_end|>"), max_size=60)
@@ -34,7 +34,7 @@ class Counting:
 
     async def __call__(self, function, *, owner, size):
         self.sizes.append(size)
-        return await inline(function, owner=owner, size=size)
+        return await run_inline(function, owner=owner, size=size)
 
 
 def tokenizer(model, normalizer=None, pre=None, added=()):
@@ -104,7 +104,7 @@ def test_the_bound_of_composed_characters_is_unicodes():
 async def test_b10_what_is_surely_too_long_is_not_tokenised_at_all():
     aside = Counting()
     with pytest.raises(TooManyTokens, match="more than 100"):
-        await tokenised("a" * 4_000_000, TINY, 100, Work(aside, "alice"))
+        await tokenize_text("a" * 4_000_000, TINY, 100, Offload(aside, "alice"))
     assert aside.sizes == []
 
 
@@ -116,10 +116,10 @@ async def test_b10_without_a_bound_a_refusal_costs_what_fits(made):
     length = len(made.encode(text).ids)
     if length > limit + SEAM_TOKENS:
         with pytest.raises(TooManyTokens):
-            await tokenised(text, model, limit, Work(aside, ""))
+            await tokenize_text(text, model, limit, Offload(aside, ""))
         assert sum(aside.sizes) <= len(text) / 2
     else:
-        assert len(await tokenised(text, model, limit, Work(aside, ""))) == length
+        assert len(await tokenize_text(text, model, limit, Offload(aside, ""))) == length
 
 
 @pytest.mark.parametrize("known", [TINY.characters_a_token, None])
@@ -132,7 +132,7 @@ def test_whatever_fits_is_tokenised_as_ever(known, text, repeat, limit):
 
     async def read():
         try:
-            return await tokenised(text, model, limit, Work(inline, ""))
+            return await tokenize_text(text, model, limit, Offload(run_inline, ""))
         except TooManyTokens:
             return None
 
@@ -143,14 +143,14 @@ def test_whatever_fits_is_tokenised_as_ever(known, text, repeat, limit):
 async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has():
     model = evolve(TINY, tokenizer=UNBOUNDED["spaces"], characters_a_token=None)
     text = "a" * 3000 + " " * 100_000
-    ids = await tokenised(text, model, 2000, Work(inline, ""))
+    ids = await tokenize_text(text, model, 2000, Offload(run_inline, ""))
     assert ids == model.encode_text(text)
     assert len(ids) == 1500
 
 
 async def test_b10_a_refused_prompt_of_4_mb_costs_its_key_no_more_than_one_that_fits():
     aside = Counting()
-    known = Limits(INFO, 8192, 8192)
+    known = PromptLimits(INFO, 8192, 8192)
     unbounded = evolve(TINY, characters_a_token=None)
     async with running(aside=aside, known=known, model=unbounded) as address:
         with pytest.raises(ContextTooLong, match="the prompt is more than 8191 tokens long, and prompt and answer"):
@@ -183,17 +183,17 @@ QUADRATIC = {
 
 @pytest.mark.parametrize("source", QUADRATIC.values(), ids=QUADRATIC)
 async def test_b10_a_template_is_held_to_a_number_of_steps(source):
-    model = load_at_noon(CONTENTS, "{% if messages|length > 1 %}" + source + "{% else %}x{% endif %}")
+    model = load_with_fixed_clock(CONTENTS, "{% if messages|length > 1 %}" + source + "{% else %}x{% endif %}")
     with pytest.raises(BadRequest, match="it takes more than 1000000 steps"):
-        await conversation([Turn(Role.USER, "x")] * 9000, model, 100_000, Work(inline, ""))
+        await tokenize_conversation([Turn(Role.USER, "x")] * 9000, model, 100_000, Offload(run_inline, ""))
 
 
 async def test_b10_a_template_is_held_to_a_number_of_characters(monkeypatch):
     monkeypatch.setattr("actors.text.chat_template.RENDERED_CHARACTERS_MAX", 100_000)
-    model = load_at_noon(CONTENTS, "{% for a in messages %}{{ messages[0].content }}{% endfor %}")
+    model = load_with_fixed_clock(CONTENTS, "{% for a in messages %}{{ messages[0].content }}{% endfor %}")
     with pytest.raises(BadRequest, match="it makes more than 100000 characters"):
-        await conversation([Turn(Role.USER, "x" * 1000)] * 101, model, 10**6, Work(inline, ""))
-    assert await conversation([Turn(Role.USER, "x" * 1000)] * 100, model, 10**6, Work(inline, ""))
+        await tokenize_conversation([Turn(Role.USER, "x" * 1000)] * 101, model, 10**6, Offload(run_inline, ""))
+    assert await tokenize_conversation([Turn(Role.USER, "x" * 1000)] * 100, model, 10**6, Offload(run_inline, ""))
 
 
 def test_a_short_template_over_as_many_turns_as_a_body_holds_is_not_refused():
@@ -203,10 +203,10 @@ def test_a_short_template_over_as_many_turns_as_a_body_holds_is_not_refused():
 
 async def test_one_rule_says_what_is_long():
     aside = Counting()
-    assert await Work(aside, "").run(LONG - 1, lambda: 1) == 1
+    assert await Offload(aside, "").run(OFFLOAD_SIZE_MIN - 1, lambda: 1) == 1
     assert aside.sizes == []
-    assert await Work(aside, "").run(LONG, lambda: 2) == 2
-    assert aside.sizes == [LONG]
+    assert await Offload(aside, "").run(OFFLOAD_SIZE_MIN, lambda: 2) == 2
+    assert aside.sizes == [OFFLOAD_SIZE_MIN]
 
 
 def test_the_seam_is_longer_than_any_word_that_is_cut():

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from actors.text.detokenizer import Reading
-from actors.text.logprobs import Scores, token_data
+from actors.text.detokenizer import IncrementalDetokenizer
+from actors.text.logprobs import PendingLogprobs, token_data
 from actors.text.stop_strings import StopStrings
 from protocol.messages import Logprob
 from tests.actors.text.test_detokenizer import SENTENCEPIECE
@@ -21,8 +21,8 @@ TEXTS = st.text(st.sampled_from("aé日🙂 .END"), min_size=1, max_size=20)
 
 
 def reading(stops=(), **fields):
-    scores = Scores(TINY.tokenizer.id_to_token, DATA)
-    return Reading(TINY.tokenizer, StopStrings(stops) if stops else None, scores=scores, **fields)
+    scores = PendingLogprobs(TINY.tokenizer.id_to_token, DATA)
+    return IncrementalDetokenizer(TINY.tokenizer, StopStrings(stops) if stops else None, scores=scores, **fields)
 
 
 def fed(made, sequence, size=1):
@@ -107,7 +107,7 @@ def test_bytes_are_found_for_any_other_vocabulary():
 
 @given(st.lists(st.integers(0, 511), max_size=30), st.integers(1, 4))
 def test_every_id_is_told_in_order_whatever_became_of_its_text(sequence, size):
-    made = Reading(TINY.tokenizer, StopStrings(["E"]), silent_ids=[1], tells_ids=True)
+    made = IncrementalDetokenizer(TINY.tokenizer, StopStrings(["E"]), silent_ids=[1], tells_ids=True)
     pieces = fed(made, sequence, size)
     told = [token for piece in pieces for token in piece.ids]
     assert told == sequence[: made.tokens]

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.load.answers import Answer, read_chunk, read_response
-from bench.load.faults import Failed
-from bench.load.http import refusal
+from bench.load.faults import RequestFailed
+from bench.load.http import http_fault
 from tests.rig.scripted_server import delta, response_end, usage
 
 
@@ -20,7 +20,7 @@ def hear(read, *events):
 
 
 def fault(read, *events):
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(RequestFailed) as caught:
         hear(read, *events)
     return caught.value.fault
 
@@ -36,7 +36,7 @@ def test_a_chat_answer_is_counted_by_its_events_with_content():
 
 @pytest.mark.parametrize("body", [b"\xff", b'{"error":"\xe9"}', b"[" * 5000, b"{", b""])
 def test_what_cannot_be_read_is_a_fault_of_one_request(body):
-    assert refusal(502, body).fault.code == "502"
+    assert http_fault(502, body).fault.code == "502"
     if body:
         assert fault(read_chunk, body).kind == fault(read_response, body).kind == "shape"
 
@@ -104,7 +104,7 @@ def test_an_error_in_mid_stream_fails_with_its_code(event, code):
 
 
 def test_an_event_named_error_is_one_whatever_it_holds():
-    with pytest.raises(Failed):
+    with pytest.raises(RequestFailed):
         read_chunk(Answer(), b"error", b'{"message": "no"}')
 
 
@@ -178,6 +178,6 @@ objects = st.recursive(
 @given(objects, st.sampled_from([read_chunk, read_response]), st.sampled_from([b"", b"error", b"\xff"]))
 def test_whatever_a_server_says_is_read_or_fails_as_a_request(said, read, name):
     answer = Answer()
-    with suppress(Failed):
+    with suppress(RequestFailed):
         assert read(answer, name, json.dumps(said).encode()) == answer.tokens
         assert not answer.over or answer.finish is not None

@@ -13,8 +13,8 @@ from wsproto.events import CloseConnection, Ping, TextMessage
 from bench.load import measure
 from bench.load.client import Exchange, Pool
 from bench.load.messages import Target
-from bench.load.plan import Ask, Leave
-from bench.load.requests import address
+from bench.load.plan import EarlyDisconnect, PlannedRequest
+from bench.load.requests import parse_url
 from tests.rig.certificate import files as certificates
 from tests.rig.scripted_server import (
     HEAD,
@@ -37,12 +37,12 @@ class Client:
 
     def __init__(self, server, **options):
         self.target = Target(**{"url": server.url, "api": "chat", "model": "m", "timeout_s": 20.0} | options)
-        self.pool = Pool(self.target, address(self.target.url, self.target.api))
+        self.pool = Pool(self.target, parse_url(self.target.url, self.target.api))
         self.came = []
         Client.made.append(self)
 
     async def ask(self, tokens=4, leave=None, number=0):
-        ask = Ask(number, "hello", tokens, None, leave)
+        ask = PlannedRequest(number, "hello", tokens, None, leave)
         with trio.fail_after(30):
             return await Exchange(ask, self.pool, time.perf_counter, self.came.append).run(time.perf_counter())
 
@@ -192,7 +192,7 @@ async def test_who_leaves_after_some_tokens_is_seen_to_leave():
         seen.append(await asked.gone())
 
     async with scripted(endless) as server:
-        answer = await Client(server).ask(leave=Leave(3))
+        answer = await Client(server).ask(leave=EarlyDisconnect(3))
         await trio.testing.wait_all_tasks_blocked(0.001)
     assert (answer.ending, answer.fault, answer.leave_tokens, seen) == ("cancelled", None, 3, [True])
     assert len(measure.stamps(answer)) == 3
@@ -200,19 +200,19 @@ async def test_who_leaves_after_some_tokens_is_seen_to_leave():
 
 @pytest.mark.realtime
 async def test_who_leaves_before_the_first_token_leaves_in_time():
-    answer = await sent(nothing, leave=Leave(0, 0.03))
+    answer = await sent(nothing, leave=EarlyDisconnect(0, 0.03))
     assert (answer.ending, answer.fault, answer.stamps) == ("cancelled", None, b"")
     assert 0.03 <= answer.ended_s < 1.0
 
 
 async def test_who_was_to_leave_later_leaves_at_the_first_token():
-    answer = await sent(saying(HEAD, chunk(event(delta("w"))), close=False), leave=Leave(0, 100.0))
+    answer = await sent(saying(HEAD, chunk(event(delta("w"))), close=False), leave=EarlyDisconnect(0, 100.0))
     assert (answer.ending, len(measure.stamps(answer))) == ("cancelled", 1)
 
 
 async def test_an_answer_that_ends_before_its_client_leaves_is_completed():
-    assert (await sent(whole, leave=Leave(100))).ending == "completed"
-    assert (await sent(whole, leave=Leave(4))).ending == "completed"  # all came at once
+    assert (await sent(whole, leave=EarlyDisconnect(100))).ending == "completed"
+    assert (await sent(whole, leave=EarlyDisconnect(4))).ending == "completed"  # all came at once
 
 
 @pytest.mark.realtime
@@ -220,7 +220,7 @@ async def test_an_answer_that_takes_too_long_is_a_timeout_with_its_place():
     assert (await sent(nothing, timeout_s=0.05)).fault.code == "before the first token"
     slow = await sent(saying(HEAD, chunk(event(delta("w"))), close=False), timeout_s=0.05)
     assert (slow.fault.kind, slow.fault.code) == ("timeout", "mid-stream")
-    late = await sent(nothing, timeout_s=0.02, leave=Leave(0, 5.0))
+    late = await sent(nothing, timeout_s=0.02, leave=EarlyDisconnect(0, 5.0))
     assert late.ending == "failed"
 
 
@@ -280,7 +280,7 @@ async def test_a_response_is_cancelled_by_an_event_and_its_socket_serves_the_nex
     end = response_end("incomplete", incomplete_details={"reason": "cancelled"})
     async with scripted(cancelling(end)) as server:
         client = Client(server, api="responses-ws", cancel_by="event")
-        answers = [await client.ask(leave=Leave(1)) for _ in range(2)]
+        answers = [await client.ask(leave=EarlyDisconnect(1)) for _ in range(2)]
     assert [each.ending for each in answers] == ["cancelled"] * 2
     assert all(each.cancel_s > 0 for each in answers)
     assert server.connections == 1
@@ -290,13 +290,13 @@ async def test_a_response_is_cancelled_by_an_event_and_its_socket_serves_the_nex
 async def test_a_cancel_that_crosses_the_end_leaves_a_completed_answer_and_an_unused_socket():
     async with scripted(cancelling(response_end("completed", 1))) as server:
         client = Client(server, api="responses-ws", cancel_by="event")
-        assert [(await client.ask(leave=Leave(1))).ending for _ in range(2)] == ["completed"] * 2
+        assert [(await client.ask(leave=EarlyDisconnect(1))).ending for _ in range(2)] == ["completed"] * 2
         assert server.connections == 2
 
 
 async def test_leaving_a_websocket_closes_it():
     async with scripted(says(DELTA)) as server:
-        answer = await Client(server, api="responses-ws").ask(leave=Leave(1))
+        answer = await Client(server, api="responses-ws").ask(leave=EarlyDisconnect(1))
         await trio.testing.wait_all_tasks_blocked(0.001)
         assert (answer.ending, server.left) == ("cancelled", 1)
 

@@ -12,7 +12,7 @@ import trio
 from bench.load import options, plan, report
 from bench.load.messages import Done, Fault, Frames, Go, Job, Progress, Ready, Record, Records, Target, encode
 from bench.load.plan import Pace, Prompt, Span, Workload
-from bench.load.process import ROOT, Run, WorkerDied, jobs_of
+from bench.load.process import ROOT, Run, WorkerDied, split_job
 from bench.load.progress import describe
 from bench.load.worker import Worker
 from tests.rig.scripted_server import nothing, saying, scripted, whole
@@ -113,7 +113,7 @@ async def test_a_duration_ends_a_closed_loop_and_what_runs_is_waited_for():
 @pytest.mark.realtime
 async def test_processes_share_a_load_and_their_samples_are_put_together():
     async with scripted(whole) as server:
-        run = Run(jobs_of(job(server, clients=4, requests=20, warmup=2), 2))
+        run = Run(split_job(job(server, clients=4, requests=20, warmup=2), 2))
         with trio.fail_after(30):
             await run.run()
     assert sorted(each.number for each in run.records) == list(range(20))
@@ -129,7 +129,7 @@ async def test_a_run_that_is_stopped_tells_what_it_knows():
         await (whole(asked) if len(server.bodies) == 1 else nothing(asked))
 
     async with scripted(first_alone) as server, trio.open_nursery() as nursery:
-        run = Run(jobs_of(job(server, clients=1, requests=5), 1))
+        run = Run(split_job(job(server, clients=1, requests=5), 1))
         nursery.start_soon(run.run)
         with trio.fail_after(30):
             while not (run.so_far.completed and run.so_far.running):  # noqa: ASYNC110  # the worker is another process, and tells when it likes
@@ -144,7 +144,7 @@ async def test_a_worker_that_dies_ends_the_run(monkeypatch):
     monkeypatch.setattr("bench.load.process.COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
     async with scripted(whole) as server:
         with trio.fail_after(30), pytest.RaisesGroup(WorkerDied):
-            await Run(jobs_of(job(server, clients=1, requests=1), 1)).run()
+            await Run(split_job(job(server, clients=1, requests=1), 1)).run()
 
 
 @pytest.mark.realtime

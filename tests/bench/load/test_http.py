@@ -12,9 +12,9 @@ from wsproto import ConnectionType
 from wsproto.connection import Connection, ConnectionState
 from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 
-from bench.load.faults import Failed
+from bench.load.faults import RequestFailed
 from bench.load.http import Chunked, HttpDialogue
-from bench.load.requests import address
+from bench.load.requests import parse_url
 from bench.load.sse import EventStream
 from bench.load.websocket import CLOSE, PING, PONG, TEXT, Frames, SocketDialogue, frame
 
@@ -28,7 +28,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 def failure(feed, *data: bytes):
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(RequestFailed) as caught:
         for each in data:
             feed(each)
     return caught.value.fault
@@ -256,7 +256,7 @@ def test_a_refused_upgrade_is_an_http_fault_wherever_it_is_cut(places):
 @given(st.binary(max_size=60), cuts)
 def test_no_bytes_at_all_raise_anything_but_a_failure(data, places):
     for feed in (http().feed, opened().feed, Frames().feed, Chunked().feed, EventStream().feed):
-        with suppress(Failed):
+        with suppress(RequestFailed):
             for part in cut(data, places):
                 assert isinstance(feed(part), list | bytes)
 
@@ -291,4 +291,4 @@ def test_a_long_message_in_small_parts_is_read_in_linear_time():
     ],
 )
 def test_a_port_is_left_out_only_where_it_is_the_schemes_own(url, authority):
-    assert address(url, "chat").authority == authority
+    assert parse_url(url, "chat").authority == authority

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.load.plan import Leave, Pace, Prompt, Span, Workload, arrivals, ask, clients_of, share, warmup_share
+from bench.load.plan import (
+    EarlyDisconnect,
+    Pace,
+    Prompt,
+    Span,
+    Workload,
+    arrivals,
+    ask,
+    clients_per_worker,
+    share,
+    warmup_share,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -65,7 +76,7 @@ def test_as_many_leave_as_are_asked_to_and_half_of_them_early():
 def test_nobody_leaves_in_the_warm_up_nor_after_more_tokens_than_there_are():
     workload = Workload(cancel_rate=1.0, output_tokens=Span(1, 1))
     assert ask(workload, -1).leave is None
-    assert all(isinstance(leave := ask(workload, n).leave, Leave) and leave.tokens == 0 for n in range(50))
+    assert all(isinstance(leave := ask(workload, n).leave, EarlyDisconnect) and leave.tokens == 0 for n in range(50))
 
 
 # Poisson ----------------------------------------------------------------------------------
@@ -111,6 +122,6 @@ def test_a_duration_ends_the_arrivals():
 
 @given(st.integers(1, 5), st.integers(0, 40))
 def test_workers_share_clients_and_the_warm_up_without_rest(workers, total):
-    assert sum(clients_of(total, worker, workers) for worker in range(workers)) == total
+    assert sum(clients_per_worker(total, worker, workers) for worker in range(workers)) == total
     numbers = [n for worker in range(workers) for n in warmup_share(Pace(warmup=total), worker, workers)]
     assert sorted(numbers, reverse=True) == list(range(-1, -1 - total, -1))

@@ -10,15 +10,25 @@ from threading import Thread
 import pytest
 from websockets.sync.server import serve
 
-from bench.rig.checked_clients import Ask, Door, Heard, Said, Tally, ask, heard_of, verdict, whole_of
+from bench.rig.checked_clients import (
+    AnswerOutcome,
+    CheckedRequest,
+    CompleteAnswer,
+    GatewayInterruptions,
+    Tally,
+    ask,
+    complete_answers,
+    outcome_of_stream,
+    verdict,
+)
 from bench.rig.clients import Outcome
 from bench.rig.cluster import FRONT, Cluster, Plan, free_ports, simulated
-from bench.rig.proxy import SLOW_BYTES, Cutter
+from bench.rig.proxy import SLOW_CHUNK_BYTES, FaultProxy
 from supervisor.config import load
 
-RIGHT = Said("An oak stands by the river.", "stop", 9, (("An", -0.5),))
-STREAM = Ask("stream", "Tell me about the oak", None)
-UP = Door()
+RIGHT = CompleteAnswer("An oak stands by the river.", "stop", 9, (("An", -0.5),))
+STREAM = CheckedRequest("stream", "Tell me about the oak", None)
+UP = GatewayInterruptions()
 
 
 def judged(heard, wanted=STREAM, *, left=False, door=UP):
@@ -29,76 +39,83 @@ def judged(heard, wanted=STREAM, *, left=False, door=UP):
 
 
 def test_an_answer_is_whole_when_text_reason_and_count_are_right():
-    assert judged(Heard([Said(RIGHT.text, "stop", 9)])) == "whole"
-    assert judged(Heard([Said(RIGHT.text, "stop", 9, (("An", -0.51),))])) == "whole"  # rounded otherwise
+    assert judged(AnswerOutcome([CompleteAnswer(RIGHT.text, "stop", 9)])) == "whole"
+    assert (
+        judged(AnswerOutcome([CompleteAnswer(RIGHT.text, "stop", 9, (("An", -0.51),))])) == "whole"
+    )  # rounded otherwise
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        Said("An oak stands by the", "stop", 9),
-        Said(RIGHT.text, "length", 9),
-        Said(RIGHT.text, "stop", 8),
-        Said(RIGHT.text, "stop", 9, (("An", -0.6),)),
-        Said(RIGHT.text, "stop", 9, (("The", -0.5),)),
-        Said(RIGHT.text, "stop", 9, ()),
+        CompleteAnswer("An oak stands by the", "stop", 9),
+        CompleteAnswer(RIGHT.text, "length", 9),
+        CompleteAnswer(RIGHT.text, "stop", 8),
+        CompleteAnswer(RIGHT.text, "stop", 9, (("An", -0.6),)),
+        CompleteAnswer(RIGHT.text, "stop", 9, (("The", -0.5),)),
+        CompleteAnswer(RIGHT.text, "stop", 9, ()),
     ],
 )
 def test_an_answer_that_claims_to_be_whole_and_differs_is_wrong(said):
-    assert judged(Heard([said])) == "WRONG"
+    assert judged(AnswerOutcome([said])) == "WRONG"
 
 
 def test_of_two_answers_both_must_be_there():
-    two = Ask("two", STREAM.prompt, None)
-    assert judged(Heard([RIGHT, RIGHT]), two) == "whole"
-    assert judged(Heard([RIGHT]), two) == "WRONG"
+    two = CheckedRequest("two", STREAM.prompt, None)
+    assert judged(AnswerOutcome([RIGHT, RIGHT]), two) == "whole"
+    assert judged(AnswerOutcome([RIGHT]), two) == "WRONG"
 
 
 @pytest.mark.parametrize("error", ["engine_lost", None])
 def test_what_came_before_an_error_must_be_the_beginning_of_the_answer(error):
-    assert judged(Heard(begun="An elm", error=error)) == "WRONG"
-    assert judged(Heard(begun="An elm", error=error), left=True) == "WRONG"
+    assert judged(AnswerOutcome(begun="An elm", error=error)) == "WRONG"
+    assert judged(AnswerOutcome(begun="An elm", error=error), left=True) == "WRONG"
 
 
 def test_an_error_is_a_fair_end_and_silence_is_none():
-    assert judged(Heard(begun="An oak", error="engine_lost")) == "error engine_lost"
-    assert judged(Heard(begun="An oak", status=200)) == "CUT"
-    assert judged(Heard(error="no end")) == "NO END"
+    assert judged(AnswerOutcome(begun="An oak", error="engine_lost")) == "error engine_lost"
+    assert judged(AnswerOutcome(begun="An oak", status=200)) == "CUT"
+    assert judged(AnswerOutcome(error="no end")) == "NO END"
 
 
 def test_a_refusal_comes_before_the_first_word():
-    assert judged(Heard(error="draining", status=503)) == "refused draining"
-    assert judged(Heard(begun="An oak", error="draining", status=200)) == "error draining"
-    assert judged(Heard(error="engine_lost", status=502)) == "error engine_lost"
+    assert judged(AnswerOutcome(error="draining", status=503)) == "refused draining"
+    assert judged(AnswerOutcome(begun="An oak", error="draining", status=200)) == "error draining"
+    assert judged(AnswerOutcome(error="engine_lost", status=502)) == "error engine_lost"
 
 
 def test_a_connection_may_end_without_a_word_only_when_its_door_was_killed():
-    cut = Heard(begun="An oak", error="connection", status=200)
-    assert judged(cut, door=Door(killed=1)) == "connection lost with the front"
-    assert judged(cut, door=Door(told=1)) == "CUT"
+    cut = AnswerOutcome(begun="An oak", error="connection", status=200)
+    assert judged(cut, door=GatewayInterruptions(killed=1)) == "connection lost with the front"
+    assert judged(cut, door=GatewayInterruptions(told=1)) == "CUT"
 
 
 def test_a_door_that_was_told_to_end_may_refuse_connections():
-    assert judged(Heard(error="connection"), door=Door(told=1)) == "refused nobody is there"
-    assert judged(Heard(error="connection")) == "CUT"
+    assert judged(AnswerOutcome(error="connection"), door=GatewayInterruptions(told=1)) == "refused nobody is there"
+    assert judged(AnswerOutcome(error="connection")) == "CUT"
 
 
 @pytest.mark.parametrize(
     ("before", "now", "killed"), [((0, 0), (0, 0), 0), ((0, 0), (1, 0), 1), ((1, 0), (1, 0), 1), ((1, 0), (2, 0), 1)]
 )
 def test_what_happened_to_a_door_since_a_request_began_includes_what_was_so_already(before, now, killed):
-    assert Door(*now).since(Door(*before)).killed == killed
+    assert GatewayInterruptions(*now).since(GatewayInterruptions(*before)).killed == killed
 
 
 def test_a_stream_that_failed_tells_why():
-    assert heard_of(Outcome(text="An", error={"code": "draining"}, status=200)) == Heard([], "An", "draining", 200)
+    assert outcome_of_stream(Outcome(text="An", error={"code": "draining"}, status=200)) == AnswerOutcome(
+        [], "An", "draining", 200
+    )
     late = Outcome(error={"code": "connection", "message": "TimeoutError('timed out')"})
-    assert heard_of(late).error == "no end"
+    assert outcome_of_stream(late).error == "no end"
 
 
 def test_the_tokens_of_several_choices_are_shared_out():
     choice = {"message": {"content": "a"}, "finish_reason": "stop"}
-    assert whole_of({"choices": [choice, choice], "usage": {"completion_tokens": 6}}) == [Said("a", "stop", 3)] * 2
+    assert (
+        complete_answers({"choices": [choice, choice], "usage": {"completion_tokens": 6}})
+        == [CompleteAnswer("a", "stop", 3)] * 2
+    )
 
 
 def test_a_tally_keeps_what_was_bad_with_the_request():
@@ -127,7 +144,7 @@ def test_a_socket_that_closes_to_restart_refuses_only_what_it_has_not_begun(even
     server = stack.enter_context(serve(handler, "127.0.0.1", 0))
     thread = Thread(target=server.serve_forever)
     thread.start()
-    response = Ask("response", STREAM.prompt, None)
+    response = CheckedRequest("response", STREAM.prompt, None)
     try:
         assert judged(ask(server.socket.getsockname()[1], response), response) == verdict
     finally:
@@ -169,7 +186,7 @@ def stack():
 def joined(stack):
     """Return the proxy, and both ends of a connection through it."""
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-    cutter = Cutter(listener.getsockname()[1])
+    cutter = FaultProxy(listener.getsockname()[1])
     stack.callback(cutter.close)
     near = stack.enter_context(socket.create_connection(("127.0.0.1", cutter.port), 5))
     far = stack.enter_context(listener.accept()[0])
@@ -245,7 +262,7 @@ def test_a_slow_connection_passes_everything_piece_by_piece(stack):
     slowed = cutter.slow(Random(1), 0.05)
     near.sendall(b"first")  # what is read after it is read in small pieces
     assert hears(far, b"first")
-    sent = bytes(range(256)) * (4 * SLOW_BYTES // 256)
+    sent = bytes(range(256)) * (4 * SLOW_CHUNK_BYTES // 256)
     near.sendall(sent)
     begin, heard = time.monotonic(), b""
     while len(heard) < len(sent):

@@ -9,41 +9,41 @@ from types import SimpleNamespace
 import pytest
 
 from bench.chaos import table
-from bench.rig.checked_clients import Ask, Door
-from bench.rig.cluster import FRONT, known_as
-from bench.rig.faults import DOWN_S, ENGINES, LASTS_S, NODES, Chaos, Harm, planned
-from bench.rig.node import Seen
+from bench.rig.checked_clients import CheckedRequest, GatewayInterruptions
+from bench.rig.cluster import FRONT, cluster_engine_name
+from bench.rig.faults import DOWN_S, ENGINES, FAULT_DURATION_S, NODES, FaultInjector, PlannedFault, plan_faults
+from bench.rig.node import ProcessEntry
 from bench.rolling import Load
 
-ASK = Ask("stream", "Tell me about the oak", None)
+ASK = CheckedRequest("stream", "Tell me about the oak", None)
 GOES_ON, NEVER_GOES_ON = 2, 1  # seeds of one harm
-UP = f'{{"child": "{known_as("w1")}", "happening": "started"}}'
+UP = f'{{"child": "{cluster_engine_name("w1")}", "happening": "started"}}'
 
 
 # The plan --------------------------------------------------------------------------------
 
 
 def test_a_seed_always_plans_the_same_and_another_plans_otherwise():
-    assert planned(3, 60.0, 1.5, NODES) == planned(3, 60.0, 1.5, NODES) != planned(4, 60.0, 1.5, NODES)
+    assert plan_faults(3, 60.0, 1.5, NODES) == plan_faults(3, 60.0, 1.5, NODES) != plan_faults(4, 60.0, 1.5, NODES)
 
 
 def test_a_longer_plan_begins_with_the_shorter_one():
-    short = planned(3, 60.0, 1.5, NODES)
-    assert planned(3, 120.0, 1.5, NODES)[: len(short)] == short
+    short = plan_faults(3, 60.0, 1.5, NODES)
+    assert plan_faults(3, 120.0, 1.5, NODES)[: len(short)] == short
 
 
 @pytest.mark.parametrize("faults", [NODES, ENGINES])
 def test_in_ten_minutes_everything_comes_and_nothing_comes_too_late(faults):
-    plan = planned(20, 600.0, 1.5, faults)
+    plan = plan_faults(20, 600.0, 1.5, faults)
     assert {harm.fault for harm in plan} == set(faults)
     assert all(0 < harm.at_s < 600 for harm in plan)
     assert 300 < len(plan) < 500
 
 
 def test_harm_meets_any_of_those_who_can_be_met_and_lasts_within_its_bounds():
-    first, last = (Harm(0.0, "kill a worker", share, share, 0) for share in (0.0, 0.999_999))
+    first, last = (PlannedFault(0.0, "kill a worker", share, share, 0) for share in (0.0, 0.999_999))
     assert (first.one_of(["a", "b"]), last.one_of(["a", "b"]), last.one_of(["a"])) == ("a", "b", "a")
-    assert first.within(LASTS_S) == LASTS_S[0]
+    assert first.within(FAULT_DURATION_S) == FAULT_DURATION_S[0]
     assert DOWN_S[0] < last.within(DOWN_S) <= DOWN_S[1]
 
 
@@ -98,8 +98,8 @@ class Stubs:
 
 def done_to(of, *faults, number=GOES_ON):
     """Carry out a plan of these faults, one right after the other, and return what is known then."""
-    chaos = Chaos(of, {})
-    chaos.run([Harm(0.0, fault, 0.0, 0.0, number) for fault in faults], 0.1)
+    chaos = FaultInjector(of, {})
+    chaos.run([PlannedFault(0.0, fault, 0.0, 0.0, number) for fault in faults], 0.1)
     return chaos
 
 
@@ -140,7 +140,7 @@ def test_a_stopped_node_goes_on_or_is_killed_as_it_is(number, then):
 @pytest.mark.parametrize(("said", "bad"), [("", 0), (UP, 1)])
 def test_a_node_may_end_by_itself_only_when_its_first_start_was_harmed(said, bad, monkeypatch):
     node = Stub(said)
-    host = Seen(1, 0, 1, "0", "S", "a host")
+    host = ProcessEntry(1, 0, 1, "0", "S", "a host")
     node.look = lambda: {"host": host}
 
     def killed(pid, number):
@@ -180,7 +180,7 @@ def test_who_is_refused_while_the_front_is_away_has_not_failed():
     load = Load()
     for how in ("whole", "refused draining", "error engine_lost"):
         load.note(ASK, how, None, 1.0)
-    load.door = Door(told=1)
+    load.door = GatewayInterruptions(told=1)
     for how in ("whole", "refused not_ready", "error draining", "CUT"):
         load.note(ASK, how, None, 1.0)
     assert (load.requests, load.refused, load.failed, load.spoilt) == (7, 1, 3, 1)

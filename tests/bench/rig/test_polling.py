@@ -3,15 +3,15 @@
 import pytest
 
 from bench.pair_abort_times import Report
-from bench.rig.cluster import COUNTS, Cluster, Plan
-from bench.rig.polling import GIVE_UP_S, SETTLE_S, Counts, Poll, StillThere
+from bench.rig.cluster import LOAD_GAUGES, Cluster, Plan
+from bench.rig.polling import GIVE_UP_S, SETTLE_S, LoadPoller, PairLoad, RequestNotReleased
 
-IDLE = dict.fromkeys(COUNTS, 0.0)
+IDLE = dict.fromkeys(LOAD_GAUGES, 0.0)
 BUSY = IDLE | {"running": 1.0}
 ONLY_KV = IDLE | {"kv_tokens_used": 16.0}
 
 
-class Scripted(Poll):
+class Scripted(LoadPoller):
     """Sees at each time what a script says: both engines, and how many requests the front has."""
 
     def __init__(self, tmp_path, *script):
@@ -23,7 +23,7 @@ class Scripted(Poll):
         if not self.script:  # the last stays true
             self.script.append((at + SETTLE_S, prefill, decode, running))
         self.fronts.append(front)
-        return Counts(prefill, decode, at, running) if front else Counts(prefill, decode, at)
+        return PairLoad(prefill, decode, at, running) if front else PairLoad(prefill, decode, at)
 
 
 def test_free_is_when_neither_engine_holds_a_place_or_kv_memory_any_more(tmp_path):
@@ -49,7 +49,7 @@ def test_the_front_is_left_alone_until_the_engines_are_free(tmp_path):
 
 def test_a_request_that_stays_is_said_to_be_there(tmp_path):
     poll = Scripted(tmp_path, (1.0, IDLE, ONLY_KV, 0), (2.0 + GIVE_UP_S, IDLE, ONLY_KV, 0))
-    with pytest.raises(StillThere, match=r"'kv_tokens_used': 16\.0"):
+    with pytest.raises(RequestNotReleased, match=r"'kv_tokens_used': 16\.0"):
         poll.until_idle(1.0)
 
 
@@ -59,13 +59,13 @@ def found(*taken_ms):
 
 def test_nine_tries_of_ten_must_be_within_the_target():
     report = Report("simulated")
-    report.add("streaming", found(*[5.0] * 45, *[19.0] * 5), Counts(IDLE, IDLE, 0.0))
+    report.add("streaming", found(*[5.0] * 45, *[19.0] * 5), PairLoad(IDLE, IDLE, 0.0))
     assert report.wrong == []
-    report.add("streaming", found(*[5.0] * 44, *[21.0] * 6), Counts(IDLE, IDLE, 0.0))
+    report.add("streaming", found(*[5.0] * 44, *[21.0] * 6), PairLoad(IDLE, IDLE, 0.0))
     assert report.wrong == ["streaming: p90 over 20 ms"]
 
 
 def test_what_a_stage_leaves_in_the_engines_is_a_leak_in_places_and_tokens():
     report = Report("sglang")
-    report.add("n = 3", found(5.0), Counts(BUSY | {"waiting": 2.0}, ONLY_KV, 0.0))
+    report.add("n = 3", found(5.0), PairLoad(BUSY | {"waiting": 2.0}, ONLY_KV, 0.0))
     assert report.wrong == ["n = 3: leaked 3 / 16"]

@@ -9,7 +9,7 @@ from openai.types.model import Model as OpenAIModel
 
 from protocol.dialects.chat import ChatRequest, parse, to_respond
 from protocol.dialects.http import Model, error_body, error_headers, models_body
-from protocol.errors import BY_CODE, BadRequest, Internal, Overloaded, RequestError, Unsupported
+from protocol.errors import ERRORS_BY_CODE, BadRequest, InternalError, Overloaded, RequestError, Unsupported
 from protocol.messages import Grammar, GrammarKind, Respond, Role, Turn
 from tests.rig.dialects import check_answered_or_refused, json_values
 
@@ -241,12 +241,12 @@ def test_error_bodies_and_headers():
         "error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": "invalid_request"}
     }
     assert error_headers(BadRequest("no")) == [(b"x-should-retry", b"false")]
-    assert error_headers(Internal("a bug")) == [(b"x-should-retry", b"false")]
+    assert error_headers(InternalError("a bug")) == [(b"x-should-retry", b"false")]
     assert error_headers(Overloaded("full")) == [(b"retry-after", b"1"), (b"x-should-retry", b"true")]
 
 
 def test_every_error_has_a_type_that_fits_its_status():
-    for cls in BY_CODE.values():
+    for cls in ERRORS_BY_CODE.values():
         kind = json.loads(error_body(cls("x")))["error"]["type"]
         if cls.http_status == 429:
             assert kind == "rate_limit_error"

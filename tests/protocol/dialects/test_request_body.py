@@ -13,7 +13,7 @@ from protocol.dialects.request_body import CONTAINERS_MAX, decode
 from protocol.errors import BadRequest
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
-from supervisor.config.keyfile import Bucket, KeyFile, KeySection
+from supervisor.config.keyfile import KeyFile, KeySection, TokenBucket
 
 TOO_MANY = "holds more than 32768 lists, objects and keys"
 PART = '{"type":"text","text":""}'
@@ -95,7 +95,7 @@ def test_the_slowest_rate_has_a_wait_that_can_be_said():
     with pytest.raises(Mistakes, match="rate_per_s"):
         structure({"sha256": digest, "rate_per_s": 1e-310}, KeySection)
     rate = structure({"sha256": digest, "rate_per_s": 1e-6}, KeySection).rate_per_s
-    bucket = Bucket.full(rate, 1, 0.0)
+    bucket = TokenBucket.full(rate, 1, 0.0)
     bucket.take(0.0)
     assert bucket.take(0.0) == pytest.approx(1e6)
 

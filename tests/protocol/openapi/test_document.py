@@ -13,14 +13,14 @@ import trio.testing
 
 from protocol.dialects import chat, completions, responses, tokens
 from protocol.dialects.http import error_body
-from protocol.errors import BY_CODE, ModelNotFound, RequestError
+from protocol.errors import ERRORS_BY_CODE, ModelNotFound, RequestError
 from protocol.openapi.document import OPERATIONS, document
 from supervisor.gateway.http.routes import ALIASES, ONE_MODEL, ROUTES
 from supervisor.version import version
 from tests.rig.gateway import chat as chat_body
 from tests.rig.gateway import head, post, rig
 from tests.system.fuzz import bodies
-from tests.system.fuzz.values import nasty
+from tests.system.fuzz.values import hostile_value
 
 DOCUMENT = json.loads(msgspec.json.encode(document("0.1.0", models=["tiny"])))
 SCHEMAS = DOCUMENT["components"]["schemas"]
@@ -148,10 +148,10 @@ def test_keys_are_wanted_where_they_are_and_models_are_named_if_they_are_known()
 
 
 def test_every_status_that_a_client_can_meet_is_documented_with_the_error_object():
-    statuses = {cls.http_status for cls in BY_CODE.values()} - {405}  # which is of no operation
+    statuses = {cls.http_status for cls in ERRORS_BY_CODE.values()} - {405}  # which is of no operation
     said = {status for path in DOCUMENT["paths"].values() for each in path.values() for status in each["responses"]}
     assert statuses <= {int(status) for status in said}
-    for error in (ModelNotFound("no such model", param="model"), *(cls("x") for cls in BY_CODE.values())):
+    for error in (ModelNotFound("no such model", param="model"), *(cls("x") for cls in ERRORS_BY_CODE.values())):
         assert valid(SCHEMAS["Error"], json.loads(error_body(error)))
 
 
@@ -203,7 +203,7 @@ def test_what_is_read_keeps_to_the_schema_and_what_keeps_to_it_is_read(path):
         body = bodies.DOORS[path](rng)
         for _ in range(rng.choice((0, 1, 1, 2))):
             if rng.random() < 0.3:
-                body[rng.choice([*SCHEMAS[schema["$ref"].rpartition("/")[2]]["properties"]])] = nasty(rng)
+                body[rng.choice([*SCHEMAS[schema["$ref"].rpartition("/")[2]]["properties"]])] = hostile_value(rng)
             else:
                 bodies._spoil(rng, body)
         try:

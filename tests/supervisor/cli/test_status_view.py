@@ -9,9 +9,9 @@ import pytest
 from attrs import evolve
 from rich.console import Console
 
-from protocol.cluster import ChildState, GateState, Leg, LinkState, NodeState, Offer, Reloaded, SetAside, Status
+from protocol.cluster import ChildState, EjectionState, GateState, Leg, LinkState, NodeState, Offer, Reloaded, Status
 from supervisor.cli import status_view
-from supervisor.cli.commands import as_data
+from supervisor.cli.commands import as_json_object
 from supervisor.links import encoding
 
 TREE = (
@@ -100,7 +100,7 @@ def test_not_all_is_up_where_a_node_misses_one_that_was_not_asked():
 
 
 def test_a_worker_that_a_router_has_set_aside_is_named_first():
-    bad = SetAside("tiny", "two/b", "internal", 4.2)
+    bad = EjectionState("tiny", "two/b", "internal", 4.2)
     lines = shown(
         status_view.board("pd", {"one": evolve(ONE, tree=(), aside=(bad, evolve(bad, worker="p+d", for_s=0.0)))})
     )
@@ -143,7 +143,7 @@ def test_what_nodes_say_moves_no_cursor_and_changes_no_colour(evil):
 
 
 def test_what_a_node_says_for_ever_is_cut():
-    assert len(encoding.plain("x" * 1_000_000)) == encoding.TEXT_LENGTH_MAX + 3
+    assert len(encoding.printable("x" * 1_000_000)) == encoding.TEXT_LENGTH_MAX + 3
 
 
 def test_a_tree_that_is_none_is_drawn_in_time():
@@ -152,7 +152,7 @@ def test_a_tree_that_is_none_is_drawn_in_time():
 
 
 def test_json_says_the_same_as_plain_values():
-    told = json.loads(json.dumps(as_data("pd", SEEN)))
+    told = json.loads(json.dumps(as_json_object("pd", SEEN)))
     assert told["nodes"]["two"] == {"unreachable": "10.0.0.2:7401 cannot be reached"}
     one = told["nodes"]["one"]
     assert one["state"]["offers"][0]["leg"] == "decode"

@@ -9,20 +9,20 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from actors.kit.calls import Bugs
-from actors.kit.offload import inline
-from actors.kit.priority_inbox import queue
-from protocol.cluster import Leg, Loads, NodeState, Offer, OfferLoad, check, check_loads
+from actors.kit.calls import BugCounter
+from actors.kit.offload import run_inline
+from actors.kit.priority_inbox import priority_inbox
+from protocol.cluster import Leg, LoadUpdate, NodeState, Offer, OfferLoad, check, check_loads
 from protocol.errors import LinkLost, PeerViolation
 from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarChecked, GrammarKind, Started, Usage
 from protocol.peer import Peer
-from supervisor.cluster.announcements import Teller
+from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import ForOthers, Here
+from supervisor.cluster.workers import GuardedWorker, LocalWorker
 from supervisor.config.load import ClusterSection
 from supervisor.engines import grammar_checkers
 from supervisor.links.link import Link
-from supervisor.supervision.registration import Plug
+from supervisor.supervision.registration import Registration
 from tests.rig.fake_engine import generate
 from tests.rig.nodes import Engine
 from tests.system.cluster_cost import measured
@@ -35,21 +35,21 @@ SLOTS = 8
 def a_node(name, *, routes=False, workers=1):
     directory = Directory(name, routes=routes)
     for number in range(workers):
-        address, inbox = queue(64, lambda _: 0)
-        offer, plug = Offer(f"w{number}", "oak", Leg.BOTH, SLOTS, up=False), Plug(directory.changed)
-        directory.here[offer.name] = Here(name, offer, address, plug, directory.changed, inbox, directory)
+        address, inbox = priority_inbox(64, lambda _: 0)
+        offer, plug = Offer(f"w{number}", "oak", Leg.BOTH, SLOTS, up=False), Registration(directory.changed)
+        directory.here[offer.name] = LocalWorker(name, offer, address, plug, directory.changed, inbox, directory)
     return directory
 
 
 async def work(here, step_s):
     async def one(call):
-        with call.answering(Bugs()) as answer:
+        with call.answering(BugCounter()) as answer:
             answer.put(Started(), 0)
             await trio.sleep(step_s)
             answer.end(Finished(FinishReason.STOP, Usage(1, 1)))
 
     async with trio.open_nursery() as nursery:
-        with here.plug.offering(Engine()):
+        with here.plug.publish(Engine()):
             while True:
                 nursery.start_soon(one, await here.inbox.receive())
 
@@ -63,8 +63,8 @@ async def joined(front, back, step_s=0.1):
     def told(directory, node, message):
         if directory is front:
             heard.append(message)
-        if isinstance(message, Loads):
-            directory.told_loads(node, check_loads(message))
+        if isinstance(message, LoadUpdate):
+            directory.merge_loads(node, check_loads(message))
         else:
             directory.told(node, check(message))
 
@@ -72,7 +72,7 @@ async def joined(front, back, step_s=0.1):
         (front, back.name, Link(near, Peer(front.name, serves_max=0))),
         (back, front.name, Link(far, Peer(back.name, serves_max=64))),
     )
-    ends[1][2].serves = {(name, Generate): ForOthers(here).of(front.name) for name, here in back.here.items()}
+    ends[1][2].serves = {(name, Generate): GuardedWorker(here).of(front.name) for name, here in back.here.items()}
     async with trio.open_nursery() as nursery:
         for here in back.here.values():
             nursery.start_soon(work, here, step_s)
@@ -82,7 +82,7 @@ async def joined(front, back, step_s=0.1):
         for directory, other, link in ends:
             await link.wait_ready()
             directory.linked(other, link)
-            teller = Teller(directory)
+            teller = Announcer(directory)
             teller.begin(other, link)
             nursery.start_soon(teller.run, lambda: TELL_S)
         await trio.sleep(1)
@@ -207,7 +207,7 @@ async def test_d3_workers_are_ranked_as_their_loads_change(autojump_clock):
         async with first.ask(request(1), 1), second.ask(request(2), 1), second.ask(request(3), 1):
             assert order() == ["w2", "w0", "w1"]
         assert order() == ["w0", "w1", "w2"]
-        front.told_loads("back", Loads((OfferLoad("w0", 3, 9),)))
+        front.merge_loads("back", LoadUpdate((OfferLoad("w0", 3, 9),)))
         assert order() == ["w1", "w2", "w0"]
 
 
@@ -224,7 +224,7 @@ async def test_d5_where_a_grammar_is_checked_is_found_without_a_look_at_every_wo
             return GrammarChecked()
 
         monkeypatch.setattr(grammar_checkers, "_ask", answers)
-        check_one = partial(grammar_checkers.check, front, {}, inline, "oak")
+        check_one = partial(grammar_checkers.check, front, {}, run_inline, "oak")
         await check_one(grammar, "")
         monkeypatch.setattr(Directory, "every", lambda _: pytest.fail("every worker is looked at"))
         await check_one(grammar, "")
@@ -256,7 +256,12 @@ async def test_a_worker_that_is_down_hears_whether_another_can_do_its_work(autoj
 
 
 @pytest.mark.parametrize(
-    "lie", [Loads((OfferLoad("a", -1, 0),)), Loads((OfferLoad("a", 0, 2**54),)), Loads((OfferLoad("a", 0, 0),) * 1025)]
+    "lie",
+    [
+        LoadUpdate((OfferLoad("a", -1, 0),)),
+        LoadUpdate((OfferLoad("a", 0, 2**54),)),
+        LoadUpdate((OfferLoad("a", 0, 0),) * 1025),
+    ],
 )
 def test_loads_that_cannot_be_are_not_believed(lie):
     with pytest.raises(PeerViolation):

@@ -11,16 +11,16 @@ import trio.lowlevel
 from attrs import evolve
 from trio.testing import wait_all_tasks_blocked
 
-from actors.kit.calls import Bugs, mailbox
-from actors.kit.priority_inbox import queue
+from actors.kit.calls import BugCounter, mailbox
+from actors.kit.priority_inbox import priority_inbox
 from protocol.cluster import COUNT_MAX, Leg, Neighbour, NodeState, Offer, check
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady, PeerViolation, RequestError
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.peer import Peer
 from supervisor.cluster.directory import FORGET_S, NODES_MAX, RUMOURS_MAX, Directory
-from supervisor.cluster.workers import ForOthers, Here
+from supervisor.cluster.workers import GuardedWorker, LocalWorker
 from supervisor.links.link import Link
-from supervisor.supervision.registration import Plug
+from supervisor.supervision.registration import Registration
 from tests.rig.fake_engine import generate
 from tests.system.simulator import sim_pair
 
@@ -293,13 +293,13 @@ async def two_nodes():
     """A worker of node `far`, as that node has it and as node `here` has it over a link."""
     here, far = Directory("here"), Directory("far")
     address_, inbox = mailbox(1)
-    plug = Plug(far.changed)
+    plug = Registration(far.changed)
     offer = Offer("one", "oak", Leg.BOTH, 2, up=False)
-    worker = far.here["one"] = Here("far", offer, address_, plug, far.changed, None, far)
+    worker = far.here["one"] = LocalWorker("far", offer, address_, plug, far.changed, None, far)
     near_end, far_end = sim_pair()
     asker = Link(near_end, Peer("here", serves_max=0))
     server = Link(far_end, Peer("far", serves_max=4), {("one", Generate): worker})
-    bugs = Bugs()
+    bugs = BugCounter()
 
     async def one(call):
         with call.answering(bugs) as answer:
@@ -405,12 +405,12 @@ async def waiting(here, count):
 @pytest.mark.parametrize("leg", [Leg.BOTH, Leg.DECODE, Leg.PREFILL])
 async def test_what_waits_at_a_worker_that_is_gone_goes_elsewhere_if_there_is_an_elsewhere(leg, autojump_clock):
     directory, _ = await linked()
-    address, inbox = queue(2, lambda request: request.priority)
-    plug = Plug(directory.changed)
+    address, inbox = priority_inbox(2, lambda request: request.priority)
+    plug = Registration(directory.changed)
     offer = Offer("here", "oak", Leg.BOTH, 2, up=False)
-    worker = directory.here["here"] = Here("here", offer, address, plug, directory.changed, inbox, directory)
+    worker = directory.here["here"] = LocalWorker("here", offer, address, plug, directory.changed, inbox, directory)
     directory.told("far", NodeState((evolve(ONE, leg=leg),)))
-    with plug.offering(SimpleNamespace(info=INFO)):
+    with plug.publish(SimpleNamespace(info=INFO)):
         async with waiting(worker, 4) as heard:
             assert inbox.waiting == (2, 2)
             worker.turn_away()
@@ -423,9 +423,9 @@ async def test_what_waits_at_a_worker_that_is_gone_goes_elsewhere_if_there_is_an
 
 async def test_what_waits_for_an_engine_goes_elsewhere_as_soon_as_there_is_an_elsewhere(autojump_clock):
     directory, _ = await linked()
-    address, inbox = queue(2, lambda request: request.priority)
-    offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Plug(directory.changed)
-    worker = directory.here["here"] = Here("here", offer, address, plug, directory.changed, inbox, directory)
+    address, inbox = priority_inbox(2, lambda request: request.priority)
+    offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Registration(directory.changed)
+    worker = directory.here["here"] = LocalWorker("here", offer, address, plug, directory.changed, inbox, directory)
     async with waiting(worker, 3) as heard:
         worker.turn_away()
         directory.told("far", NodeState((evolve(ONE, up=False),)))
@@ -435,7 +435,7 @@ async def test_what_waits_for_an_engine_goes_elsewhere_as_soon_as_there_is_an_el
         directory.told("far", NodeState((ONE,)))
         await wait_all_tasks_blocked()
         assert (heard, inbox.waiting) == ([ActorLost] * 3, (0, 0))
-    with plug.offering(SimpleNamespace(info=INFO)):
+    with plug.publish(SimpleNamespace(info=INFO)):
         async with waiting(worker, 1) as heard:
             directory.told("far", NodeState((ONE, TWO)))
             await wait_all_tasks_blocked()
@@ -445,14 +445,14 @@ async def test_what_waits_for_an_engine_goes_elsewhere_as_soon_as_there_is_an_el
 async def test_what_waits_for_an_engine_goes_to_its_sibling_of_the_same_node_when_that_comes_up(autojump_clock):
     directory = Directory("here")
     for name in ("one", "two"):
-        address, inbox = queue(2, lambda request: request.priority)
-        offer, plug = Offer(name, "oak", Leg.BOTH, 2, up=False), Plug(directory.changed)
-        directory.here[name] = Here("here", offer, address, plug, directory.changed, inbox, directory)
+        address, inbox = priority_inbox(2, lambda request: request.priority)
+        offer, plug = Offer(name, "oak", Leg.BOTH, 2, up=False), Registration(directory.changed)
+        directory.here[name] = LocalWorker("here", offer, address, plug, directory.changed, inbox, directory)
     async with waiting(directory.here["one"], 2) as heard:
         directory.turn_away()
         await wait_all_tasks_blocked()
         assert heard == []
-        with directory.here["two"].plug.offering(SimpleNamespace(info=INFO)):
+        with directory.here["two"].plug.publish(SimpleNamespace(info=INFO)):
             directory.turn_away()
             await wait_all_tasks_blocked()
             assert heard == [ActorLost] * 2
@@ -460,9 +460,9 @@ async def test_what_waits_for_an_engine_goes_to_its_sibling_of_the_same_node_whe
 
 async def test_a_worker_whose_engine_is_down_takes_nothing_that_another_could(autojump_clock):
     directory, _ = await linked()
-    address, inbox = queue(2, lambda request: request.priority)
-    offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Plug(directory.changed)
-    worker = directory.here["here"] = Here("here", offer, address, plug, directory.changed, inbox, directory)
+    address, inbox = priority_inbox(2, lambda request: request.priority)
+    offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Registration(directory.changed)
+    worker = directory.here["here"] = LocalWorker("here", offer, address, plug, directory.changed, inbox, directory)
     async with waiting(worker, 1) as heard:
         assert (heard, inbox.waiting) == ([], (1, 0))  # it is the only one, and worth waiting for
     directory.told("far", NodeState((ONE,)))
@@ -482,14 +482,14 @@ async def test_what_another_node_asks_harms_no_other_request(change, credit, say
     async with two_nodes() as (_, far):
         request = evolve(generate("ab" * 16, tokens_max=9), **change)
         with pytest.raises(BadRequest, match=says):
-            async with ForOthers(far.here["one"]).ask(request, credit):
+            async with GuardedWorker(far.here["one"]).ask(request, credit):
                 pytest.fail("it may not ask")
         assert far.running == 0
 
 
 async def test_an_id_is_in_use_until_its_answer_is_left(autojump_clock):
     async with two_nodes() as (_, far):
-        worker, request = ForOthers(far.here["one"]), generate("ab" * 16, tokens_max=9)
+        worker, request = GuardedWorker(far.here["one"]), generate("ab" * 16, tokens_max=9)
         async with worker.ask(request, 9):
             with pytest.raises(BadRequest, match="is being answered already"):
                 async with worker.ask(request, 9):

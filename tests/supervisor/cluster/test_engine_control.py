@@ -10,7 +10,7 @@ import trio
 from attrs import define, evolve
 from trio.testing import wait_all_tasks_blocked
 
-from actors.kit.priority_inbox import queue
+from actors.kit.priority_inbox import priority_inbox
 from protocol.cluster import COUNT_MAX, Leg, NodeState, Offer
 from protocol.errors import EngineLost, NotReady, Overloaded, PeerLost
 from protocol.messages import EngineLoad, FlushCache, GetLoad
@@ -18,11 +18,11 @@ from protocol.peer import Peer
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import FORGET_S, Directory
 from supervisor.cluster.mesh import FORGETS_S
-from supervisor.cluster.workers import Here
+from supervisor.cluster.workers import LocalWorker
 from supervisor.links.link import Link
-from supervisor.supervision.registration import Plug
+from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics
-from tests.rig.assembly import built
+from tests.rig.assembly import built_assembly
 from tests.rig.gateway import INFO
 from tests.supervisor.telemetry.test_metrics import cluster, lines
 from tests.system.simulator import sim_pair
@@ -56,7 +56,7 @@ class Engine:
 
 def plugged(engine):
     """A plug with an engine in it, or with none."""
-    plug = Plug()
+    plug = Registration()
     plug._now = plug.last = engine
     return plug
 
@@ -73,15 +73,15 @@ async def front(here, **there):
     All have one name. The lines to the others come along.
     """
     directory, wires = Directory("main"), {}
-    address, inbox = queue(1, lambda request: request.priority)
-    directory.here["tiny-0"] = Here("main", OFFER, address, plugged(here), directory.changed, inbox, directory)
+    address, inbox = priority_inbox(1, lambda request: request.priority)
+    directory.here["tiny-0"] = LocalWorker("main", OFFER, address, plugged(here), directory.changed, inbox, directory)
     async with trio.open_nursery() as nursery:
         for node, engine in there.items():
             wires[node], far = sim_pair()
             asker = Link(wires[node], Peer("main", serves_max=0))
             nursery.start_soon(carry, asker)
             nursery.start_soon(
-                carry, Link(far, Peer(node, serves_max=8), engine_control.serves({"tiny-0": plugged(engine)}))
+                carry, Link(far, Peer(node, serves_max=8), engine_control.engine_services({"tiny-0": plugged(engine)}))
             )
             await asker.wait_ready()
             directory.linked(node, asker)
@@ -95,7 +95,7 @@ async def front(here, **there):
 
 async def test_two_nodes_with_workers_of_one_name_are_two(autojump_clock):
     async with front(None, a=Engine(), b=Engine()) as (directory, _):
-        assert engine_control.up(directory) == {"main/tiny-0": 0, "a/tiny-0": 1, "b/tiny-0": 1}
+        assert engine_control.engines_up(directory) == {"main/tiny-0": 0, "a/tiny-0": 1, "b/tiny-0": 1}
         directory.told("a", NodeState((OFFER,), draining=True))
         assert engine_control.unready(directory, ["tiny"]) is None, "the other node serves"
         directory.told("b", NodeState((OFFER,), draining=True))
@@ -121,13 +121,13 @@ async def test_what_the_server_tells_of_itself_counts_both(autojump_clock):
 
 
 async def test_an_engine_has_one_name_wherever_it_is_told_of(tmp_path):
-    house, metrics = built(cluster(tmp_path), "back")
+    house, metrics = built_assembly(cluster(tmp_path), "back")
     assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{of="back/tiny-0"}': 0.0}
-    with house.directory.here["tiny-0"].plug.offering(Engine()):
-        told = (await house.scraped.metrics_text()).decode()
+    with house.directory.here["tiny-0"].plug.publish(Engine()):
+        told = (await house.monitoring.metrics_text()).decode()
         assert 'espalier_engine_running{engine="back/tiny-0"} 1.0' in told
     assert {("tiny-0", GetLoad), ("tiny-0", FlushCache)} <= house.links.serves.keys()
-    _, metrics = built(cluster(tmp_path), "front")
+    _, metrics = built_assembly(cluster(tmp_path), "front")
     assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{of="back/tiny-0"}': 0.0}
 
 
@@ -136,7 +136,7 @@ async def test_an_engine_has_one_name_wherever_it_is_told_of(tmp_path):
 
 async def test_every_engine_of_the_cluster_says_how_busy_it_is(autojump_clock):
     async with front(Engine(), a=Engine(EngineLoad(4, 5, 6)), b=None) as (directory, _):
-        text = (await engine_control.all_metrics_text(directory, Metrics())).decode()
+        text = (await engine_control.cluster_metrics_text(directory, Metrics())).decode()
         told = [line for line in text.splitlines() if line.startswith("espalier_engine_kv_tokens_used{")]
         assert told == [
             'espalier_engine_kv_tokens_used{engine="a/tiny-0"} 6.0',
@@ -155,14 +155,14 @@ async def test_one_that_does_not_answer_in_time_is_left_out_and_keeps_nobody_wai
             wires["cut"].cut()
 
         nursery.start_soon(cut)
-        assert await engine_control.all_loads(directory) == {"main/tiny-0": LOAD, "a/tiny-0": LOAD}
+        assert await engine_control.cluster_loads(directory) == {"main/tiny-0": LOAD, "a/tiny-0": LOAD}
         assert trio.current_time() == engine_control.LOADS_WITHIN_S
 
 
 @pytest.mark.parametrize("lie", [EngineLoad(-1, 0, 0), EngineLoad(0, COUNT_MAX + 1, 0)])
 async def test_counts_that_cannot_be_are_left_out(lie, autojump_clock):
     async with front(Engine(), a=Engine(lie)) as (directory, _):
-        assert (await engine_control.all_loads(directory)).keys() == {"main/tiny-0"}
+        assert (await engine_control.cluster_loads(directory)).keys() == {"main/tiny-0"}
 
 
 # Calls ----------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ async def test_counts_that_cannot_be_are_left_out(lie, autojump_clock):
 
 async def counted(directory, metrics):
     """Return how many calls each worker is told to have ended."""
-    told = (await engine_control.all_metrics_text(directory, metrics)).decode().splitlines()
+    told = (await engine_control.cluster_metrics_text(directory, metrics)).decode().splitlines()
     calls = (line.split('worker="')[1].split('"} ') for line in told if line.startswith("espalier_calls_total{"))
     return {worker: float(count) for worker, count in calls}
 

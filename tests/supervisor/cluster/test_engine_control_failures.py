@@ -11,9 +11,9 @@ from protocol.errors import EngineDied, PeerViolation, StartFailed
 from supervisor.cluster import engine_control
 from supervisor.config import load
 from supervisor.node import monitoring
-from supervisor.supervision.events import Happening, Kind
-from supervisor.supervision.registration import Plug
-from tests.rig.assembly import built
+from supervisor.supervision.events import ChildEvent, ChildEventKind
+from supervisor.supervision.registration import Registration
+from tests.rig.assembly import built_assembly
 from tests.supervisor.engines.sglang.test_ranks_configuration import ROOT
 
 ONE = f"""
@@ -42,15 +42,15 @@ def houses(tmp_path):
         text += "".join(ENGINE.format(name=name, node=at) for name, at in engines)
         (tmp_path / "cluster.toml").write_text(text)
         cluster = load.read(tmp_path / "cluster.toml")
-        return cluster, built(cluster, node)[0]
+        return cluster, built_assembly(cluster, node)[0]
 
     return make
 
 
 def fails(house, name, wait_s=8.0, error=GONE):
     path, at = f"main/{name}/engine", trio.current_time()
-    house.watch(Happening(path, Kind.FAILED, at, error))
-    house.watch(Happening(path, Kind.RESTARTING, at, wait_s=wait_s))
+    house.watch(ChildEvent(path, ChildEventKind.FAILED, at, error))
+    house.watch(ChildEvent(path, ChildEventKind.RESTARTING, at, wait_s=wait_s))
 
 
 async def test_b7_ready_says_what_failed_and_when_it_is_tried_again(houses, autojump_clock):
@@ -87,31 +87,31 @@ async def test_what_a_node_says_of_a_failure_has_a_limit(houses):
 async def test_b7_a_node_all_of_whose_engines_fail_their_first_start_says_so_and_no_sooner(houses):
     _, house = houses(("a", "main"), ("b", "main"))
     fails(house, "a")
-    assert house.nothing_came_up is None
+    assert house.start_failure is None
     fails(house, "b", error=EngineDied("there is no model"))
-    assert house.nothing_came_up == "the GPU is gone; there is no model"
+    assert house.start_failure == "the GPU is gone; there is no model"
     fails(house, "b")
-    assert house.nothing_came_up == "the GPU is gone"
+    assert house.start_failure == "the GPU is gone"
 
 
 async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(houses):
     _, house = houses(("a", "main"), ("b", "main"))
-    with house.engines["a"].offering(object()):
+    with house.engines["a"].publish(object()):
         pass
     fails(house, "a")
     fails(house, "b")
-    assert house.nothing_came_up is None
+    assert house.start_failure is None
 
 
 async def test_b7_a_gateway_of_other_nodes_engines_does_not_end_with_its_own(houses):
     _, house = houses(("a", "main"), listen='listen = "127.0.0.1:7401"')
     fails(house, "a")
-    assert house.nothing_came_up is None
+    assert house.start_failure is None
 
 
 async def test_who_waits_for_a_zygote_hears_why_it_cannot_start_but_waits_for_one_that_was_killed(autojump_clock):
-    killed, broken, heard = Plug(), Plug(), []
-    with killed.offering("a zygote"):
+    killed, broken, heard = Registration(), Registration(), []
+    with killed.publish("a zygote"):
         pass
     killed.failed("the zygote died", 0.5)
     broken.failed("the zygote could not import SGLang: no torch", 0.5)
@@ -127,7 +127,7 @@ async def test_who_waits_for_a_zygote_hears_why_it_cannot_start_but_waits_for_on
         nursery.start_soon(wait, broken)
         await trio.sleep(1)
         assert heard == ["the zygote could not import SGLang: no torch"]
-        with killed.offering("another"):
+        with killed.publish("another"):
             assert killed.failure is None
             await trio.sleep(1)
     assert heard[1:] == ["another"]

@@ -20,8 +20,7 @@ from protocol.codec import encode as body
 from protocol.errors import LinkLost, LinkReplaced, PeerLost, PeerRefused, PeerViolation
 from protocol.frames import (
     VERSION,
-    Beat,
-    Body,
+    Announce,
     Bye,
     Cancel,
     Credit,
@@ -29,21 +28,34 @@ from protocol.frames import (
     Fail,
     Hello,
     Item,
+    KeepAlive,
     Open,
-    Part,
-    Room,
+    ReplyData,
+    RequestData,
     Step,
-    Tell,
+    WindowUpdate,
     encode,
 )
 from protocol.greeting import Incarnation
 from protocol.messages import EngineInfo, Text, Tokens
 from supervisor.links import websocket
-from supervisor.links.handshake_stream import STRANGER_BYTES_MAX, STRANGER_READ_BYTES, Line
-from supervisor.links.tls import Tls
+from supervisor.links.handshake_stream import STRANGER_BYTES_MAX, STRANGER_READ_BYTES, LimitedStream
+from supervisor.links.tls import LinkTls
 from tests.rig import certificate
 from tests.rig.fake_engine import generate
-from tests.rig.nodes import LOOPBACK, QUICK, SECRET, UPGRADE, Node, all_linked, as_peer, ended, grove, stranger, until
+from tests.rig.nodes import (
+    LOOPBACK_HOSTS,
+    QUICK,
+    SECRET,
+    UPGRADE,
+    Node,
+    all_linked,
+    ended,
+    handshake_as_peer,
+    linked_nodes,
+    raw_connection,
+    until,
+)
 
 pytestmark = pytest.mark.realtime  # WebSockets on loopback, and their timeouts
 
@@ -85,7 +97,7 @@ async def test_three_nodes_find_each_other_whatever_the_order_they_start_in(orde
 
 async def test_of_two_nodes_the_first_by_name_dials_and_there_is_one_link():
     a, b = Node("a"), Node("b")
-    async with grove(a, b):
+    async with linked_nodes(a, b):
         await all_linked(a, b)
         await trio.sleep(0.3)
         assert a.links._carried["b"].dialer == b.links._carried["a"].dialer == "a"
@@ -94,7 +106,7 @@ async def test_of_two_nodes_the_first_by_name_dials_and_there_is_one_link():
 
 async def test_a_node_that_does_not_listen_dials_whatever_its_name():
     a, z = Node("a"), Node("z", port=None)
-    async with grove(a, z):
+    async with linked_nodes(a, z):
         await all_linked(a, z)
         assert a.links._carried["z"].dialer == "z"
         assert await a.ask(z) == await z.ask(a) == [0, 1, 2]
@@ -103,13 +115,13 @@ async def test_a_node_that_does_not_listen_dials_whatever_its_name():
 async def test_b16_a_node_that_listens_everywhere_is_found_at_its_host():
     a, z = Node("a"), Node("z", host="0.0.0.0")
     z.links.host = "box.example"
-    async with grove(a, z, know=False):
+    async with linked_nodes(a, z, know=False):
         assert z.directory.address == f"box.example:{z.links.port}"
 
 
 async def test_a_node_that_listens_everywhere_dials_since_nobody_can_find_it_there():
     a, z = Node("a"), Node("z", host="0.0.0.0")
-    async with grove(a, z, know=False):
+    async with linked_nodes(a, z, know=False):
         z.knows(a)
         await all_linked(a, z)
         assert z.directory.address is None
@@ -119,14 +131,14 @@ async def test_a_node_that_listens_everywhere_dials_since_nobody_can_find_it_the
 async def test_a_node_is_dialed_until_it_is_there(lines):
     early, late = Node("a"), Node("b")
     async with trio.open_nursery() as nursery:
-        with (await trio.open_tcp_listeners(0, host=LOOPBACK))[0].socket as taken:
+        with (await trio.open_tcp_listeners(0, host=LOOPBACK_HOSTS))[0].socket as taken:
             port = taken.getsockname()[1]
-        late.links.listen = websocket.At(LOOPBACK, port)
-        early.directory.expect("b", f"{LOOPBACK}:{port}")
+        late.links.listen = websocket.Endpoint(LOOPBACK_HOSTS, port)
+        early.directory.expect("b", f"{LOOPBACK_HOSTS}:{port}")
         await nursery.start(early.run)
         await trio.sleep(0.5)
         assert len(reasons(lines)) == 1
-        assert f"{LOOPBACK}:{port} cannot be reached" in reasons(lines)[0]
+        assert f"{LOOPBACK_HOSTS}:{port} cannot be reached" in reasons(lines)[0]
         await nursery.start(late.run)
         await all_linked(early, late)
         nursery.cancel_scope.cancel()
@@ -137,7 +149,7 @@ async def test_a_node_is_dialed_until_it_is_there(lines):
 
 async def test_after_a_cut_the_link_comes_back_and_its_streams_have_ended():
     a, b = Node("a"), Node("b", step_s=0.05)
-    async with grove(a, b) as nursery:
+    async with linked_nodes(a, b) as nursery:
         await all_linked(a, b)
         lost = a.link(b)
 
@@ -156,7 +168,7 @@ async def test_after_a_cut_the_link_comes_back_and_its_streams_have_ended():
 
 async def test_what_crosses_links_is_counted_for_nodes_alone_and_goes_on_with_a_nodes_next_link():
     a, b = Node("a"), Node("b")
-    async with grove(a, b):
+    async with linked_nodes(a, b):
         await all_linked(a, b)
         first = a.link(b)
         await trio.aclose_forcefully(first.transport.line)
@@ -168,13 +180,13 @@ async def test_what_crosses_links_is_counted_for_nodes_alone_and_goes_on_with_a_
             await wire.socket.aclose()
 
         for name in "xyz":
-            await as_peer(a, name, leave, hello=False)
+            await handshake_as_peer(a, name, leave, hello=False)
         assert set(a.links.traffic) == {"b"}
 
 
 async def test_a_node_that_comes_back_by_a_new_link_takes_the_place_of_the_old_one():
     b = Node("b", section=evolve(QUICK, silent_s=60.0))
-    async with grove(b), trio.open_nursery() as nursery:
+    async with linked_nodes(b), trio.open_nursery() as nursery:
         ends = []
 
         async def half_open(number):
@@ -182,7 +194,7 @@ async def test_a_node_that_comes_back_by_a_new_link_takes_the_place_of_the_old_o
                 ends.append(number)
                 await trio.lowlevel.checkpoint()
 
-            await as_peer(b, "a", say)
+            await handshake_as_peer(b, "a", say)
             ends.append(-number)
 
         nursery.start_soon(half_open, 1)
@@ -198,14 +210,14 @@ async def test_a_node_that_comes_back_by_a_new_link_takes_the_place_of_the_old_o
 
 async def test_greeting_alone_takes_no_links_place():
     a, b = Node("a"), Node("b")
-    async with grove(a, b):
+    async with linked_nodes(a, b):
         await all_linked(a, b)
         link = b.link(a)
 
         async def leave(wire):
             await wire.socket.aclose()
 
-        await as_peer(b, "a", leave, hello=False)
+        await handshake_as_peer(b, "a", leave, hello=False)
         await trio.sleep(0.1)
         assert b.link(a) is link
         assert not link.lost
@@ -214,7 +226,7 @@ async def test_greeting_alone_takes_no_links_place():
 
 async def test_links_that_start_again_dial_again():
     a, b = Node("a"), Node("b")
-    async with grove(a, b) as nursery:
+    async with linked_nodes(a, b) as nursery:
         await all_linked(a, b)
         a.scope.cancel()
         await until(lambda: b.linked == set())
@@ -225,7 +237,7 @@ async def test_links_that_start_again_dial_again():
 
 async def test_a_leaver_says_why(lines):
     a, b = Node("a"), Node("b")
-    async with grove(a, b):
+    async with linked_nodes(a, b):
         await all_linked(a, b)
         a.links.bye("node a shuts down")
         await trio.sleep(0.1)
@@ -247,7 +259,7 @@ async def answered(one, other):
 @pytest.mark.parametrize("name", ["0-first", "z-last"])
 async def test_a_node_that_joins_one_is_learned_by_all_leaves_and_comes_back(name):
     a, b = Node("a"), Node("b")
-    async with grove(a, b) as nursery:
+    async with linked_nodes(a, b) as nursery:
         joiner = Node(name, join=(b.at,))
         await nursery.start(joiner.run)
         await all_linked(a, b, joiner)
@@ -265,7 +277,7 @@ async def test_a_node_that_joins_one_is_learned_by_all_leaves_and_comes_back(nam
 
 async def test_two_that_join_and_may_both_dial_keep_one_steady_link():
     a = Node("a")
-    async with grove(a) as nursery:
+    async with linked_nodes(a) as nursery:
         joiners = [Node(name, join=(a.at,)) for name in ("j", "k")]
         for joiner in joiners:
             await nursery.start(joiner.run)
@@ -284,8 +296,8 @@ async def test_two_that_join_and_may_both_dial_keep_one_steady_link():
 
 async def test_a_node_of_the_file_that_joins_too_has_one_steady_link():
     a, b = Node("a"), Node("b")
-    async with grove(b) as nursery:
-        a.links.join = (websocket.At.read(b.at), websocket.At.read(b.at))
+    async with linked_nodes(b) as nursery:
+        a.links.join = (websocket.Endpoint.read(b.at), websocket.Endpoint.read(b.at))
         a.directory.expect("b", b.at)
         await nursery.start(a.run)
         await all_linked(a, b)
@@ -309,7 +321,7 @@ REFUSED = {
 async def test_a_node_that_does_not_belong_here_is_refused_in_one_sentence_on_both_sides(what, lines):
     fields, sentence = REFUSED[what]
     a, b = Node("a", **fields), Node("b")
-    async with grove(a, b):
+    async with linked_nodes(a, b):
         await trio.sleep(1.0)
         assert a.linked == b.linked == set()
     said = reasons(lines)
@@ -319,8 +331,8 @@ async def test_a_node_that_does_not_belong_here_is_refused_in_one_sentence_on_bo
 
 async def test_two_nodes_of_one_name_refuse_each_other(lines):
     a, other = Node("a"), Node("a", port=None)
-    async with grove(a):
-        other.links.join = (websocket.At.read(a.at),)
+    async with linked_nodes(a):
+        other.links.join = (websocket.Endpoint.read(a.at),)
         with trio.move_on_after(1):
             await other.run()
     said = reasons(lines)
@@ -333,7 +345,7 @@ async def test_b9_of_two_processes_of_one_name_one_answers_and_the_other_is_refu
     for number, back in enumerate(backs):
         back.links.incarnation = Incarnation(f"run-{number}", 1_700_000_000 + number)
     answers = []
-    async with grove(front, *backs, know=False):
+    async with linked_nodes(front, *backs, know=False):
         for back in backs:
             back.knows(front)
         await until(lambda: front.linked == {"back"} and len(front.directory.workers("oak")) == 2)
@@ -349,7 +361,7 @@ async def test_b9_of_two_processes_of_one_name_one_answers_and_the_other_is_refu
 
 async def test_a_node_in_anothers_place_is_refused(lines):
     a, b = Node("a"), Node("b")
-    async with grove(a, b, know=False):
+    async with linked_nodes(a, b, know=False):
         a.directory.expect("c", b.at)
         a.directory.changed.unpark_all()
         await trio.sleep(0.7)
@@ -360,7 +372,7 @@ async def test_a_node_in_anothers_place_is_refused(lines):
 
 async def test_another_version_is_refused(lines):
     b = Node("b")
-    async with grove(b):
+    async with linked_nodes(b):
 
         async def talk(wire):
             other = greeting.Greeting(VERSION, "grove", "a", bytes(32))
@@ -368,7 +380,7 @@ async def test_another_version_is_refused(lines):
             await wire.receive_some()
             assert "speaks version" in greeting.decode(await wire.receive_some()).detail
 
-        await websocket.dial(websocket.At.read(b.at), None, 1.0, talk)
+        await websocket.dial(websocket.Endpoint.read(b.at), None, 1.0, talk)
         await until(lambda: reasons(lines))
     assert len(reasons(lines)) == 1
     assert f"it speaks version {VERSION + 1} of the protocol, and node b version {VERSION}" in reasons(lines)[0]
@@ -387,19 +399,19 @@ def mutual(*, shows=True):
             context.load_cert_chain(path, key)
         context.verify_mode = ssl.CERT_REQUIRED
         contexts.append(context)
-    return Tls(*contexts)
+    return LinkTls(*contexts)
 
 
 async def test_nodes_show_each_other_certificates():
     a, b = (Node(name, secret=b"", tls=mutual()) for name in "ab")
-    async with grove(a, b):
+    async with linked_nodes(a, b):
         await all_linked(a, b)
         assert await a.ask(b) == await b.ask(a) == [0, 1, 2]
 
 
 async def test_a_node_without_a_certificate_is_refused(lines):
     a, b = Node("a", tls=mutual(shows=False)), Node("b", tls=mutual())
-    async with grove(a, b):
+    async with linked_nodes(a, b):
         await trio.sleep(1.0)
         assert a.linked == b.linked == set()
     said = reasons(lines)
@@ -410,7 +422,7 @@ async def test_a_node_without_a_certificate_is_refused(lines):
 
 async def test_a_plain_node_and_a_secure_one_do_not_meet(lines):
     a, b = Node("a"), Node("b", tls=mutual())
-    async with grove(a, b):
+    async with linked_nodes(a, b):
         await trio.sleep(1.0)
         assert a.linked == b.linked == set()
     assert 1 <= len(reasons(lines)) <= 4
@@ -432,14 +444,14 @@ KNOCKS = {
     "reserved": UPGRADE + b"\xf2\x82" + bytes(4) + b"hi",
     "ping": UPGRADE + b"\x89\x80" + bytes(4),
     "closes": UPGRADE + b"\x88\x80" + bytes(4),
-    "frames at once": UPGRADE + b"\x82\x86" + bytes(4) + encode(Beat())[:6],
+    "frames at once": UPGRADE + b"\x82\x86" + bytes(4) + encode(KeepAlive())[:6],
 }
 
 
 @pytest.mark.parametrize("what", KNOCKS)
 async def test_a_stranger_is_let_go_logged_once_and_disturbs_nobody(what, lines):
     a, b = Node("a", step_s=0.02), Node("b", step_s=0.02)
-    async with grove(a, b) as nursery:
+    async with linked_nodes(a, b) as nursery:
         await all_linked(a, b)
         got = []
 
@@ -448,7 +460,7 @@ async def test_a_stranger_is_let_go_logged_once_and_disturbs_nobody(what, lines)
 
         nursery.start_soon(streams)
         for _ in range(3):
-            async with stranger(a, KNOCKS[what]) as stream:
+            async with raw_connection(a, KNOCKS[what]) as stream:
                 if what in {"nothing", "closes"}:
                     await stream.send_eof()
                 await ended(stream)
@@ -456,14 +468,14 @@ async def test_a_stranger_is_let_go_logged_once_and_disturbs_nobody(what, lines)
         assert got == [list(range(30))]
         assert b.linked == {"a"}
         await until(lambda: not a.links._strangers)
-    said = [each for each in lines() if each[1] == LOOPBACK]
+    said = [each for each in lines() if each[1] == LOOPBACK_HOSTS]
     assert 1 <= len(said) <= 2, said
     assert not [each for each in lines() if "bug" in each[0]]
 
 
 async def test_a_stranger_is_read_a_little_at_a_time():
     near, far = trio.testing.memory_stream_pair()
-    line = Line(far)
+    line = LimitedStream(far)
     await near.send_all(bytes(20_000))
     assert len(await line.receive_some(256 * 1024)) == len(await line.receive_some()) == STRANGER_READ_BYTES
     line.trust()
@@ -473,7 +485,7 @@ async def test_a_stranger_is_read_a_little_at_a_time():
 @pytest.mark.parametrize("origin", [b"Origin: https://elsewhere.example", b"origin: null", b"ORIGIN: http://127.0.0.1"])
 async def test_no_page_in_a_browser_opens_a_link(origin, lines):
     a = Node("a")
-    async with grove(a), stranger(a, UPGRADE[:-2] + origin + b"\r\n\r\n") as stream:
+    async with linked_nodes(a), raw_connection(a, UPGRADE[:-2] + origin + b"\r\n\r\n") as stream:
         said = await ended(stream)
         await until(lambda: reasons(lines))
         assert a.linked == set()
@@ -483,8 +495,8 @@ async def test_no_page_in_a_browser_opens_a_link(origin, lines):
 
 async def test_two_hundred_silent_connections_keep_no_node_out(lines):
     a, b = Node("a"), Node("b", section=evolve(QUICK, greet_s=60.0, greets_max=20))
-    async with grove(b) as nursery:
-        silent = [await trio.open_tcp_stream(LOOPBACK, b.links.port) for _ in range(200)]
+    async with linked_nodes(b) as nursery:
+        silent = [await trio.open_tcp_stream(LOOPBACK_HOSTS, b.links.port) for _ in range(200)]
         await until(lambda: len(b.links._strangers) == 20)
         a.directory.expect("b", b.at)
         await nursery.start(a.run)
@@ -497,7 +509,7 @@ async def test_two_hundred_silent_connections_keep_no_node_out(lines):
 
 async def test_a_slow_handshake_has_its_time():
     a = Node("a", section=evolve(QUICK, greet_s=0.2))
-    async with grove(a), stranger(a) as stream:
+    async with linked_nodes(a), raw_connection(a) as stream:
         with trio.fail_after(2):
             with pytest.raises(trio.BrokenResourceError):
                 for byte in UPGRADE:
@@ -509,12 +521,12 @@ async def test_a_proof_that_was_overheard_proves_nothing(lines):
     b = Node("b")
     heard = []
 
-    class Tapped(websocket.Wire):
+    class Tapped(websocket.WebSocketTransport):
         async def send_all(self, data):
             heard.append(bytes(data))
             await super().send_all(data)
 
-    async with grove(b):
+    async with linked_nodes(b):
 
         async def honest(wire):
             greeter = greeting.Greeter("dials", "grove", "a", SECRET, bytes(32))
@@ -527,16 +539,16 @@ async def test_a_proof_that_was_overheard_proves_nothing(lines):
             refusal = greeting.decode(await wire.receive_some())
             assert refusal.code == "secret"
 
-        await websocket.dial(websocket.At.read(b.at), None, 1.0, honest)
+        await websocket.dial(websocket.Endpoint.read(b.at), None, 1.0, honest)
         assert len(heard) == 2
-        await websocket.dial(websocket.At.read(b.at), None, 1.0, replay)
+        await websocket.dial(websocket.Endpoint.read(b.at), None, 1.0, replay)
         await until(lambda: any("another secret" in each for each in reasons(lines)))
         assert b.linked == set()
 
 
 async def test_sentences_that_a_stranger_thinks_of_do_not_fill_the_log(lines):
     a = Node("a")
-    async with grove(a):
+    async with linked_nodes(a):
         for number in range(100):
 
             async def talk(wire, number=number):
@@ -544,7 +556,7 @@ async def test_sentences_that_a_stranger_thinks_of_do_not_fill_the_log(lines):
                 while await wire.receive_some():
                     pass
 
-            await websocket.dial(websocket.At.read(a.at), None, 1.0, talk)
+            await websocket.dial(websocket.Endpoint.read(a.at), None, 1.0, talk)
         await until(lambda: not a.links._strangers)
     assert 10 <= len(reasons(lines)) <= 60
 
@@ -556,7 +568,7 @@ GOOD = Offer("x-0", "oak", Leg.BOTH, 8, True, INFO)
 
 
 def told(*offers, **fields):
-    return encode(Tell(body(NodeState(offers, **fields))))
+    return encode(Announce(body(NodeState(offers, **fields))))
 
 
 LIES = {
@@ -573,10 +585,10 @@ LIES = {
     "stream out of turn": encode(Open(2, body(generate()), 1, "a-0")),
     "nobody named": encode(Open(1, body(generate()), 1)),
     "not a request": encode(Open(1, b"\xff\xff", 1, "a-0")),
-    "part of nothing": encode(Part(1, b"x")),
-    "body of nothing": encode(Body(1, b"x")),
+    "part of nothing": encode(ReplyData(1, b"x")),
+    "body of nothing": encode(RequestData(1, b"x")),
     "too much attached": encode(Open(1, body(generate()), 1, "a-0", None, 2**40)),
-    "told no state": encode(Tell(body(Text("x", 1)))),
+    "told no state": encode(Announce(body(Text("x", 1)))),
     "two offers of one name": told(GOOD, GOOD),
     "no slots": told(evolve(GOOD, slots=0)),
     "negative load": told(evolve(GOOD, running=-1)),
@@ -591,7 +603,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 async def test_a_peer_that_lies_loses_its_link_and_nobody_elses(lie, lines):
     a, b = Node("a", step_s=0.02), Node("b", step_s=0.02)
-    async with grove(a, b) as nursery:
+    async with linked_nodes(a, b) as nursery:
         await all_linked(a, b)
         got = []
 
@@ -604,7 +616,7 @@ async def test_a_peer_that_lies_loses_its_link_and_nobody_elses(lie, lines):
             await wire.send_all(LIES[lie])
 
         for _ in range(3):
-            await as_peer(a, "x", say)
+            await handshake_as_peer(a, "x", say)
         await until(lambda: got)
         assert got == [list(range(30))]
         assert a.linked == {"b"}
@@ -617,14 +629,14 @@ async def test_a_peer_that_lies_loses_its_link_and_nobody_elses(lie, lines):
 
 async def test_frames_before_the_greeting_are_refused(lines):
     a = Node("a")
-    async with grove(a):
+    async with linked_nodes(a):
 
         async def talk(wire):
             await wire.send_all(encode(Hello(VERSION, "x", 1)) + encode(Open(1, body(generate()), 1, "a-0")))
             while await wire.receive_some():
                 pass
 
-        await websocket.dial(websocket.At.read(a.at), None, 1.0, talk)
+        await websocket.dial(websocket.Endpoint.read(a.at), None, 1.0, talk)
         await until(lambda: reasons(lines))
         assert a.asked == []
     assert len(reasons(lines)) == 1
@@ -633,20 +645,20 @@ async def test_frames_before_the_greeting_are_refused(lines):
 @pytest.mark.parametrize("name", ["a b", "x\u00e9"])
 async def test_a_name_that_no_node_has_is_refused(name):
     a = Node("a")
-    async with grove(a):
+    async with linked_nodes(a):
 
         async def say(wire):
             pass
 
         with pytest.raises((PeerRefused, PeerLost, PeerViolation)):
-            await as_peer(a, name, say)
+            await handshake_as_peer(a, name, say)
             raise PeerRefused("closed")
         assert name not in a.directory.nodes
 
 
 async def test_a_request_with_absurd_numbers_leaves_what_is_told_of_this_node_believable():
     a, b = Node("a", step_s=1.0), Node("b")
-    async with grove(a, b):
+    async with linked_nodes(a, b):
         await all_linked(a, b)
         absurd, link = generate("absurd", tokens_max=2**62), b.link(a)
 
@@ -655,7 +667,7 @@ async def test_a_request_with_absurd_numbers_leaves_what_is_told_of_this_node_be
             await trio.sleep(0.3)
             await wire.socket.aclose()
 
-        await as_peer(a, "x", say)
+        await handshake_as_peer(a, "x", say)
         await trio.sleep(0.2)
         assert b.link(a) is link
         await until(lambda: a.directory.running == 0)
@@ -676,11 +688,11 @@ FRAMES = st.one_of(
     st.builds(Item, st.integers(-1, 4), st.binary(max_size=20), st.integers(-1, 9), st.integers(-1, 9)),
     st.builds(End, st.integers(-1, 4), st.binary(max_size=20)),
     st.builds(Fail, st.integers(-1, 4), st.text(max_size=5), st.text(max_size=5)),
-    st.builds(Body, st.integers(-1, 4), st.binary(max_size=20)),
-    st.builds(Part, st.integers(-1, 4), st.binary(max_size=20)),
-    st.builds(Room, st.integers(-1, 2**40)),
-    st.just(Beat()),
-    st.builds(Tell, st.binary(max_size=20) | st.just(body(NodeState((GOOD,))))),
+    st.builds(RequestData, st.integers(-1, 4), st.binary(max_size=20)),
+    st.builds(ReplyData, st.integers(-1, 4), st.binary(max_size=20)),
+    st.builds(WindowUpdate, st.integers(-1, 2**40)),
+    st.just(KeepAlive()),
+    st.builds(Announce, st.binary(max_size=20) | st.just(body(NodeState((GOOD,))))),
     st.builds(Bye, st.text(max_size=5), st.text(max_size=5)),
 )
 SAID = st.lists(FRAMES.map(encode) | st.binary(max_size=40), max_size=6).map(b"".join)
@@ -690,7 +702,7 @@ SAID = st.lists(FRAMES.map(encode) | st.binary(max_size=40), max_size=6).map(b""
 def test_no_bytes_and_no_frames_disturb_a_node(greeted, caplog):
     async def main(said):
         a, b = Node("a", step_s=0.001), Node("b")
-        async with grove(a, b):
+        async with linked_nodes(a, b):
             await all_linked(a, b)
 
             async def say(wire):
@@ -698,9 +710,9 @@ def test_no_bytes_and_no_frames_disturb_a_node(greeted, caplog):
                 await wire.socket.aclose()
 
             if greeted:
-                await as_peer(a, "x", say)
+                await handshake_as_peer(a, "x", say)
             else:
-                async with stranger(a, UPGRADE + said) as stream:
+                async with raw_connection(a, UPGRADE + said) as stream:
                     await stream.send_eof()
                     await ended(stream)
             assert await b.ask(a, tokens_max=5) == [0, 1, 2, 3, 4]

@@ -12,7 +12,7 @@ from protocol.cluster import Neighbour, NodeState
 from protocol.errors import PeerLost
 from protocol.greeting import Incarnation
 from supervisor.cluster.directory import FORGET_S
-from supervisor.cluster.mesh import FORGETS_S, Links
+from supervisor.cluster.mesh import FORGETS_S, Mesh
 from tests.rig.nodes import QUICK, Node
 
 
@@ -51,8 +51,8 @@ async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(lasts_s
     async def dial(at, tls, within_s, talk):
         await talk(None)
 
-    monkeypatch.setattr(Links, "_greeted", greeted)
-    monkeypatch.setattr(Links, "_carry", carry)
+    monkeypatch.setattr(Mesh, "_greeted", greeted)
+    monkeypatch.setattr(Mesh, "_carry", carry)
     section = evolve(QUICK, silent_s=3.0, retry_min_s=0.1, retry_max_s=5.0)
     a = Node("a", port=None, section=section)
     a.links.dial = dial

@@ -16,8 +16,8 @@ from protocol.errors import LinkReplaced, PeerLost, PeerRefused
 from protocol.frames import VERSION, Bye, FrameReader, Hello, encode
 from protocol.greeting import Incarnation
 from supervisor.cluster import engine_control
-from supervisor.cluster.mesh import TWIN, Links
-from supervisor.links.websocket import At
+from supervisor.cluster.mesh import NAME_CONFLICT, Mesh
+from supervisor.links.websocket import Endpoint
 from supervisor.node.node import _Node
 from tests.rig.nodes import Node
 
@@ -93,7 +93,7 @@ async def test_b9_another_process_of_a_name_is_refused_and_told_why_while_the_fi
     first = node.directory.nodes["b"][1]
     far = await meet(node, "b", "b", "two")
     (bye,) = FrameReader().feed(await far.receive_some())
-    assert bye.code == TWIN
+    assert bye.code == NAME_CONFLICT
     assert "one, started Tue, 14 Nov 2023 22:13:20 GMT is linked to a, so two, started" in bye.detail
     assert node.directory.nodes["b"][1] is first
     assert not first.lost
@@ -114,10 +114,10 @@ async def test_b9_another_process_that_is_dialed_under_a_second_address_is_refus
         return "b", Incarnation("two", 1_700_000_000)
 
     node.links.dial = dial
-    monkeypatch.setattr(Links, "_greeted", greeted)
-    nursery.start_soon(node.links._keep, None, At("elsewhere", 7400))
+    monkeypatch.setattr(Mesh, "_greeted", greeted)
+    nursery.start_soon(node.links._keep, None, Endpoint("elsewhere", 7400))
     (bye,) = FrameReader().feed(await far.receive_some())
-    assert bye.code == TWIN
+    assert bye.code == NAME_CONFLICT
     assert "one, started Tue, 14 Nov 2023 22:13:20 GMT is linked to a, so two, started" in bye.detail
     assert node.directory.nodes["b"][1] is first
     assert not first.lost
@@ -135,7 +135,7 @@ async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(meet, autoju
 async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked(meet, nursery, autojump_clock):
     node = Node("a")
     near, far = pair()
-    await far.send_all(encode(Bye(TWIN, "two processes call themselves a")))
+    await far.send_all(encode(Bye(NAME_CONFLICT, "two processes call themselves a")))
     nursery.start_soon(node.links.hearts.run)
     with pytest.raises(PeerRefused, match="two processes call themselves a"):
         await node.links._carry("b", near, "a")
@@ -150,7 +150,7 @@ async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_f
     node = Node("a")
     near, far = trio.testing.memory_stream_pair()
     near.acknowledged_s = lambda: None  # what no kernel carries, no kernel acknowledges
-    await far.send_all(encode(Bye(TWIN, "two processes call themselves a")))
+    await far.send_all(encode(Bye(NAME_CONFLICT, "two processes call themselves a")))
     nursery.start_soon(node.links.hearts.run)
     with pytest.raises(PeerRefused):
         await node.links._carry("b", near, "a")
@@ -164,7 +164,7 @@ async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_read
     """Nothing comes or goes when a claim expires: who waits for that is woken by the time itself."""
     node, said = Node("a"), []
     near, far = pair()
-    await far.send_all(encode(Bye(TWIN, "two processes call themselves a")))
+    await far.send_all(encode(Bye(NAME_CONFLICT, "two processes call themselves a")))
     nursery.start_soon(node.links.hearts.run)
     with pytest.raises(PeerRefused):
         await node.links._carry("b", near, "a")

@@ -12,7 +12,7 @@ import pytest
 import trio
 from attrs import evolve
 
-from tests.rig.nodes import QUICK, Node, grove, until
+from tests.rig.nodes import QUICK, Node, linked_nodes, until
 
 pytestmark = pytest.mark.realtime
 
@@ -45,7 +45,7 @@ def other():
 
 async def test_a_stopped_process_is_lost_within_stalled_s_and_comes_back(other):
     a = Node("a", section=evolve(QUICK, stalled_s=QUICK.silent_s))
-    async with grove(a):
+    async with linked_nodes(a):
         process = other(a.at)
         await until(lambda: "b" in a.linked and len(a.directory.workers("oak")) == 2, within_s=20.0)
         await trio.sleep(3 * QUICK.silent_s)

@@ -9,7 +9,7 @@ import trio
 from attrs import evolve
 
 from supervisor.cluster import mesh
-from tests.rig.nodes import LOOPBACK, QUICK, UPGRADE, Node, all_linked, grove, until
+from tests.rig.nodes import LOOPBACK_HOSTS, QUICK, UPGRADE, Node, all_linked, linked_nodes, until
 
 pytestmark = pytest.mark.realtime  # many sockets of loopback
 
@@ -29,9 +29,9 @@ class Crowd:
     async def connect(self, node, *, far):
         stream = trio.SocketStream(trio.socket.socket())
         self.streams.append(stream)
-        await stream.socket.bind((LOOPBACK, 0))
+        await stream.socket.bind((LOOPBACK_HOSTS, 0))
         (self.far.add if far else self.far.discard)(stream.socket.getsockname()[1])
-        await stream.socket.connect((LOOPBACK, node.links.port))
+        await stream.socket.connect((LOOPBACK_HOSTS, node.links.port))
         return stream
 
     async def connect_without_end(self, node):
@@ -56,7 +56,7 @@ def patient():
 
 
 async def test_d9_a_slow_node_keeps_its_place_however_many_come_from_elsewhere(crowd, patient):
-    async with grove(patient):
+    async with linked_nodes(patient):
         slow = await crowd.connect(patient, far=False)
         for _ in range(4 * QUICK.greets_max):
             await crowd.connect(patient, far=True)
@@ -69,7 +69,7 @@ async def test_d9_a_slow_node_keeps_its_place_however_many_come_from_elsewhere(c
 
 async def test_d9_nodes_link_while_one_address_connects_without_end(crowd, patient):
     a = Node("a")
-    async with grove(patient) as nursery:
+    async with linked_nodes(patient) as nursery:
         for _ in range(4):
             nursery.start_soon(crowd.connect_without_end, patient)
         await until(lambda: len(patient.links._strangers) == QUICK.greets_max)

@@ -16,20 +16,20 @@ from rich.console import Console
 
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
-from protocol.cluster import GetStatus, Leg, Loads, NodeState, Offer, OfferLoad
+from protocol.cluster import GetStatus, Leg, LoadUpdate, NodeState, Offer, OfferLoad
 from protocol.errors import PeerViolation, StartFailed
 from protocol.messages import EngineInfo
 from protocol.model_folder import WEIGHTS, digest
 from supervisor.cli.status_view import board
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.model_identity import OwnModels
-from supervisor.control.control import Controls
+from supervisor.cluster.model_identity import ModelIdentities
+from supervisor.control.control import NodeControl
 from supervisor.engines.children import Worker, _decode
 from supervisor.node import gauges
-from supervisor.supervision.registration import Plug
+from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics
-from tests.rig.assembly import built
+from tests.rig.assembly import built_assembly
 from tests.supervisor.cluster.test_directory import a_link
 from tests.supervisor.telemetry.test_metrics import cluster
 
@@ -46,7 +46,7 @@ def offer(name, info):
 
 @pytest.fixture
 async def directory():
-    directory = Directory("here", models=OwnModels({"oak": OWN}))
+    directory = Directory("here", models=ModelIdentities({"oak": OWN}))
     directory.linked("far", a_link())
     return directory
 
@@ -58,8 +58,8 @@ async def no_loads():
 async def test_c8_a_worker_of_another_model_is_never_asked_and_its_limits_count_for_nobody(directory):
     directory.told("far", NodeState((offer("one", INFO), offer("two", SMALL))))
     assert [worker.load.name for worker in directory.workers("oak")] == ["far/one"]
-    assert engine_control.longest(directory, "oak") == INFO.request_tokens_max
-    assert engine_control.up(directory) == {"far/one": 1.0, "far/two": 0.0}
+    assert engine_control.request_tokens_max(directory, "oak") == INFO.request_tokens_max
+    assert engine_control.engines_up(directory) == {"far/one": 1.0, "far/two": 0.0}
     assert engine_control.unready(directory, ["oak"]) is None, "another one serves it"
 
 
@@ -76,7 +76,7 @@ async def test_c8_ready_and_refused_requests_say_by_name_which_worker_and_what_d
 
 
 async def test_c8_the_log_says_it_once_and_the_status_as_long_as_it_is_so(directory, caplog):
-    controls = Controls(directory, "run", "1", no_loads)
+    controls = NodeControl(directory, "run", "1", no_loads)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             directory.told("far", NodeState((offer("two", SMALL),)))
@@ -122,12 +122,12 @@ async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_n
     assert asked(directory) == ["a/w0"]
     why = "its model is another one: its weights are not those of a/w0"
     assert [(each.peer, each.engine, each.reason) for each in caplog.records] == [("b", "w0", why)]
-    status = await Controls(directory, "run", "1", no_loads).answer(GetStatus())
+    status = await NodeControl(directory, "run", "1", no_loads).answer(GetStatus())
     assert status.refused == (f"engine b/w0 is not asked: {why}",)
     metrics = Metrics()
-    gauges.of_node(metrics, directory)
+    gauges.add_node_gauges(metrics, directory)
     assert 'espalier_engine_refused{of="b/w0"} 1.0' in metrics.text({}).decode()
-    assert engine_control.up(directory) == {"a/w0": 1.0, "b/w0": 0.0}
+    assert engine_control.engines_up(directory) == {"a/w0": 1.0, "b/w0": 0.0}
     assert engine_control.unready(directory, ["oak"]) is None
 
 
@@ -140,34 +140,34 @@ async def test_c8_other_weights_are_asked_once_those_that_stood_are_gone(directo
     else:
         tell(directory, "a", OLD, up=goes != "down", draining=goes == "drain")
     assert asked(directory) == ["b/w0"]
-    assert directory.models.whys == ({} if goes == "link" else directory.models.whys)
+    assert directory.models.rejections == ({} if goes == "link" else directory.models.rejections)
     tell(directory, "a", OLD)
     assert asked(directory) == ["b/w0"], "of equally many those stand that stood before"
-    assert list(directory.models.whys) == ["a/w0"]
+    assert list(directory.models.rejections) == ["a/w0"]
 
 
 async def test_c8_the_weights_stand_that_most_have_and_loads_are_kept(directory):
     tell(directory, "a", OLD, OLD)
     tell(directory, "b", NEW, NEW)
-    directory.told_loads("b", Loads((OfferLoad("w0", 2, 7),)))
+    directory.merge_loads("b", LoadUpdate((OfferLoad("w0", 2, 7),)))
     tell(directory, "c", NEW)
     assert asked(directory) == ["b/w0", "b/w1", "c/w0"]
     assert (directory.workers("oak")[0].load.busy, directory.workers("oak")[0].load.tokens) == (2, 7)
-    assert list(directory.models.whys) == ["a/w0", "a/w1"]
+    assert list(directory.models.rejections) == ["a/w0", "a/w1"]
     for leaves in "bc":
         directory.unlinked(leaves, directory.nodes[leaves][1])
     assert asked(directory) == ["a/w0", "a/w1"]
 
 
 async def test_c8_weights_of_a_gateway_that_has_them_decide_however_many_have_others(directory):
-    directory.models = OwnModels({"oak": OLD.digest})
+    directory.models = ModelIdentities({"oak": OLD.digest})
     tell(directory, "b", NEW, NEW)
     tell(directory, "a", OLD)
     assert asked(directory) == ["a/w0"]
 
 
 def test_names_of_models_that_were_heard_once_are_not_kept():
-    models = OwnModels({"oak": OWN})
+    models = ModelIdentities({"oak": OWN})
     for number in range(100):
         each = evolve(offer("w", OLD), model=f"model {number}")
         models.judged("a", NodeState((each, offer("w0", OLD))))
@@ -184,7 +184,7 @@ words = st.tuples(st.sampled_from("abc"), st.lists(st.sampled_from([OLD, NEW, IN
 def test_c8_whatever_nodes_tell_those_are_asked_whose_weights_most_have_who_are_up(told):
     async def scenario():
         await trio.lowlevel.checkpoint()
-        directory, last = Directory("here", models=OwnModels({"oak": OWN})), {}
+        directory, last = Directory("here", models=ModelIdentities({"oak": OWN})), {}
         for node, infos, up in told:
             tell(directory, node, *infos, up=up)
             last[node] = infos if up else []
@@ -209,36 +209,36 @@ async def test_c8_a_digest_without_end_is_not_believed(directory):
 
 
 async def test_a_front_knows_its_models_folders(tmp_path):
-    house, _ = built(cluster(tmp_path), "front")
+    house, _ = built_assembly(cluster(tmp_path), "front")
     [(name, own)] = house.directory.models.digests.items()
     assert name == "tiny"
     assert {"config.json", "tokenizer.json"} <= {file for file, _ in own}
 
 
 async def test_c8_an_engine_whose_folder_has_changed_since_this_node_read_it_gets_no_work():
-    plug = Plug()
+    plug = Registration()
     one = Worker("e", None, None, plug, None, lambda: None, lambda: None, digest=OWN)
     with (
-        plug.offering(SimpleNamespace(info=SMALL)),
+        plug.publish(SimpleNamespace(info=SMALL)),
         pytest.raises(StartFailed, match=r"engine e is not asked: its model .* it differs in tokenizer\.json"),
     ):
         await _decode(one, None, task_status=trio.TASK_STATUS_IGNORED)
 
 
 async def test_a_simulated_engine_tells_what_it_speaks_by(tmp_path):
-    house, _ = built(cluster(tmp_path), "back")
+    house, _ = built_assembly(cluster(tmp_path), "back")
     assert SimulatedEngine(SimulatedSpec(), None, digest=OWN).info.digest == OWN
     assert house.directory.models.digests.keys() == {"tiny"}
 
 
 def test_c1_why_workers_are_refused_is_told_once_at_a_scrape_and_not_for_each_of_them(monkeypatch):
-    looks, metrics, directory = [], Metrics(), Directory("front", models=OwnModels({"tiny": OWN}))
+    looks, metrics, directory = [], Metrics(), Directory("front", models=ModelIdentities({"tiny": OWN}))
     for number in range(20):
         engine = evolve(INFO, digest=OTHER if number < 5 else OWN)
         directory.told(f"node-{number}", NodeState((Offer("tiny-0", "tiny", Leg.BOTH, 8, True, engine),)))
-    gauges.of_node(metrics, directory)
-    whys = OwnModels.whys.fget
-    monkeypatch.setattr(OwnModels, "whys", property(lambda self: looks.append(1) or whys(self)))
+    gauges.add_node_gauges(metrics, directory)
+    whys = ModelIdentities.rejections.fget
+    monkeypatch.setattr(ModelIdentities, "rejections", property(lambda self: looks.append(1) or whys(self)))
     _, read = metrics.gauges["espalier_engine_refused"]
     assert sum(read().values()) == 5
     assert len(looks) == 1

@@ -18,7 +18,7 @@ from supervisor import __main__
 from supervisor.config import file_checks, load
 from supervisor.config.tls import Certificate, expires_at
 from supervisor.files import permissions, reading
-from supervisor.gateway.keys import Keys, Sources, line
+from supervisor.gateway.keys import Keys, KeySources, line
 from supervisor.launcher import preflight
 from tests.rig import certificate
 from tests.supervisor.config.test_load import GOOD, ROOT, TINY
@@ -227,7 +227,7 @@ def test_o5_a_file_of_keys_that_others_may_write_is_refused_also_when_it_is_read
     file = tmp_path / "keys.toml"
     file.write_text(line("alice", SECRET))
     file.chmod(0o600)
-    keys = Keys(Sources(file))
+    keys = Keys(KeySources(file))
     keys.load()
     file.chmod(0o602)
     with pytest.raises(StartFailed, match=f"every user of this host may write {file}: chmod o-w {file}"):
@@ -318,7 +318,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_never_waited_for(written, 
     os.mkfifo(pipe, 0o600)
     with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
         load.read(pipe)
-    keys = Keys(Sources(pipe))
+    keys = Keys(KeySources(pipe))
     with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
         keys.load()
     for pair in (Certificate(pipe, tmp_path / "a.key"), Certificate(tmp_path / "a.pem", pipe)):

@@ -235,7 +235,7 @@ def test_of_several_nodes_those_of_this_host_run(host, written):
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "no-such-host.invalid", "0.0.0.0", "", "a" * 300])
 def test_a_host_that_is_not_this_one(host):
-    assert not preflight.is_here(host)
+    assert not preflight.is_local_host(host)
 
 
 def test_a_file_that_places_nothing_here_says_where_its_nodes_are(written):

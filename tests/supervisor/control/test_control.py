@@ -24,20 +24,20 @@ from protocol.cluster import (
     Reloaded,
     check,
 )
-from protocol.errors import DeadlineExceeded, Internal, LinkLost, NotReady, PeerLost, PeerRefused, PeerViolation
+from protocol.errors import DeadlineExceeded, InternalError, LinkLost, NotReady, PeerLost, PeerRefused, PeerViolation
 from protocol.messages import Done, EngineLoad, FlushCache
 from protocol.peer import Peer
 from supervisor import deadlines
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.mesh import OPERATORS_MAX, Links
-from supervisor.cluster.workers import Here
+from supervisor.cluster.mesh import OPERATORS_MAX, Mesh
+from supervisor.cluster.workers import LocalWorker
 from supervisor.config.load import ClusterSection
-from supervisor.control.control import Controls
-from supervisor.links.heartbeat import Heart
+from supervisor.control.control import NodeControl
+from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import Link
-from supervisor.supervision.events import Happening, Kind
-from supervisor.supervision.registration import Plug
-from supervisor.supervision.status import Standing
+from supervisor.supervision.events import ChildEvent, ChildEventKind
+from supervisor.supervision.registration import Registration
+from supervisor.supervision.status import TreeStatus
 from supervisor.supervision.tree import Child, Tree
 from tests.rig.gateway import INFO
 from tests.system.simulator import sim_pair
@@ -55,12 +55,12 @@ class Node:
     loads: dict = field(factory=dict)
     done: list = field(factory=list)
     directory: Directory = field(init=False)
-    controls: Controls = field(init=False)
+    controls: NodeControl = field(init=False)
 
     def __attrs_post_init__(self):
         self.directory = Directory(self.name)
         tree = Tree(name=self.name, children=(Child(name="links", run=nothing, about="other nodes"),))
-        self.controls = Controls(self.directory, f"run of {self.name}", "1.2", self._loads, Standing(tree))
+        self.controls = NodeControl(self.directory, f"run of {self.name}", "1.2", self._loads, TreeStatus(tree))
         self.controls.drain = lambda: self.done.append("drain")
         self.controls.reload = self._reload
 
@@ -110,12 +110,14 @@ async def ask(node, request):
 async def test_a_node_tells_how_each_part_of_it_is(autojump_clock):
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, 1024)})
     info = evolve(INFO, kv_tokens_max=4096)
-    plug = Plug(one.directory.changed)
+    plug = Registration(one.directory.changed)
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
-    one.directory.here["tiny-0"] = Here("one", offered, None, plug, one.directory.changed, None, one.directory, 6, 90)
+    one.directory.here["tiny-0"] = LocalWorker(
+        "one", offered, None, plug, one.directory.changed, None, one.directory, 6, 90
+    )
     one.directory.expect("two", "127.0.0.1:1")
-    one.controls.standing.watch(Happening("one/links", Kind.STARTED, trio.current_time()))
-    with plug.offering(SimpleNamespace(info=info)):
+    one.controls.standing.watch(ChildEvent("one/links", ChildEventKind.STARTED, trio.current_time()))
+    with plug.publish(SimpleNamespace(info=info)):
         await trio.sleep(3)
         status = await ask(one, GetStatus())
     assert (status.node, status.run, status.version, status.up_s) == ("one", "run of one", "1.2", 3)
@@ -129,10 +131,10 @@ async def test_a_node_tells_how_each_part_of_it_is(autojump_clock):
 @pytest.mark.parametrize("used", [-5, 10**9])
 async def test_what_an_engine_counts_wrongly_is_told_as_a_fraction_all_the_same(used, autojump_clock):
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, used)})
-    plug = Plug(one.directory.changed)
+    plug = Registration(one.directory.changed)
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
-    one.directory.here["tiny-0"] = Here("one", offered, None, plug, one.directory.changed, None, one.directory)
-    with plug.offering(SimpleNamespace(info=INFO)):
+    one.directory.here["tiny-0"] = LocalWorker("one", offered, None, plug, one.directory.changed, None, one.directory)
+    with plug.publish(SimpleNamespace(info=INFO)):
         status = await ask(one, GetStatus("one"))
     assert status.state.offers[0].kv_used == (used > 0)
     assert check(status.state) is status.state
@@ -146,7 +148,7 @@ async def test_drain_and_reload_reach_the_node_itself(autojump_clock):
 
 
 async def test_a_node_that_does_not_run_yet_can_be_neither_drained_nor_reloaded(autojump_clock):
-    fresh = Controls(Directory("one"), "", "1.2", Node("one")._loads)
+    fresh = NodeControl(Directory("one"), "", "1.2", Node("one")._loads)
     for request in (Drain(), Reload()):
         async with fresh.serves["", type(request)].ask(request, 0) as answer:
             with pytest.raises(NotReady):
@@ -158,7 +160,7 @@ async def test_a_node_that_does_not_run_yet_can_be_neither_drained_nor_reloaded(
 async def test_a_bug_fails_the_question_and_nothing_else(autojump_clock, caplog):
     one = Node("one")
     one.controls.reload = lambda: 1 / 0
-    with pytest.raises(Internal):
+    with pytest.raises(InternalError):
         await ask(one, Reload())
     assert "a bug failed a Reload" in caplog.text
     assert await ask(one, Drain()) == Done()
@@ -209,16 +211,18 @@ async def asked_by_way_of_two():
 
 async def test_o_the_longest_reload_of_all_is_answered_to_whoever_asked_by_way_of_two_nodes(autojump_clock):
     async def longest():
-        await trio.sleep(deadlines.RELOADED_S)
+        await trio.sleep(deadlines.RELOAD_QUEUED_MAX_S)
         return Reloaded(("two did",))
 
     async with asked_by_way_of_two() as (one, two):
         two.controls.reload = longest
-        with trio.fail_after(deadlines.RELOADS_S):
+        with trio.fail_after(deadlines.RELOAD_ANSWER_TIMEOUT_S):
             assert (await ask(one, Reload("two"))).changed == ("two did",)
 
 
-@pytest.mark.parametrize(("request_", "within_s"), [(Reload("two"), deadlines.RELOADS_S), (GetStatus("two"), 5.0)])
+@pytest.mark.parametrize(
+    ("request_", "within_s"), [(Reload("two"), deadlines.RELOAD_ANSWER_TIMEOUT_S), (GetStatus("two"), 5.0)]
+)
 async def test_o_a_node_that_never_answers_is_named_before_whoever_asked_gives_up(request_, within_s, autojump_clock):
     """Each gave up at the same time as whoever had asked it, who heard nothing of what was wrong."""
     async with asked_by_way_of_two() as (one, two):
@@ -226,7 +230,7 @@ async def test_o_a_node_that_never_answers_is_named_before_whoever_asked_gives_u
         began = trio.current_time()
         with trio.fail_after(within_s), pytest.raises(DeadlineExceeded, match="node two has not answered node front"):
             await ask(one, request_)
-        assert within_s - deadlines.WAY_S <= trio.current_time() - began < within_s - deadlines.HOP_S
+        assert within_s - deadlines.WAY_S <= trio.current_time() - began < within_s - deadlines.HOP_MARGIN_S
 
 
 async def test_whoever_asks_without_a_deadline_hears_as_soon_as_the_link_is_lost(autojump_clock):
@@ -250,7 +254,7 @@ async def after(seconds, then):
 
 def links_of(node):
     served = {**node.controls.serves, ("tiny-0", FlushCache): mailbox(1)[0]}
-    return Links(
+    return Mesh(
         name=node.name,
         section=ClusterSection(),
         directory=node.directory,
@@ -266,7 +270,7 @@ def links_of(node):
 async def operator(links):
     """An operator that has greeted a node, as the node's links attend to it."""
     near, far = sim_pair()
-    link = Link(near, Peer("operator-0", serves_max=0), heart=Heart())
+    link = Link(near, Peer("operator-0", serves_max=0), heart=Heartbeat())
     ended = []
 
     async def carry():

@@ -14,11 +14,11 @@ import trio
 
 from protocol.cluster import Drain, GetStatus, NodeState, Status
 from protocol.messages import Done
-from supervisor.cli.client import Operator
+from supervisor.cli.client import ClusterClient
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.control import unix_socket
 from supervisor.control.control import Function
-from supervisor.links.heartbeat import Heart
+from supervisor.links.heartbeat import Heartbeat
 from supervisor.processes import run_folder
 from tests.rig.nodes import until
 
@@ -53,7 +53,7 @@ class Served:
     async def run(self):
         function = Function(self.answer)
         serves = {("", GetStatus): function, ("", Drain): function}
-        await unix_socket.serve(self.folder, self.file, "one", serves, Heart(1.0, 3.0), looks_s=LOOKS_S)
+        await unix_socket.serve(self.folder, self.file, "one", serves, Heartbeat(1.0, 3.0), looks_s=LOOKS_S)
 
     @property
     def found(self):
@@ -61,7 +61,7 @@ class Served:
 
     async def ask(self, request):
         cluster = Cluster(model={}, engine={}, node={"one": NodeSection()})
-        operator = Operator(cluster, b"", None, lambda: os.urandom(32), {"one": self.folder.path})
+        operator = ClusterClient(cluster, b"", None, lambda: os.urandom(32), {"one": self.folder.path})
         operator.routes["one"] = self.folder.path
         return await operator.ask("one", request)
 
@@ -72,7 +72,7 @@ class Served:
 
 @asynccontextmanager
 async def served(base):
-    with run_folder.folder(base) as folder:
+    with run_folder.run_folder(base) as folder:
         async with trio.open_nursery() as nursery:
             node = Served(base, folder)
             nursery.start_soon(node.run)
@@ -103,7 +103,7 @@ async def test_o_a_node_whose_run_folder_was_cleaned_is_found_and_answers_again(
         assert caplog.messages.count(MADE_ANEW) == 1
         assert stat.S_IMODE(node.folder.path.stat().st_mode) == 0o700
         assert stat.S_IMODE((node.folder.path / "node.json").stat().st_mode) == 0o600
-        assert run_folder.sweep(base) == [], "a node that lives holds it"
+        assert run_folder.remove_stale(base) == [], "a node that lives holds it"
 
 
 @pytest.mark.parametrize("what", ["control", "node.json"])

@@ -10,11 +10,11 @@ import trio.testing
 
 from protocol.dialects import chat as chat_dialect
 from protocol.dialects import completions as completions_dialect
-from protocol.dialects.answer_builder import Gathered
+from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.responses import Events
 from tests.rig.gateway import Worker, at_rest, chat, create, head, post, rig
-from tests.rig.sockets import upgraded
+from tests.rig.sockets import websocket_client
 
 INTERNAL = [("request ended", 500, "internal")]
 
@@ -87,10 +87,10 @@ async def test_what_was_cached_of_several_prompts_is_counted_as_the_client_is_to
     [
         (ChoiceChunks, "finish", text(stream=True, echo=True)),
         (completions_dialect.Chunks, "text", text(stream=True, echo=True)),
-        (Gathered, "add", post(chat())),
-        (Gathered, "whole", post(chat())),
-        (Gathered, "whole", text()),
-        (Gathered, "whole", response()),
+        (AnswerBuilder, "add", post(chat())),
+        (AnswerBuilder, "whole", post(chat())),
+        (AnswerBuilder, "whole", text()),
+        (AnswerBuilder, "whole", response()),
         (chat_dialect.Chunks, "text", post(chat(stream=True))),
         (ChoiceChunks, "finish", text(stream=True)),
         (Events, "begin", response(stream=True)),
@@ -115,7 +115,7 @@ async def test_a_bug_in_an_answer_is_told_as_one_and_as_no_refusal(
 @pytest.mark.parametrize("name", ["begin", "delta", "finish"])
 async def test_a_bug_in_a_lane_is_told_as_one_and_as_no_refusal(name, rather_slow, monkeypatch, told, bugs):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         monkeypatch.setattr(Events, name, breaks)
         await client.say(create())
         last = (await client.events("error", "response.failed"))[-1]
@@ -135,7 +135,7 @@ async def test_a_bug_in_a_lane_is_told_as_one_and_as_no_refusal(name, rather_slo
 async def test_whoever_cancels_what_waits_was_not_refused(limit, rather_slow, told):
     """It waits at the gate, or on its connection before it has got that far."""
     async with rig(**{limit: 1}) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=500 s=1", stream_id="a"))
         await made.worker.began.wait()
         await client.say(create(stream_id="b"))

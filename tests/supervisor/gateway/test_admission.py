@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import Draining, NotReady, Overloaded
-from supervisor.gateway.admission import Gate
+from supervisor.gateway.admission import AdmissionGate
 from tests.system.simulator import simulate
 
 
 def gate(requests_max=2, admit_s=5.0, waiting_max=2, why=None):
     reason = [why]
-    made = Gate(requests_max, admit_s, waiting_max, lambda: reason[0])
+    made = AdmissionGate(requests_max, admit_s, waiting_max, lambda: reason[0])
     return made, reason
 
 
@@ -396,7 +396,7 @@ async def test_a_drain_after_a_displacement_finds_only_those_who_wait(autojump_c
 class Crowd:
     """Requests that come, leave and give up at a gate, by number, and what is true of them."""
 
-    gate: Gate
+    gate: AdmissionGate
     nursery: trio.Nursery
     inside: list[int] = Factory(list)
     refused: list[int] = Factory(list)
@@ -470,7 +470,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from(["come", "come", "give up"]), st.int
 @given(requests_max=SMALL, waiting_max=SMALL, events=EVENTS)
 def test_one_after_the_other_goes_as_the_model_says(requests_max, waiting_max, events):
     async def main():
-        made, model = Gate(requests_max, 60.0, waiting_max, lambda: None), Model(requests_max, waiting_max)
+        made, model = AdmissionGate(requests_max, 60.0, waiting_max, lambda: None), Model(requests_max, waiting_max)
         async with trio.open_nursery() as nursery:
             crowd = Crowd(made, nursery)
             for what, value in events:
@@ -504,7 +504,7 @@ class Watching(trio.abc.Instrument):
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_happens_in_one_turn_nobody_is_lost_and_nothing_is_too_full(seed):
     async def main(rng):
-        made = Gate(2, 1000.0, 3, lambda: None)
+        made = AdmissionGate(2, 1000.0, 3, lambda: None)
         watching = Watching(made)
         trio.lowlevel.add_instrument(watching)
         async with trio.open_nursery() as nursery:

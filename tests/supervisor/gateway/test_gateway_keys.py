@@ -16,11 +16,11 @@ from protocol.cluster import Reloaded
 from supervisor.cluster.directory import Directory
 from supervisor.config.load import NodeSection
 from supervisor.config.tls import Certificate
-from supervisor.files.reading import read_here
-from supervisor.gateway.keys import ADMIN, KEYS, Keys, Sources
+from supervisor.files.reading import read_inline
+from supervisor.gateway.keys import ADMIN, KEYS, Keys, KeySources
 from supervisor.node import node
 from supervisor.node.reload import Reloader
-from supervisor.processes.process import Hurry
+from supervisor.processes.process import GracePeriods
 from supervisor.telemetry.logs import Terminal
 from tests.rig import certificate
 from tests.rig.gateway import SECRET, Client, at_rest, chat, create, head, post, rig
@@ -45,7 +45,7 @@ async def locked(tmp_path, *lines: str, **limits):
             for name, text in sections.items()
         )
     )
-    keys = Keys(Sources(path))
+    keys = Keys(KeySources(path))
     keys.load()
     async with rig(**limits) as made:
         made.door.keys = keys
@@ -190,7 +190,7 @@ async def test_a_key_that_is_taken_away_is_refused_at_its_next_request(tmp_path)
         assert (await socket.upgrade(**as_("alice"))).status == 101
         path = tmp_path / "keys.toml"
         path.write_text("[key." + path.read_text().split("[key.", 2)[2])  # without the first, who is Alice
-        await made.door.reload(read_here)
+        await made.door.reload(read_inline)
         assert (await client.ask(post(chat(), **as_("alice")))).status == 401
         await socket.say(create("n=2"))
         assert (await socket.events())[-1]["error"]["code"] == "invalid_api_key"
@@ -311,10 +311,10 @@ async def test_a_new_certificate_serves_whoever_comes_from_now_on(tmp_path):
     async with secured() as made:
         made.door.certificate = Certificate(tmp_path / "c.pem", tmp_path / "k.pem")
         before, client = made.door.tls, await secure_client(made)
-        await made.door.reload(read_here)
+        await made.door.reload(read_inline)
         assert made.door.tls is before  # there are no files
         certificate.make(tmp_path / "c.pem", tmp_path / "k.pem")
-        await made.door.reload(read_here)
+        await made.door.reload(read_inline)
         assert made.door.tls is not before
         assert (await client.ask(head("GET", "/health"))).status == 200
         with pytest.raises(trio.BrokenResourceError):  # trusts the old one
@@ -388,8 +388,8 @@ async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live
         done.append("drain")
 
     door = SimpleNamespace(gate=gate, drain=drain, cut=lambda: 0)
-    door.wait_left = door.wait_answered = trio.lowlevel.checkpoint
-    world = SimpleNamespace(hurry=Hurry())
+    door.wait_closed = door.wait_idle = trio.lowlevel.checkpoint
+    world = SimpleNamespace(hurry=GracePeriods())
     terminal = Terminal(SimpleNamespace(isatty=lambda: not gone), live)
 
     async def reload():

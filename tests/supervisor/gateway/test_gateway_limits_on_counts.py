@@ -9,9 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.gateway.keys import KEYS, Keys, Sources
+from supervisor.gateway.keys import KEYS, Keys, KeySources
 from tests.rig.gateway import SECRET, Worker, at_rest, chat, create, head, post, rig
-from tests.rig.sockets import collected, types, upgraded, whole
+from tests.rig.sockets import collected, types, websocket_client, whole
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def overloaded(event, said, lane=None):
 @pytest.mark.parametrize("websocket", [False, True])
 async def test_connections(most, websocket, rather_slow):
     async with rig(connections_max=most) as made:
-        clients = [await (upgraded(made) if websocket else made.client()) for _ in range(most)]
+        clients = [await (websocket_client(made) if websocket else made.client()) for _ in range(most)]
         for client in clients:
             if websocket:
                 assert (await whole(client, create("n=1")))["status"] == "completed"
@@ -70,7 +70,7 @@ def as_(name):
 @pytest.mark.parametrize("most", [1, 2, 5])
 async def test_connections_of_a_key(most, rather_slow):
     async with rig(key_connections_max=most) as made:
-        made.door.keys = Keys(Sources(None, {KEYS: f"alice=alice-{SECRET},bob=bob-{SECRET}"}))
+        made.door.keys = Keys(KeySources(None, {KEYS: f"alice=alice-{SECRET},bob=bob-{SECRET}"}))
         made.door.keys.load()
         said = f"the key 'alice' has {most} connections, as many as it may"
         clients = [await made.client() for _ in range(most)]
@@ -114,7 +114,7 @@ async def test_requests_that_are_answered_and_requests_that_wait(inside, waiting
             assert made.worker.running == made.door.gate.inside == min(place + 1, inside)
             assert made.door.gate.waiting == max(0, place + 1 - inside)
         before, said = trio.current_time(), f"{inside} requests are being served and {waiting} wait"
-        late = await (upgraded(made) if websocket else made.client())
+        late = await (websocket_client(made) if websocket else made.client())
         if websocket:
             await late.say(create("n=1", stream_id="a"))
             overloaded(await late.event(), said, "a")
@@ -134,7 +134,7 @@ async def test_requests_that_are_answered_and_requests_that_wait(inside, waiting
 
 async def test_requests_of_every_door_are_counted_together(rather_slow):
     async with rig(requests_max=2, waiting_max=1, admit_s=60) as made:
-        lane, streaming, waiting, late = await upgraded(made), *[await made.client() for _ in range(3)]
+        lane, streaming, waiting, late = await websocket_client(made), *[await made.client() for _ in range(3)]
         await lane.say(create("n=5 s=1"))
         await streaming.send(post(chat("n=5 s=1", stream=True)))
         await trio.sleep(0.1)
@@ -169,7 +169,7 @@ async def test_a_request_that_left_the_line_counts_no_longer(rather_slow):
 @pytest.mark.parametrize("state", ["running", "waiting", "remembered"])
 async def test_lanes(state, most, rather_slow):
     async with rig(lanes_max=most, in_flight_max=1 if state == "waiting" else 16) as made:
-        client, other = await upgraded(made), await upgraded(made)
+        client, other = await websocket_client(made), await websocket_client(made)
         if state == "waiting":
             await client.say(create("n=9 s=1"))
         for lane in range(most):
@@ -192,7 +192,7 @@ async def test_lanes(state, most, rather_slow):
 @pytest.mark.parametrize("most", [1, 2, 5])
 async def test_responses_in_flight_and_responses_that_wait(most, rather_slow):
     async with rig(in_flight_max=most, queued_max=2) as made:
-        client, other = await upgraded(made), await upgraded(made)
+        client, other = await websocket_client(made), await websocket_client(made)
         for lane in range(most + 2):
             await client.say(create("n=2 s=1", stream_id=f"l{lane}"))
             await trio.sleep(0.01)
@@ -211,7 +211,7 @@ async def test_responses_in_flight_and_responses_that_wait(most, rather_slow):
 
 async def test_a_request_that_waits_for_its_own_lane_takes_a_place_of_those_that_wait(rather_slow):
     async with rig(in_flight_max=8, queued_max=2) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         for _ in range(4):
             await client.say(create("n=2 s=1", stream_id="a"))
         overloaded((await client.events("error"))[-1], "2 responses wait for their turn on this connection", "a")
@@ -223,7 +223,7 @@ async def test_a_request_that_waits_for_its_own_lane_takes_a_place_of_those_that
 
 async def test_what_waits_and_is_cancelled_makes_room(rather_slow):
     async with rig(worker=Worker(mute=True), in_flight_max=1, queued_max=1) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         for lane in "abc":
             await client.say(create(stream_id=lane))
         overloaded((await client.events("error"))[-1], "1 responses wait for their turn on this connection", "c")

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from actors.text.prompts import Limits
+from actors.text.prompts import PromptLimits
 from protocol.cluster import Leg, Offer
 from protocol.errors import SlowClient
 from protocol.messages import Role, Turn
@@ -23,15 +23,15 @@ from protocol.strict.structure import structure
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.config import load
-from supervisor.gateway.gateway import DoorLimits
+from supervisor.gateway.gateway import GatewayLimits
 from supervisor.gateway.websocket.history import Said
 from supervisor.node import assembly
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.gateway import FOLDER, INFO, Client, at_rest, chat, create, frame, head, post, rig
-from tests.rig.sockets import upgraded, whole
+from tests.rig.sockets import websocket_client, whole
 from tests.supervisor.gateway.test_outbox import fill, pair
 
-OF_THE_DOOR = [each.name for each in attrs.fields(DoorLimits)]
+OF_THE_DOOR = [each.name for each in attrs.fields(GatewayLimits)]
 OF_THE_GATEWAY = ["requests_max", "waiting_max", "admit_s", "first_token_s", "total_s", "prompt_tokens_max"]
 OF_A_WHOLE = {"key_share_max"}  # how much of another limit, where others are counts, bytes and seconds
 AROUND = [(-1, True), (0, True), (1, False)]  # how much more than the limit, and whether it is served
@@ -48,7 +48,7 @@ def rather_slow():
 
 @pytest.mark.parametrize("name", OF_THE_DOOR + OF_THE_GATEWAY)
 def test_every_limit_has_a_name_in_the_file_a_sane_default_and_no_senseless_value(name):
-    section = DoorLimits if name in OF_THE_DOOR else load.GatewaySection
+    section = GatewayLimits if name in OF_THE_DOOR else load.GatewaySection
     assert name.endswith(("_max", "_s", "_bytes"))
     default = getattr(section(), name)
     assert 0 < default <= (1 if name in OF_A_WHOLE else 2**28)
@@ -86,7 +86,7 @@ def test_a_prompt_may_be_as_long_as_the_gateway_says_and_as_the_smallest_engine_
     offers = [Offer(f"e{place}", "tiny", Leg.BOTH, 4, True, each) for place, each in enumerate(engines)]
     directory = Directory("main")
     directory.expect("other", None, offers)
-    limits = engine_control.limits(directory, "tiny", most)
+    limits = engine_control.request_limits(directory, "tiny", most)
     assert limits is not None
     assert (limits.total_max, limits.prompt_max) == (100, kept)
 
@@ -160,7 +160,7 @@ async def test_a_body(more, fine, chunked, rather_slow):
 @pytest.mark.parametrize("pieces", [1, 2, 7])
 async def test_a_message(more, fine, pieces, rather_slow):
     async with rig(body_bytes_max=2000) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         event = json.dumps(create("n=2")).encode()
         event = event[:-1] + b" " * (2000 + more - len(event)) + b"}"
         cuts = [len(event) * place // pieces for place in range(pieces + 1)]
@@ -214,9 +214,9 @@ async def prompt_tokens(made, client, door):
 @pytest.mark.parametrize("door", DOORS)
 async def test_tokens_of_a_prompt(door, more, fine, rather_slow):
     async with rig() as made:
-        client = await (upgraded(made) if door == "socket" else made.client())
+        client = await (websocket_client(made) if door == "socket" else made.client())
         size = await prompt_tokens(made, client, door)
-        made.limits[0] = Limits(INFO, 2048, size - more)
+        made.limits[0] = PromptLimits(INFO, 2048, size - more)
         answer, error = await asked(made, client, door)
         if fine:
             assert answer is not None
@@ -224,7 +224,7 @@ async def test_tokens_of_a_prompt(door, more, fine, rather_slow):
             assert (error["code"], error["param"]) == ("context_length_exceeded", DOORS[door][0])
             assert error["message"] == f"the prompt is {size} tokens long, and prompts here can have {size - 1}"
             assert len(made.worker.prompts) == 1
-        made.limits[0] = Limits(INFO, 2048, 2048)
+        made.limits[0] = PromptLimits(INFO, 2048, 2048)
         assert (await asked(made, client, door))[0] is not None  # a mistake costs its answer and nothing else
 
 
@@ -232,10 +232,10 @@ async def test_tokens_of_a_prompt(door, more, fine, rather_slow):
 @pytest.mark.parametrize("door", DOORS)
 async def test_tokens_of_a_prompt_and_its_answer(door, more, fine, rather_slow):
     async with rig() as made:
-        client = await (upgraded(made) if door == "socket" else made.client())
+        client = await (websocket_client(made) if door == "socket" else made.client())
         size = await prompt_tokens(made, client, door)
         name = "max_output_tokens" if DOORS[door][0] == "input" else "max_tokens"
-        made.limits[0] = Limits(INFO, size + 16 - more, 2048)
+        made.limits[0] = PromptLimits(INFO, size + 16 - more, 2048)
         answer, error = await asked(made, client, door, **{name: 16})
         if fine:
             assert answer is not None
@@ -248,9 +248,9 @@ async def test_tokens_of_a_prompt_and_its_answer(door, more, fine, rather_slow):
 @pytest.mark.parametrize("door", [door for door in DOORS if door != "/v1/completions"])  # which always asks for some
 async def test_a_prompt_leaves_room_for_one_token_of_an_answer(door, more, fine, rather_slow):
     async with rig() as made:
-        client = await (upgraded(made) if door == "socket" else made.client())
+        client = await (websocket_client(made) if door == "socket" else made.client())
         size = await prompt_tokens(made, client, door)
-        made.limits[0] = Limits(INFO, size + 1 - more, 2048)
+        made.limits[0] = PromptLimits(INFO, size + 1 - more, 2048)
         answer, error = await asked(made, client, door)
         if fine:
             assert answer is not None
@@ -261,7 +261,7 @@ async def test_a_prompt_leaves_room_for_one_token_of_an_answer(door, more, fine,
 
 async def test_each_of_many_prompts_is_counted_by_itself_and_the_one_that_is_too_long_is_named(rather_slow):
     async with rig() as made:
-        made.limits[0] = Limits(INFO, 2048, 30)
+        made.limits[0] = PromptLimits(INFO, 2048, 30)
         client = await made.client()
         body = {"model": "tiny", "max_tokens": 1}
         reply = await client.ask(post(body | {"prompt": [[7] * 30, [7] * 29, [7] * 30]}, "/v1/completions"))
@@ -280,7 +280,7 @@ async def test_what_a_connection_remembers(lanes, more, fine, rather_slow):
     said = "x" * 50 + " n=1"
     size = Said.after(None, "", Turn(Role.USER, said), Turn(Role.ASSISTANT, "The")).size_bytes
     async with rig(connection_memory_bytes_max=size * len(lanes) - more) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         ids = {lane: (await whole(client, create(said, stream_id=lane)))["id"] for lane in lanes}
         await client.say(create(said, stream_id="a", previous_response_id=ids["a"]))
         last = (await client.events())[-1]

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from tests.rig.gateway import Client, Worker, at_rest, chat, create, frame, head, post, rig
-from tests.rig.sockets import upgraded, whole
+from tests.rig.sockets import websocket_client, whole
 
 JUST = 0.01
 
@@ -137,7 +137,7 @@ async def test_a_body(chunked, rather_slow):
 async def answer(made, door, said):
     """Ask, and return when the end came, whether it is whole, and its error."""
     if door == "socket":
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create(said))
         last = (await client.events())[-1]
         error = last["error"] if last["type"] == "error" else last["response"]["error"]
@@ -224,7 +224,7 @@ async def test_waiting_at_the_gate_counts_into_the_total_time(rather_slow):
 @pytest.mark.parametrize("said", [frame(b"", 0x89), frame(b'{"type": "response.cancel"}'), frame(b"{")])
 async def test_a_websocket_on_which_nothing_is_said(said, rather_slow):
     async with rig(websocket_idle_s=50, close_s=1) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         for _ in range(3):
             await trio.sleep(50 - JUST)
             await client.send(said)
@@ -235,7 +235,7 @@ async def test_a_websocket_on_which_nothing_is_said(said, rather_slow):
 
 async def test_a_websocket_that_is_being_answered_is_not_idle(rather_slow):
     async with rig(websocket_idle_s=50, first_token_s=600) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=1 s=300"))
         assert (await client.events())[-1]["type"] == "response.completed"
         await trio.sleep(50 - JUST)
@@ -247,7 +247,7 @@ async def test_a_websocket_that_is_being_answered_is_not_idle(rather_slow):
 
 async def test_the_longest_time_of_a_websocket(rather_slow):
     async with rig(connection_s_max=100) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await trio.sleep(100 - JUST)
         assert (await whole(client, create("n=1 s=0")))["status"] == "completed"
         error = await client.event()
@@ -260,7 +260,7 @@ async def test_the_longest_time_of_a_websocket(rather_slow):
 
 async def test_what_began_before_the_longest_time_ends_whole_after_it(rather_slow):
     async with rig(connection_s_max=100) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await trio.sleep(100 - JUST)
         await client.say(create("n=5 s=10"))
         assert (await client.events())[-1]["type"] == "response.completed"
@@ -286,7 +286,7 @@ async def test_a_handshake_on_a_connection_that_was_idle_takes_no_time_from_the_
 @pytest.mark.parametrize("answers", [False, True])
 async def test_a_client_that_does_not_say_goodbye_is_waited_for_so_long_and_no_longer(answers, rather_slow):
     async with rig(close_s=2) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         made.door.drain()
         assert await farewell(client) == (1012, "the server is shutting down")
         before = trio.current_time()
@@ -317,6 +317,6 @@ async def test_a_client_that_reads_nothing_is_dropped_as_one_that_stalls(rather_
         await trio.sleep(20 - JUST)
         assert made.door.connections
         with trio.fail_after(200):  # the kernel moves a little more of it in its own time
-            await made.door.wait_left()
+            await made.door.wait_closed()
         await at_rest(made)
         assert b'espalier_clients_dropped_total{reason="stalled"} 1.0' in made.metrics.text({})

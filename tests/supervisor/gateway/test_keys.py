@@ -20,14 +20,14 @@ from protocol.dialects.http import error_body, error_headers
 from protocol.errors import ConcurrencyLimited, EngineLost, Forbidden, RateLimited, StartFailed, Unauthorized
 from protocol.strict.mistakes import Mistakes
 from supervisor.config import keyfile
-from supervisor.config.keyfile import Bucket, KeySection, clamped
-from supervisor.files.reading import read_here
+from supervisor.config.keyfile import KeySection, TokenBucket, clamp_priority
+from supervisor.files.reading import read_inline
 from supervisor.gateway import keys as module
-from supervisor.gateway.access_log import Access, Sieve
-from supervisor.gateway.admission import Gate
-from supervisor.gateway.gateway import Door, DoorLimits
-from supervisor.gateway.keys import ADMIN, KEYS, Key, Keys, Sources, presented
-from supervisor.gateway.requests import Asking, Counted, Served
+from supervisor.gateway.access_log import AccessLog, LineRateLimit
+from supervisor.gateway.admission import AdmissionGate
+from supervisor.gateway.gateway import Gateway, GatewayLimits
+from supervisor.gateway.keys import ADMIN, KEYS, Key, Keys, KeySources, presented_secret
+from supervisor.gateway.requests import RequestRecord, RequestRunner, ServedModel
 from supervisor.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[3]
@@ -53,17 +53,17 @@ def file(tmp_path):
 
 
 def loaded(path=None, **environment: str) -> Keys:
-    keys = Keys(Sources(path, environment))
+    keys = Keys(KeySources(path, environment))
     keys.load()
     return keys
 
 
-def door(keys: Keys | None = None, origins=(), names=("localhost",), **limits) -> Door:
+def door(keys: Keys | None = None, origins=(), names=("localhost",), **limits) -> Gateway:
     metrics = Metrics()
-    return Door(
-        asking=Asking({}, metrics, 60.0, 600.0),
-        gate=Gate(8, 5.0, 8, lambda: None),
-        limits=DoorLimits(**limits),
+    return Gateway(
+        asking=RequestRunner({}, metrics, 60.0, 600.0),
+        gate=AdmissionGate(8, 5.0, 8, lambda: None),
+        limits=GatewayLimits(**limits),
         names=frozenset(names),
         unready=lambda: None,
         metrics_text=None,
@@ -138,7 +138,7 @@ waits = st.lists(st.floats(0, 100), max_size=60)
 @given(rates, st.integers(1, 50), waits)
 def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(rate, burst, pauses):
     now, given_at = 0.0, []
-    bucket = Bucket.full(rate, burst, now)
+    bucket = TokenBucket.full(rate, burst, now)
     for pause in pauses:
         now += pause
         if bucket.take(now) == 0:
@@ -151,7 +151,7 @@ def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(rate, burst, paus
 @given(rates, st.integers(1, 50), waits)
 def test_a_bucket_that_says_no_says_when_and_keeps_its_word(rate, burst, pauses):
     now = 0.0
-    bucket = Bucket.full(rate, burst, now)
+    bucket = TokenBucket.full(rate, burst, now)
     for pause in pauses:
         now += pause
         wait = bucket.take(now)
@@ -162,7 +162,7 @@ def test_a_bucket_that_says_no_says_when_and_keeps_its_word(rate, burst, pauses)
 
 
 def test_a_clock_that_stands_still_or_goes_back_gives_nothing():
-    bucket = Bucket.full(1.0, 2, 100.0)
+    bucket = TokenBucket.full(1.0, 2, 100.0)
     assert [bucket.take(now) for now in (100, 100)] == [0, 0]
     assert bucket.take(100) == 1
     assert bucket.take(50) == 1
@@ -191,16 +191,16 @@ def test_a_burst_is_what_is_written_or_one_seconds_worth():
     ],
 )
 def test_a_priority_is_the_clients_as_far_as_the_key_allows(asked, key, given):
-    assert clamped(asked, key) == given
+    assert clamp_priority(asked, key) == given
 
 
 def test_a_key_without_a_priority_climbs_over_nobody_and_where_there_are_no_keys_everybody_may_name_any(file):
     keys = loaded(file(("alice", f'sha256 = "{sha("a")}"')), **{KEYS: "bob=b"})
     for secret in "ab":
         own = keys.find(bearer(secret)).section.priority
-        assert [clamped(asked, own) for asked in (-2, 0, 9)] == [-2, 0, 0]
-    assert clamped(9, loaded().find([]).section.priority) == 9
-    assert clamped(9, loaded(**{ADMIN: "a"}).find([]).section.priority) == 9  # an admin's key locks nobody out
+        assert [clamp_priority(asked, own) for asked in (-2, 0, 9)] == [-2, 0, 0]
+    assert clamp_priority(9, loaded().find([]).section.priority) == 9
+    assert clamp_priority(9, loaded(**{ADMIN: "a"}).find([]).section.priority) == 9  # an admin's key locks nobody out
 
 
 # Finding a key -----------------------------------------------------------------------------
@@ -363,7 +363,7 @@ async def test_a_broken_file_keeps_the_old_keys_and_says_one_line(text, file, ca
     else:
         path.write_bytes(text)
     with caplog.at_level(logging.INFO):
-        await made.reload(read_here)
+        await made.reload(read_inline)
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("ERROR", "the keys stay as they were")
     ]
@@ -556,7 +556,7 @@ def test_every_page_and_every_name_can_be_welcome():
 
 
 def test_a_sieve_tells_so_many_a_second_and_how_many_it_left_out():
-    sieve = Sieve(2)
+    sieve = LineRateLimit(2)
     kinds = [("invalid_api_key", "-"), ("too_large", "alice")]
     assert [sieve.passes(kinds[0], 7.1) for _ in range(5)] == [True, True, False, False, False]
     assert sieve.passes(kinds[1], 7.2)
@@ -610,7 +610,7 @@ async def test_probes_are_told_at_debug_and_other_questions_at_info(caplog):
 async def test_a_request_that_its_key_forbids_is_told_once_and_asks_nobody(autojump_clock, caplog):
     made = door()
     key = Key("alice", KeySection(sha256="", concurrency_max=1), running=1)
-    counted = Counted("r", "tiny", "chat", trio.current_time(), key=key, what="POST /v1/chat/completions")
+    counted = RequestRecord("r", "tiny", "chat", trio.current_time(), key=key, what="POST /v1/chat/completions")
     with caplog.at_level(logging.INFO, "espalier.requests"):
         with pytest.raises(ConcurrencyLimited) as caught:
             await made.answer(respond(), None, counted, None, None)
@@ -632,7 +632,7 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
             raise EngineLost("it is none")
             yield
 
-    served = Served(None, Model(), lambda: 10)
+    served = ServedModel(None, Model(), lambda: 10)
     keys = {
         "low": Key("low", KeySection(sha256="", priority=-1)),
         "high": Key("high", KeySection(sha256="", priority=3)),
@@ -640,7 +640,7 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
     }
 
     async def ask(name, priority=0):
-        counted = Counted(name, "tiny", "chat", trio.current_time(), key=keys.get(name))
+        counted = RequestRecord(name, "tiny", "chat", trio.current_time(), key=keys.get(name))
         with pytest.raises(EngineLost):
             await made.answer(evolve(respond(), id=name, priority=priority), served, counted, None, None)
 
@@ -654,7 +654,7 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
 async def test_where_keys_are_wanted_a_request_without_one_is_refused_even_past_the_door(autojump_clock):
     made = door(loaded(**{KEYS: "alice=a"}))
     with pytest.raises(Unauthorized):
-        await made.answer(respond(), None, Counted("r", "tiny", "chat", 0.0), None, None)
+        await made.answer(respond(), None, RequestRecord("r", "tiny", "chat", 0.0), None, None)
 
 
 def respond():
@@ -664,13 +664,13 @@ def respond():
 
 
 def test_what_a_request_carries_as_its_key_is_bounded():
-    assert presented(bearer("x" * 1024)) == b"x" * 1024
-    assert presented(bearer("x" * 1025)) is None
+    assert presented_secret(bearer("x" * 1024)) == b"x" * 1024
+    assert presented_secret(bearer("x" * 1025)) is None
 
 
 async def test_dropped_clients_and_refusals_are_counted():
     metrics = Metrics()
-    access = Access(metrics)
+    access = AccessLog(metrics)
     metrics.client_dropped("backlog")
     metrics.client_dropped("stalled")
     access.refused(Unauthorized("no"), request_id="r", what="connection", key="-", status=None)

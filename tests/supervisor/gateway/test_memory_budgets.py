@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from protocol.errors import Overloaded
 from protocol.messages import Role, Turn
 from supervisor.gateway.http.exchange import BODY_BYTES_FREE
-from supervisor.gateway.keys import KEYS, Keys, Sources
-from supervisor.gateway.memory_budgets import Budget
+from supervisor.gateway.keys import KEYS, Keys, KeySources
+from supervisor.gateway.memory_budgets import MemoryBudget
 from supervisor.gateway.outbox import READ_BYTES, Backlogs
-from supervisor.gateway.websocket.history import Memories, Memory, Said
+from supervisor.gateway.websocket.history import Memory, ResponseHistories, Said
 from tests.rig.gateway import at_rest, chat, create, frame, head, post, rig
-from tests.rig.sockets import upgraded, whole
+from tests.rig.sockets import websocket_client, whole
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def rather_slow():
 
 
 def budget(most=100, share=0.75):
-    return Budget("things", lambda: most, lambda: share)
+    return MemoryBudget("things", lambda: most, lambda: share)
 
 
 def test_what_does_not_fit_is_refused_and_takes_nothing():
@@ -40,8 +40,8 @@ def test_what_does_not_fit_is_refused_and_takes_nothing():
             held.grow(41)
         assert caught.value.retry_after_s == 1
         held.grow(40)
-        assert made.held_bytes == 100
-    assert made.held_bytes == 0
+        assert made.reserved_bytes == 100
+    assert made.reserved_bytes == 0
 
 
 def test_the_first_bytes_are_free_even_when_nothing_is_left():
@@ -51,7 +51,7 @@ def test_the_first_bytes_are_free_even_when_nothing_is_left():
         held.grow(5)
         with pytest.raises(Overloaded):
             held.grow(1)
-    assert made.held_bytes == 0
+    assert made.reserved_bytes == 0
 
 
 @pytest.mark.parametrize(("share", "second"), [(1.0, 30), (0.1, None)])
@@ -75,7 +75,7 @@ def test_d11_one_key_holds_at_most_three_quarters_or_one_thing_that_is_more():
         other.grow(30)
     with made.holding("a") as one:
         one.grow(100)
-    assert (made.held_bytes, made._of) == (0, {})
+    assert (made.reserved_bytes, made._of) == (0, {})
 
 
 STEPS = st.lists(
@@ -98,12 +98,12 @@ def test_a_budget_is_what_its_holders_hold(steps):
             with suppress(Overloaded):
                 held.grow(size)
         counted = [max(0, each.size_bytes - each.free_bytes) for each in holders]
-        assert made.held_bytes == sum(counted) <= 100
+        assert made.reserved_bytes == sum(counted) <= 100
         by_owner = {"a": counted[0] + counted[1], "b": counted[2]}
         assert made._of == {owner: size for owner, size in by_owner.items() if size}
     for held in holders:
         held.release()
-    assert (made.held_bytes, made._of) == (0, {})
+    assert (made.reserved_bytes, made._of) == (0, {})
 
 
 # Bodies --------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ async def test_d11_bodies_of_all_clients_share_a_limit_and_what_is_promised_take
         await slow.send(large(90_000)[:1000])
         await late.send(large(90_000)[:80_000])
         await trio.sleep(1)
-        assert 40_000 < made.door.bodies.held_bytes < 80_000, "by what has come, not by what was promised"
+        assert 40_000 < made.door.bodies.reserved_bytes < 80_000, "by what has come, not by what was promised"
         await slow.send(large(90_000)[1000:])
         reply = await slow.reply()
         assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
@@ -130,35 +130,35 @@ async def test_d11_bodies_of_all_clients_share_a_limit_and_what_is_promised_take
         assert (await late.reply()).status == 200
         await late.stream.aclose()
         await trio.sleep(1)
-        assert made.door.bodies.held_bytes == 0
+        assert made.door.bodies.reserved_bytes == 0
         made.hang_up()
         await at_rest(made)
 
 
 async def test_d11_requests_that_wait_in_lanes_share_it_too(rather_slow):
     async with rig(bodies_bytes_max=50_000, in_flight_max=1) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=1 s=5 " + "x" * 600, stream_id="a"))
         for lane in "bcdefg":
             await client.say(create("n=1 " + "x" * 10_000, stream_id=lane, instructions="y" * 10_000))
         refused = [event for event in await client.events("error") if event["type"] == "error"]
         assert refused[0]["error"]["code"] == "overloaded"
-        assert made.door.bodies.held_bytes > 20_000
+        assert made.door.bodies.reserved_bytes > 20_000
         await client.stream.aclose()
         await at_rest(made)
-        assert made.door.bodies.held_bytes == 0
+        assert made.door.bodies.reserved_bytes == 0
 
 
 async def test_d11_half_a_message_counts_as_it_comes(rather_slow):
     async with rig(bodies_bytes_max=300_000) as made:
-        made.door.keys = Keys(Sources(None, {KEYS: "alice=a-secret-of-some-length"}))
+        made.door.keys = Keys(KeySources(None, {KEYS: "alice=a-secret-of-some-length"}))
         made.door.keys.load()
-        clients = [await upgraded(made, authorization="Bearer a-secret-of-some-length") for _ in range(4)]
+        clients = [await websocket_client(made, authorization="Bearer a-secret-of-some-length") for _ in range(4)]
         begun = bytes([0x81, 0xFF]) + (400_000).to_bytes(8, "big") + bytes(4) + b" " * 200_000
         for client in clients:
             await client.send(begun)
         await trio.sleep(1)
-        assert made.door.bodies.held_bytes <= 225_000
+        assert made.door.bodies.reserved_bytes <= 225_000
         codes = []
         for client in clients[:1] + clients[-1:]:
             with trio.move_on_after(5):
@@ -166,19 +166,19 @@ async def test_d11_half_a_message_counts_as_it_comes(rather_slow):
         assert 1013 in codes
         made.hang_up()
         await at_rest(made)
-        assert made.door.bodies.held_bytes == 0
+        assert made.door.bodies.reserved_bytes == 0
 
 
 async def test_d11_a_message_that_was_taken_gives_back_its_own_memory_alone(rather_slow):
     async with rig(bodies_bytes_max=300_000) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         begun = bytes([0x81, 0xFF]) + (200_000).to_bytes(8, "big") + bytes(4) + b" " * 100_000
         await client.send(frame(b'{"type": "response.cancel"}') + frame(b"ping", 0x89) + begun)
         await trio.sleep(1)
-        assert made.door.bodies.held_bytes == 100_000 - READ_BYTES
+        assert made.door.bodies.reserved_bytes == 100_000 - READ_BYTES
         await client.send(b" " * 100_000)
         await trio.sleep(1)
-        assert made.door.bodies.held_bytes == 0
+        assert made.door.bodies.reserved_bytes == 0
         made.hang_up()
         await at_rest(made)
 
@@ -195,7 +195,7 @@ async def test_d11_an_answer_in_one_piece_that_could_never_be_kept_is_refused_by
         assert "answers_bytes_max" in reply.error["message"]
         streamed = await client.ask(post({**asked, "stream": True}))
         assert streamed.status == 200
-        assert made.door.answers.held_bytes == 0
+        assert made.door.answers.reserved_bytes == 0
 
 
 async def test_d11_answers_in_one_piece_share_a_limit(rather_slow):
@@ -204,13 +204,13 @@ async def test_d11_answers_in_one_piece_share_a_limit(rather_slow):
         asked = chat("n=5 s=1", max_completion_tokens=800)
         await first.send(post(asked))
         await trio.sleep(1)
-        assert made.door.answers.held_bytes == 6400
+        assert made.door.answers.reserved_bytes == 6400
         refused = await second.ask(post(asked))
         assert (refused.status, refused.error["code"]) == (503, "overloaded")
         assert (await first.reply()).status == 200
         assert (await second.ask(post(asked))).status == 200
         await trio.sleep(0.1)
-        assert made.door.answers.held_bytes == 0
+        assert made.door.answers.reserved_bytes == 0
 
 
 # Conversations -------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def said(size, name="r"):
 
 
 def test_d11_whoever_remembers_most_forgets_first():
-    shared = Memories(lambda: 100_000)
+    shared = ResponseHistories(lambda: 100_000)
     greedy = [Memory(80_000, shared, "greedy") for _ in range(4)]
     honest = Memory(80_000, shared, "honest")
     honest.remember(None, said(10_000, "mine"))
@@ -237,9 +237,9 @@ def test_d11_whoever_remembers_most_forgets_first():
 
 
 def test_room_for_a_long_conversation_takes_few_looks_at_all_the_others(monkeypatch):
-    looks, largest = [], Memories._largest
-    monkeypatch.setattr(Memories, "_largest", lambda self: looks.append(1) or largest(self))
-    shared = Memories(lambda: 1_000_000)
+    looks, largest = [], ResponseHistories._largest
+    monkeypatch.setattr(ResponseHistories, "_largest", lambda self: looks.append(1) or largest(self))
+    shared = ResponseHistories(lambda: 1_000_000)
     crowd = [Memory(10**6, shared, "crowd") for _ in range(32)]
     for number in range(3000):
         crowd[number % 32].remember(str(number), Said("", (), 400))
@@ -251,7 +251,7 @@ def test_room_for_a_long_conversation_takes_few_looks_at_all_the_others(monkeypa
 
 
 def test_one_conversation_that_is_more_than_all_may_have_is_not_kept():
-    shared = Memories(lambda: 1000)
+    shared = ResponseHistories(lambda: 1000)
     memory = Memory(80_000, shared, "a")
     memory.remember(None, said(10_000))
     assert (memory.size_bytes, shared.size_bytes, shared._of) == (0, 0, {})
@@ -259,12 +259,12 @@ def test_one_conversation_that_is_more_than_all_may_have_is_not_kept():
 
 async def test_d11_conversations_end_with_their_connection(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await whole(client, create("n=3"))
-        assert made.door.memories.size_bytes > 0
+        assert made.door.histories.size_bytes > 0
         await client.stream.aclose()
         await at_rest(made)
-        assert made.door.memories.size_bytes == 0
+        assert made.door.histories.size_bytes == 0
 
 
 # Backlogs ------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ async def test_a_farewell_comes_after_the_frame_that_has_begun_and_instead_of_th
         begun = b"".join(frames)
         for _ in range(20):
             box.put(b"never sent" * 100)
-        box.put_farewell(b"goodbye")
+        box.put_last(b"goodbye")
         assert box.backlog_bytes < 2000
         assert await read_all(client, len(begun) + 7) == begun + b"goodbye"
         await box.wait_flushed()
@@ -152,7 +152,7 @@ async def test_a_farewell_comes_after_the_frame_that_has_begun_and_instead_of_th
 
 async def test_a_farewell_with_nothing_before_it_goes_at_once():
     async with pair() as (box, client):
-        box.put_farewell(b"goodbye")
+        box.put_last(b"goodbye")
         assert os.read(client.socket.fileno(), 10) == b"goodbye"
 
 
@@ -193,7 +193,7 @@ async def test_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it
         for put in (box.put, box.put):
             with pytest.raises(trio.BrokenResourceError):
                 put(b"x")
-        box.put_farewell(b"x")
+        box.put_last(b"x")
 
 
 async def test_closing_ends_whoever_waits_or_drains():
@@ -215,7 +215,7 @@ async def hearing_out(box, client):
     """An outbox that hears a client out, which has read its last word; on leaving, all has been heard."""
     box.put(b"no")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(box.hear_out)
+        nursery.start_soon(box.linger)
         await client.send_all(b"but I had more to say" * 100)
         assert await client.receive_some(10) == b"no"
         yield
@@ -298,7 +298,7 @@ async def test_over_tls_a_farewell_comes_after_what_has_begun_and_instead_of_the
         await trio.testing.wait_all_tasks_blocked()
         begun = len(frames) - len(box._rest) + box._begun
         assert box._begun > 1
-        box.put_farewell(b"goodbye")
+        box.put_last(b"goodbye")
         assert await read_all(client, 1000 * begun + 7) == b"".join(frames[:begun]) + b"goodbye"
         await box.wait_flushed()
 
@@ -311,7 +311,7 @@ async def test_over_tls_nothing_of_an_earlier_batch_counts_as_begun():
         await box.wait_flushed()
         for frame in (b"four", b"five", b"six"):
             box.put(frame)
-        box.put_farewell(b"goodbye")
+        box.put_last(b"goodbye")
         assert await read_all(client, 11) == b"fourgoodbye"
 
 

@@ -11,7 +11,7 @@ import trio.testing
 
 from supervisor.cluster.directory import Directory
 from supervisor.node import node
-from supervisor.processes.process import Hurry
+from supervisor.processes.process import GracePeriods
 from tests.rig.gateway import Client, at_rest, chat, create, head, post, rig
 
 SMALL = {"send_buffer_bytes": 4096, "close_s": 2.0, "stall_s": 30.0}
@@ -104,7 +104,7 @@ async def test_the_line_of_a_request_is_written_when_its_last_byte_has_left(line
 def draining(made, drain_s):
     """A node of these doors whose drain has begun; its tree's scope is cancelled at the end of it."""
     house = SimpleNamespace(directory=Directory("main"), door=made.door, links=None)
-    of = node._Node(None, house, SimpleNamespace(hurry=Hurry()), None, drain_s)
+    of = node._Node(None, house, SimpleNamespace(hurry=GracePeriods()), None, drain_s)
     made.door.gate.draining = False
     return of
 
@@ -208,7 +208,7 @@ async def test_b5_a_client_that_is_dropped_because_it_reads_nothing_has_not_left
         with trio.fail_after(30):
             while not made.door.connections:  # noqa: ASYNC110  # there is no event for it
                 await trio.sleep(0.01)
-        await made.door.wait_left()
+        await made.door.wait_closed()
         await at_rest(made)
         (line,) = lines()
         assert line.outcome == "slow_client"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from attrs import define, evolve, field
 
-from actors.text.prompts import Limits
+from actors.text.prompts import PromptLimits
 from protocol.cluster import Leg, NodeState, Offer
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
-from supervisor.gateway.requests import Served
+from supervisor.gateway.requests import ServedModel
 from tests.rig.gateway import INFO, Rig, chat, post, rig
 
 PROMPT_MAX = 512
@@ -32,18 +32,18 @@ class Offers:
     def __attrs_post_init__(self) -> None:
         self.tell(self.before)
         served = self.made.door.asking.served["tiny"]
-        self.made.door.asking.served = {"tiny": Served(served.model, served.ask, self.look)}
+        self.made.door.asking.served = {"tiny": ServedModel(served.model, served.ask, self.look)}
 
     def look(self) -> int:
         self.looks += 1
-        found = engine_control.longest(self.directory, "tiny")
+        found = engine_control.request_tokens_max(self.directory, "tiny")
         if self.looks == self.at:
             self.tell(self.after)
         return found
 
     def tell(self, offers: tuple[Offer, ...]) -> None:
         self.directory.told("far", NodeState(offers))
-        self.made.limits[0] = engine_control.limits(self.directory, "tiny", PROMPT_MAX)
+        self.made.limits[0] = engine_control.request_limits(self.directory, "tiny", PROMPT_MAX)
 
 
 async def answered(made, **fields):
@@ -91,5 +91,5 @@ async def test_b18_a_request_that_no_engine_was_ready_for_is_told_so_though_one_
     ("total_max", "total", "prompt"), [(None, 100, 80), (200, 100, 80), (90, 90, 80), (50, 50, 50)]
 )
 def test_limits_within_what_was_promised_are_the_lesser_of_both(total_max, total, prompt):
-    limits = Limits(INFO, 100, 80).within(total_max)
+    limits = PromptLimits(INFO, 100, 80).within(total_max)
     assert (limits.total_max, limits.prompt_max) == (total, prompt)

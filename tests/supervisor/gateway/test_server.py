@@ -14,7 +14,7 @@ import trio.testing
 from protocol.errors import StartFailed
 from supervisor.gateway.server import gateway
 from tests.rig.gateway import SECRET, Client, Worker, at_rest, chat, create, frame, head, post, rig
-from tests.rig.sockets import upgraded
+from tests.rig.sockets import websocket_client
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ async def test_a_client_that_stalls_for_ever_is_dropped(rather_slow):
         await trio.sleep(19)
         assert made.door.connections
         with trio.fail_after(200):  # the kernel moves a little more of it in its own time
-            await made.door.wait_left()
+            await made.door.wait_closed()
         await at_rest(made)
 
 
@@ -220,7 +220,7 @@ async def test_answers_that_nobody_reads_stop_the_requests_sent_ahead(rather_slo
 
 async def test_only_so_many_connections_each_counted_once(rather_slow):
     async with rig(connections_max=3) as made:
-        sockets = [await upgraded(made) for _ in range(3)]
+        sockets = [await websocket_client(made) for _ in range(3)]
         reply = await (await made.client()).ask(head())
         assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
         await sockets[0].stream.aclose()
@@ -272,7 +272,7 @@ async def test_a_drain_lets_everybody_finish_and_nobody_in(rather_slow):
     async with rig() as made:
         idle, fresh, streaming, whole = [await made.client() for _ in range(4)]
         await idle.ask(head())
-        lane, quiet = await upgraded(made), await upgraded(made)
+        lane, quiet = await websocket_client(made), await websocket_client(made)
         await streaming.send(post(chat("n=5 s=1", stream=True)))
         await whole.send(post(chat("n=5 s=1")))
         await lane.say(create("n=5 s=1"))
@@ -312,7 +312,7 @@ async def test_a_drain_lets_everybody_finish_and_nobody_in(rather_slow):
 
 async def test_a_drain_that_takes_too_long_ends_answers_truthfully(rather_slow):
     async with rig() as made:
-        streaming, lane = await made.client(), await upgraded(made)
+        streaming, lane = await made.client(), await websocket_client(made)
         await streaming.send(post(chat("n=99 s=1", stream=True)))
         await lane.say(create("n=99 s=1"))
         await trio.sleep(2.5)
@@ -338,7 +338,7 @@ async def test_metrics_tell_how_requests_ended(rather_slow):
         client = await made.client()
         await client.ask(post(chat("n=5 s=0.02", stream=True)))
         await client.ask(post(chat("n=5 fail=2")))
-        lane = await upgraded(made)
+        lane = await websocket_client(made)
         await lane.say(create("n=50 s=1"))
         await lane.events("response.created")
         await client.ask(post(chat()))
@@ -361,7 +361,7 @@ async def test_metrics_tell_how_requests_ended(rather_slow):
 async def test_prompts_and_answers_are_in_no_log(rather_slow, caplog):
     caplog.set_level(logging.DEBUG)
     async with rig(worker=Worker(line=f"I know {SECRET}. ")) as made:
-        client, lane = await made.client(), await upgraded(made)
+        client, lane = await made.client(), await websocket_client(made)
         for body in (chat(f"{SECRET} n=9"), chat(f"{SECRET} n=9 fail=3", stream=True), chat(SECRET, nope=SECRET)):
             await (await made.client()).ask(post(body, x_request_id="r1"))
         await client.send(post(b'{"model": "tiny", "messages": "' + SECRET.encode()))

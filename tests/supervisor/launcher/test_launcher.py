@@ -165,7 +165,7 @@ async def test_after_a_second_signal_a_launcher_is_gone_when_a_node_alone_would_
         await one._hurry()
     assert trio.current_time() - began == pytest.approx(1.2)
     assert len(cleaned) == 1
-    with one.hurry.patience(60) as scope:
+    with one.hurry.wait_at_most(60) as scope:
         assert scope.deadline - trio.current_time() < 1.2
 
 

@@ -18,7 +18,7 @@ from supervisor.launcher import node_process
 from supervisor.launcher.launcher import Launcher
 from supervisor.launcher.node_process import NodeDied
 from supervisor.processes import process
-from supervisor.supervision.status import Earlier, Standing
+from supervisor.supervision.status import EarlierFailures, TreeStatus
 from supervisor.supervision.tree import Child, Tree
 from supervisor.telemetry.logs import Terminal
 from tests.rig.launched import SIMULATED
@@ -148,5 +148,5 @@ async def test_d8_whoever_asks_a_node_how_it_is_hears_why_it_was_started_again()
         task_status.started()
 
     tree = Tree(name="one", children=(Child(name="a", run=nothing),))
-    root, _ = Standing(tree, Earlier(2, "its event loop did not turn for 30 s")).children()
+    root, _ = TreeStatus(tree, EarlierFailures(2, "its event loop did not turn for 30 s")).children()
     assert (root.restarts, root.why) == (2, "its event loop did not turn for 30 s")

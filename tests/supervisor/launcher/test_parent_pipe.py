@@ -12,8 +12,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.launcher.parent_pipe import LINE_BYTES_MAX, UNSENT_BYTES_MAX, Lines, Upward, hear
-from supervisor.telemetry.logs import readable
+from supervisor.launcher.parent_pipe import LINE_BYTES_MAX, UNSENT_BYTES_MAX, LineReader, ParentPipe, hear
+from supervisor.telemetry.logs import readable_line
 
 
 class Pieces(trio.abc.ReceiveStream):
@@ -32,7 +32,7 @@ class Pieces(trio.abc.ReceiveStream):
 
 def read_all(*pieces):
     async def run():
-        lines, found = Lines(Pieces(*pieces)), []
+        lines, found = LineReader(Pieces(*pieces)), []
         while (line := await lines.read()) is not None:
             found.append(line)
         return found
@@ -56,7 +56,7 @@ def test_a_line_without_an_end_comes_in_pieces():
 
 async def test_what_a_node_says_is_heard_in_order_until_it_has_ended():
     reads, writes = os.pipe()
-    upward = Upward(writes)
+    upward = ParentPipe(writes)
     upward.say("up")
     os.write(writes, b'nonsense\n{"up": ""}\n["up", 1]\n["shout", ""]\n["up"]\n')
     upward.say("tell", "two\nlines, and ü")
@@ -64,7 +64,7 @@ async def test_what_a_node_says_is_heard_in_order_until_it_has_ended():
     upward.say("done")
     os.close(writes)
     async with trio.lowlevel.FdStream(reads) as stream:
-        lines, heard = Lines(stream), []
+        lines, heard = LineReader(stream), []
         while (said := await hear(lines)) is not None:
             heard.append(said)
     assert heard == [("up", ""), ("tell", "two\nlines, and ü"), ("failed", "it broke"), ("done", "")]
@@ -73,13 +73,13 @@ async def test_what_a_node_says_is_heard_in_order_until_it_has_ended():
 def test_a_launcher_that_is_gone_hears_nothing_and_harms_nobody():
     reads, writes = os.pipe()
     os.close(reads)
-    Upward(writes).say("up")
+    ParentPipe(writes).say("up")
     os.close(writes)
 
 
 def test_b4_a_launcher_that_does_not_read_stops_no_node_and_is_told_the_end_when_it_reads():
     reads, writes = os.pipe()
-    upward = Upward(writes)
+    upward = ParentPipe(writes)
     for _ in range(100_000):
         upward.pulse()
     for number in range(1000):
@@ -116,9 +116,9 @@ def test_b4_a_launcher_that_does_not_read_stops_no_node_and_is_told_the_end_when
     ],
 )
 def test_what_a_node_logs_is_shown_to_a_person_with_the_nodes_name(given, wanted):
-    assert readable("one", json.dumps({"time": "2026-11-21T07:08:09+0000", **given})) == wanted
+    assert readable_line("one", json.dumps({"time": "2026-11-21T07:08:09+0000", **given})) == wanted
 
 
 @pytest.mark.parametrize("text", ["Traceback (most recent call last):", "[1, 2]", '{"event": "x"}', "7"])
 def test_what_is_no_event_is_shown_as_it_is(text):
-    assert readable("one", text) == f"one: {text}"
+    assert readable_line("one", text) == f"one: {text}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from protocol import codec
-from protocol.errors import ActorLost, Left, PeerViolation
+from protocol.errors import ActorLost, AskerLeft, PeerViolation
 from protocol.frames import Fail
 from protocol.messages import FlushCache, GetInfo, Respond
 from supervisor.config import load
-from supervisor.links.encoding import ANSWERS, failure, rules_of
-from tests.rig.assembly import built
+from supervisor.links.encoding import ANSWERS, failure, reply_rules
+from tests.rig.assembly import built_assembly
 from tests.supervisor.config.test_load import GOOD, mistakes, written
 
 __all__ = ["written"]
@@ -53,7 +53,7 @@ def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places, wrong, written
 
 def test_b16_a_node_that_listens_everywhere_is_dialed_at_its_host(written):
     cluster = load.read(written(text("0.0.0.0:7401", "two", "[::]:7402")))
-    front, back = (built(cluster, name)[0] for name in ("front", "back"))
+    front, back = (built_assembly(cluster, name)[0] for name in ("front", "back"))
     assert front.directory.nodes["back"][2] == "two:7402"
     assert back.directory.nodes["front"][2] == "one:7401"
     assert back.links.host == "two"
@@ -76,13 +76,13 @@ def test_a_request_without_a_rule_of_replies_crosses_no_link():
     assert FlushCache in ANSWERS
     assert GetInfo in ANSWERS
     with pytest.raises(TypeError, match="a Respond has no rule of replies"):
-        rules_of(Respond.__new__(Respond))
+        reply_rules(Respond.__new__(Respond))
     with pytest.raises(PeerViolation):
-        rules_of(FlushCache()).end(codec.decode(codec.encode(FlushCache())))
+        reply_rules(FlushCache()).end(codec.decode(codec.encode(FlushCache())))
 
 
 def test_b18_an_answer_that_ends_as_left_though_its_asker_stayed_is_retried():
-    lost = failure(Fail(1, Left.code, "x"), asker_left=False)
+    lost = failure(Fail(1, AskerLeft.code, "x"), asker_left=False)
     assert isinstance(lost, ActorLost)
     assert lost.retryable
-    assert isinstance(failure(Fail(1, Left.code, "x"), asker_left=True), Left)
+    assert isinstance(failure(Fail(1, AskerLeft.code, "x"), asker_left=True), AskerLeft)

@@ -9,15 +9,15 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.links.handshake_stream import TCP_INFO, Line
-from tests.rig.nodes import LOOPBACK
+from supervisor.links.handshake_stream import TCP_INFO, LimitedStream
+from tests.rig.nodes import LOOPBACK_HOSTS
 
 pytestmark = pytest.mark.realtime
 
 
 async def connected(nursery):
-    listener = (await trio.open_tcp_listeners(0, host=LOOPBACK))[0]
-    near = await trio.open_tcp_stream(LOOPBACK, listener.socket.getsockname()[1])
+    listener = (await trio.open_tcp_listeners(0, host=LOOPBACK_HOSTS))[0]
+    near = await trio.open_tcp_stream(LOOPBACK_HOSTS, listener.socket.getsockname()[1])
     far = await listener.accept()
     await listener.aclose()
     return near, far
@@ -26,7 +26,7 @@ async def connected(nursery):
 async def test_d8_a_kernel_acknowledges_for_a_process_that_reads_nothing(nursery):
     near, far = await connected(nursery)
     async with near, far:
-        line = Line(near)
+        line = LimitedStream(near)
         assert line.acknowledged_s() == 0.0
         await near.send_all(bytes(1000))
         await trio.sleep(0.3)  # it was acknowledged a while ago, and nothing is due
@@ -47,14 +47,14 @@ async def test_d8_a_kernel_that_owes_something_counts_by_its_last_acknowledgemen
             struct.pack_into("=I", told, 24, unacknowledged)
             struct.pack_into("=I", told, 56, 2500)
             monkeypatch.setattr(type(near.socket), "getsockopt", lambda *_, told=bytes(told): told)
-            assert Line(near).acknowledged_s() == is_s
+            assert LimitedStream(near).acknowledged_s() == is_s
         monkeypatch.setattr(type(near.socket), "getsockopt", lambda *_: b"less")
-        assert Line(near).acknowledged_s() is None
+        assert LimitedStream(near).acknowledged_s() is None
 
 
 async def test_d8_it_is_known_below_tls_and_not_on_what_is_no_socket(nursery):
     near, far = await connected(nursery)
     async with near, far:
-        line = Line(trio.SSLStream(near, ssl.create_default_context(), server_hostname="x"))
+        line = LimitedStream(trio.SSLStream(near, ssl.create_default_context(), server_hostname="x"))
         assert line.acknowledged_s() == 0.0
-    assert Line(trio.testing.memory_stream_pair()[0]).acknowledged_s() is None
+    assert LimitedStream(trio.testing.memory_stream_pair()[0]).acknowledged_s() is None

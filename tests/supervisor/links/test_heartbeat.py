@@ -9,26 +9,26 @@ import trio
 from attrs import Factory, define, evolve
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
-from actors.kit.calls import Bugs, mailbox
-from actors.kit.priority_inbox import queue
+from actors.kit.calls import BugCounter, mailbox
+from actors.kit.priority_inbox import priority_inbox
 from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import ActorLost, LinkLost, PeerLost
-from protocol.frames import VERSION, Beat, Hello, encode
+from protocol.frames import VERSION, Hello, KeepAlive, encode
 from protocol.messages import FlushCache, Text
 from protocol.peer import Peer
 from supervisor.cluster import engine_control
-from supervisor.cluster.workers import Here
+from supervisor.cluster.workers import LocalWorker
 from supervisor.links import encoding
-from supervisor.links.heartbeat import Heart
-from supervisor.links.link import STALLED, Link
-from supervisor.supervision.registration import Plug
+from supervisor.links.heartbeat import Heartbeat
+from supervisor.links.link import STALLED_DETAIL, Link
+from supervisor.supervision.registration import Registration
 from tests.rig.gateway import INFO
 from tests.rig.nodes import Node
 from tests.supervisor.cluster.test_directory import waiting
 from tests.supervisor.links.test_link import answering
 from tests.system.simulator import sim_pair
 
-HEART = Heart(beat_s=1.0, silent_s=3.0, stalled_s=15.0)
+HEART = Heartbeat(beat_s=1.0, silent_s=3.0, stalled_s=15.0)
 OFFER = Offer("b-0", "oak", Leg.BOTH, 4, up=True, engine=INFO)
 
 
@@ -87,7 +87,7 @@ async def both(knows=True):
     async with trio.open_nursery() as nursery:
         for name in links:
             nursery.start_soon(ends.carry, name)
-            nursery.start_soon(answering, boxes[name][1], serve(name), Bugs())
+            nursery.start_soon(answering, boxes[name][1], serve(name), BugCounter())
         for link in links.values():
             await link.wait_ready()
         yield ends
@@ -121,11 +121,11 @@ async def test_d8_what_is_asked_of_a_process_that_stands_still_fails_at_silent_s
         await ends.hears_nothing(until=9.0)
         await trio.sleep_until(8.9)
         here = ends.links["here"]
-        assert asks.failed == (STALLED, pytest.approx(4.0, abs=0.01))  # heard last at 1.0
+        assert asks.failed == (STALLED_DETAIL, pytest.approx(4.0, abs=0.01))  # heard last at 1.0
         assert (here.lost, here.stalled, ends.ended) == (False, True, {})
-        with pytest.raises(LinkLost, match=STALLED):
+        with pytest.raises(LinkLost, match=STALLED_DETAIL):
             here.open(FlushCache(), 1)
-        with pytest.raises(LinkLost, match=STALLED):
+        with pytest.raises(LinkLost, match=STALLED_DETAIL):
             async with here.ask(FlushCache(), 1):
                 pass
         assert ends.freed == [("there", pytest.approx(4.0, abs=0.01))]  # it hears the Cancel in this half of a stall
@@ -212,7 +212,7 @@ async def test_d8_an_end_that_stood_still_itself_judges_nobody_by_that_whichever
     mock_clock.jump(stood_still_s)
     await wait_all_tasks_blocked()
     assert (link.lost, link.stalled) == (False, True)
-    await far.send_all(encode(Beat()))  # lay unread
+    await far.send_all(encode(KeepAlive()))  # lay unread
     await wait_all_tasks_blocked()
     await pass_s(2.5)
     assert (link.lost, link.stalled) == (False, False)
@@ -258,9 +258,9 @@ async def linked(node, nursery):
 
 async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(nursery, autojump_clock):
     node = Node("a", section=evolve(Node("a").section, beat_s=1.0, silent_s=3.0, stalled_s=15.0))
-    directory, (address, inbox) = node.directory, queue(2, lambda request: request.priority)
-    plug, offer = Plug(directory.changed), Offer("a-0", "oak", Leg.BOTH, 2, up=False)
-    here = directory.here["a-0"] = Here("a", offer, address, plug, directory.changed, inbox, directory)
+    directory, (address, inbox) = node.directory, priority_inbox(2, lambda request: request.priority)
+    plug, offer = Registration(directory.changed), Offer("a-0", "oak", Leg.BOTH, 2, up=False)
+    here = directory.here["a-0"] = LocalWorker("a", offer, address, plug, directory.changed, inbox, directory)
     far = await linked(node, nursery)
     link = directory.nodes["b"][1]
     link.told(NodeState((OFFER,)))
@@ -269,7 +269,7 @@ async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(nurse
             await directory.changed.park()
     async with waiting(here, 2) as heard:
         assert heard == []
-        await far.send_all(encode(Beat()))
+        await far.send_all(encode(KeepAlive()))
         await wait_all_tasks_blocked()
         assert heard == [ActorLost] * 2
 
@@ -290,12 +290,12 @@ async def test_d8_nobody_chooses_a_node_that_stands_still_and_readiness_and_metr
     assert node.directory.workers("oak") == []
     assert len(pool.ranked(Leg.BOTH)) == 0
     assert engine_control.unready(node.directory, ["oak"]) == "engine b-0 is on a node that stands still"
-    assert engine_control.up(node.directory) == {"b/b-0": 0.0}
+    assert engine_control.engines_up(node.directory) == {"b/b-0": 0.0}
     assert caplog.messages == ["a node stands still"]
     await trio.sleep(5)
     assert node.directory.nodes["b"][1] is link
-    await far.send_all(encode(Beat()))
+    await far.send_all(encode(KeepAlive()))
     await wait_all_tasks_blocked()
     assert [each.load.name for each in node.directory.workers("oak")] == ["b/b-0"]
     assert engine_control.unready(node.directory, ["oak"]) is None
-    assert engine_control.up(node.directory) == {"b/b-0": 1.0}
+    assert engine_control.engines_up(node.directory) == {"b/b-0": 1.0}

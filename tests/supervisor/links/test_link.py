@@ -13,7 +13,7 @@ import trio
 from attrs import define, field
 from trio.testing import wait_all_tasks_blocked
 
-from actors.kit.calls import Answer, Bugs, mailbox
+from actors.kit.calls import Answer, BugCounter, mailbox
 from protocol import codec
 from protocol.cluster import NodeState
 from protocol.errors import (
@@ -21,7 +21,7 @@ from protocol.errors import (
     Draining,
     EngineLost,
     EngineRefused,
-    Internal,
+    InternalError,
     LinkLost,
     NotReady,
     Overloaded,
@@ -29,13 +29,27 @@ from protocol.errors import (
     PeerViolation,
     TooLarge,
 )
-from protocol.frames import VERSION, Beat, Bye, Credit, End, Fail, FrameReader, Hello, Item, Open, Step, Tell, encode
+from protocol.frames import (
+    VERSION,
+    Announce,
+    Bye,
+    Credit,
+    End,
+    Fail,
+    FrameReader,
+    Hello,
+    Item,
+    KeepAlive,
+    Open,
+    Step,
+    encode,
+)
 from protocol.messages import Done, Embedded, FlushCache, GetLoad, Started, Text, Tokens
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from protocol.tensors import Tensor
 from supervisor.links import encoding
 from supervisor.links.encoding import BODY_BYTES_MAX, FREE_REPLIES_MAX, RECEIVED_A_TURN
-from supervisor.links.heartbeat import EARLY_S, TURN_LINKS_MAX, Heart, Hearts
+from supervisor.links.heartbeat import EARLY_S, TURN_LINKS_MAX, Heartbeat, HeartbeatTask
 from supervisor.links.link import Link
 from tests.rig.fake_engine import Costs, far_engine, generate, whole
 from tests.system.simulator import SimTransport, counting, sim_pair, simulate
@@ -88,7 +102,7 @@ async def linked(one, *, streams=4, inbox_size=4, rng=None, room=65536, **fields
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ends.carry, "asker", ends.asker)
         nursery.start_soon(ends.carry, "server", ends.server)
-        nursery.start_soon(answering, inbox, one, Bugs())
+        nursery.start_soon(answering, inbox, one, BugCounter())
         await ends.asker.wait_ready()
         yield ends
         nursery.cancel_scope.cancel()
@@ -120,7 +134,7 @@ def at_rest(ends):
 
 
 async def test_a_node_that_sends_what_only_an_engines_host_may_send_is_lost(autojump_clock):
-    async with linked(forever, heart=Heart()) as ends, ends.asker.ask(FlushCache(), 9):
+    async with linked(forever, heart=Heartbeat()) as ends, ends.asker.ask(FlushCache(), 9):
         await trio.sleep(0.1)
         ends.server._send(Step([1], [1], [-7], [], []))
         await trio.sleep(0.1)
@@ -162,7 +176,7 @@ async def test_a_bug_crosses_without_its_traceback(autojump_clock):
         raise KeyError("a secret")
 
     async with linked(buggy) as ends:
-        with pytest.raises(Internal) as caught:
+        with pytest.raises(InternalError) as caught:
             await ask(ends.asker)
         assert "secret" not in str(caught.value)
 
@@ -181,7 +195,7 @@ async def test_an_ask_before_hello_waits_for_it(nursery, autojump_clock):
     address, inbox = mailbox(1)
     asker = Link(near, Peer("a", serves_max=0))
     server = Link(far, Peer("b", serves_max=1), {("", FlushCache): address})
-    nursery.start_soon(answering, inbox, counts, Bugs())
+    nursery.start_soon(answering, inbox, counts, BugCounter())
     nursery.start_soon(asker.run)
 
     async def late():
@@ -332,7 +346,7 @@ async def test_replies_that_cross_a_cancel_are_dropped(autojump_clock):
 
 async def test_a_cut_fails_whoever_asked_and_cancels_whoever_answers(autojump_clock):
     released = []
-    async with linked(leaves_slowly(2, released), lost_as=EngineLost) as ends, trio.open_nursery() as nursery:
+    async with linked(leaves_slowly(2, released), lost_error=EngineLost) as ends, trio.open_nursery() as nursery:
 
         async def cut():
             await trio.sleep(1)
@@ -373,7 +387,7 @@ async def test_askers_hear_of_the_end_before_answerers_have_let_go(nursery, auto
     near, far = sim_pair()
     address, inbox = mailbox(1)
     both = [Link(end, Peer("x", serves_max=4), {("", FlushCache): address}) for end in (near, far)]
-    nursery.start_soon(answering, inbox, leaves_slowly(8), Bugs())
+    nursery.start_soon(answering, inbox, leaves_slowly(8), BugCounter())
     ends = Ends(*both, near, far)
     nursery.start_soon(ends.carry, "near", both[0])
     nursery.start_soon(ends.carry, "far", both[1])
@@ -550,7 +564,7 @@ async def test_an_unknown_code_arrives_as_internal(autojump_clock):
     async with facing() as (link, far, _):
         _, answer = link.open(FlushCache(), 5)
         await far.send_all(encode(Fail(1, "from_the_future", "x")))
-        with pytest.raises(Internal):
+        with pytest.raises(InternalError):
             await answer.result()
 
 
@@ -623,7 +637,7 @@ def test_every_stream_is_whole_over_a_bad_network(seed):
 
 # Hearts -----------------------------------------------------------------------------------
 
-HEART = Heart(beat_s=1.0, silent_s=3.0)
+HEART = Heartbeat(beat_s=1.0, silent_s=3.0)
 
 
 async def test_c1_what_has_piled_up_in_one_message_is_heard_in_many_turns(autojump_clock):
@@ -662,7 +676,7 @@ async def test_a_beat_is_sent_for_every_second_in_which_nothing_else_was(autojum
             async def speak():
                 for _ in range(8):
                     await trio.sleep(0.9)
-                    await far.send_all(encode(Beat()))
+                    await far.send_all(encode(KeepAlive()))
 
             async def listen():
                 while True:
@@ -697,7 +711,7 @@ async def test_a_bug_in_one_link_ends_that_one_and_no_other(autojump_clock, capl
         def lose(self, why):
             self.lost_by = why
 
-    hearts, buggy = Hearts(), Buggy()
+    hearts, buggy = HeartbeatTask(), Buggy()
     hearts.add(buggy, 0.5)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hearts.run)
@@ -729,7 +743,7 @@ async def test_thousands_of_links_are_tended_a_few_at_a_time(autojump_clock):
         def lose(self, why):
             raise why
 
-    hearts, tended, steps = Hearts(), defaultdict(list), Steps()
+    hearts, tended, steps = HeartbeatTask(), defaultdict(list), Steps()
     for _ in range(10 * TURN_LINKS_MAX):
         hearts.add(Idle(), 1.0)
     trio.lowlevel.add_instrument(steps)
@@ -745,7 +759,7 @@ async def test_a_peer_that_stops_is_lost_after_its_silence_and_not_before(autoju
         _, answer = link.open(FlushCache(), 1)
         for _ in range(4):
             await trio.sleep(2.9)
-            await far.send_all(encode(Beat()))
+            await far.send_all(encode(KeepAlive()))
         await trio.sleep(2.99)
         assert (link.lost, ended) == (False, [])
         with pytest.raises(LinkLost):
@@ -790,7 +804,7 @@ async def test_an_end_that_stood_still_itself_hears_the_other_before_it_judges(s
         mock_clock.jump(stood_still_s)  # all tasks of this process slept, say for a debugger
         await wait_all_tasks_blocked()
         assert not link.lost
-        await far.send_all(encode(Beat()))
+        await far.send_all(encode(KeepAlive()))
         await wait_all_tasks_blocked()
         mock_clock.jump(1.5)
         await wait_all_tasks_blocked()
@@ -822,7 +836,7 @@ async def test_a_request_that_came_too_late_fails_as_deadline_exceeded(autojump_
     async with facing() as (link, far, _):
         link.serves = {("", FlushCache): address}
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(answering, inbox, forever, Bugs())
+            nursery.start_soon(answering, inbox, forever, BugCounter())
             await far.receive_some()
             for stream, within_ms in ((1, 0), (2, -5)):
                 await far.send_all(encode(Open(stream, codec.encode(FlushCache()), 1, "", within_ms)))
@@ -925,12 +939,12 @@ async def test_what_is_told_is_heard_where_somebody_listens_and_a_violation_else
     state = NodeState(draining=True)
     async with facing(told=heard.append) as (link, far, ended):
         link.tell(state)
-        await far.send_all(encode(Tell(codec.encode(state))))
+        await far.send_all(encode(Announce(codec.encode(state))))
         await wait_all_tasks_blocked()
         assert (heard, ended) == ([state], [])
-        assert encode(Tell(codec.encode(state))) in bytes(await far.receive_some())
+        assert encode(Announce(codec.encode(state))) in bytes(await far.receive_some())
     async with facing() as (_, far, ended):
-        await far.send_all(encode(Tell(codec.encode(state))))
+        await far.send_all(encode(Announce(codec.encode(state))))
         await wait_all_tasks_blocked()
         assert [type(error) for error in ended] == [PeerViolation]
         assert "NodeState was told" in str(ended[0])

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from protocol.errors import PeerLost
-from supervisor.links.link_log import LINES_MAX, WINDOW_S, Refusals
+from supervisor.links.link_log import LINES_MAX, WINDOW_S, LinkLog
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def said(caplog):
 
 
 async def test_a_sentence_for_which_there_was_no_room_is_said_when_there_is(said, autojump_clock):
-    refusals, nodes = Refusals(), [f"n{number}" for number in range(LINES_MAX + 10)]
+    refusals, nodes = LinkLog(), [f"n{number}" for number in range(LINES_MAX + 10)]
     for _ in range(int(WINDOW_S) // 5 + 1):
         for node in nodes:
             refusals.say(node, PeerLost("nobody is there"))

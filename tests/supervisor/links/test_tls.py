@@ -16,10 +16,10 @@ from supervisor.config import load
 from supervisor.config.load import Misconfigured
 from supervisor.launcher import preflight
 from supervisor.links import websocket
-from supervisor.links.tls import contexts
+from supervisor.links.tls import load_link_tls
 from tests.rig import certificate
 from tests.rig.gateway import FOLDER
-from tests.rig.nodes import LOOPBACK, QUICK, Node, all_linked, grove, until
+from tests.rig.nodes import LOOPBACK_HOSTS, QUICK, Node, all_linked, linked_nodes, until
 
 HOST = "IP:127.0.0.1"
 STRICT = evolve(QUICK, tls_names="nodes")
@@ -61,7 +61,7 @@ def reasons(caplog):
 
 
 def node(name, files, section=STRICT):
-    return Node(name, section=section, tls=contexts(*files))
+    return Node(name, section=section, tls=load_link_tls(*files))
 
 
 # Between nodes --------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def node(name, files, section=STRICT):
 @pytest.mark.parametrize("form", ["DNS:{0}", "DNS:{0}.grove", "DNS:{0}.GROVE", "URI:espalier:{0}"])
 async def test_d9_nodes_whose_certificates_name_them_link(shows, form):
     a, b = (node(name, shows(form.format(name))) for name in "ab")
-    async with grove(a, b):
+    async with linked_nodes(a, b):
         await all_linked(a, b)
         assert await a.ask(b) == await b.ask(a) == [0, 1, 2]
 
@@ -80,7 +80,7 @@ async def test_d9_nodes_whose_certificates_name_them_link(shows, form):
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")], ids=["it listens", "it dials"])
 async def test_d9_whoever_takes_another_nodes_name_is_refused_and_both_logs_say_it(shows, reasons, first, second):
     honest, liar = node(first, shows(f"DNS:{first}")), node(second, shows("DNS:mallory"))
-    async with grove(honest, liar):
+    async with linked_nodes(honest, liar):
         await until(lambda: len(reasons()) >= 2)
         assert honest.linked == liar.linked == set()
     said = f"its certificate must name it, as DNS:{second}, and names DNS:mallory, IP Address:127.0.0.1 (tls_names)"
@@ -93,14 +93,14 @@ async def test_d9_whoever_takes_another_nodes_name_is_refused_and_both_logs_say_
 @pytest.mark.realtime
 async def test_d9_where_hosts_are_named_a_certificate_of_the_cluster_is_enough(shows):
     a, b = (node(name, shows("DNS:mallory"), QUICK) for name in "ab")
-    async with grove(a, b):
+    async with linked_nodes(a, b):
         await all_linked(a, b)
 
 
 @pytest.mark.realtime
 async def test_d9_a_plain_link_names_nobody(reasons):
     a, b = (Node(name, section=STRICT) for name in "ab")
-    async with grove(a, b):
+    async with linked_nodes(a, b):
         await until(lambda: len(reasons()) >= 2)
         assert a.linked == b.linked == set()
     assert all("and names nobody (tls_names)" in each for each in reasons())
@@ -109,7 +109,7 @@ async def test_d9_a_plain_link_names_nobody(reasons):
 @pytest.mark.realtime
 async def test_d9_an_operator_needs_no_name_and_is_told_by_a_node_that_has_one(shows):
     a, mallory = node("a", shows("DNS:a")), node("b", shows("DNS:mallory"))
-    async with grove(a, mallory, know=False):
+    async with linked_nodes(a, mallory, know=False):
         assert await greeted(a, shows("DNS:x")) == "a"
         with pytest.raises(PeerRefused, match="its certificate must name it, as DNS:b, and names DNS:mallory"):
             await greeted(mallory, shows("DNS:x"))
@@ -123,7 +123,7 @@ async def greeted(node, files):
         greeter = Greeter("dials", "grove", "operator-1", node.secret, bytes(31) + b"1", certified=wire.certified())
         peers.append(await websocket.greet(wire, greeter, 1.0))
 
-    await websocket.dial(websocket.At(LOOPBACK, node.links.port), contexts(*files).dials, 1.0, talk)
+    await websocket.dial(websocket.Endpoint(LOOPBACK_HOSTS, node.links.port), load_link_tls(*files).dials, 1.0, talk)
     return peers[0]
 
 
@@ -217,20 +217,20 @@ def test_d9_a_node_whose_own_certificate_does_not_name_it_is_told_before_it_star
     cluster = read(lines(shows("DNS:main", "URI:x")))
     tls = preflight.link_tls(cluster)
     assert tls.names == {"DNS:main", "URI:x", "IP Address:127.0.0.1"}
-    preflight.link_names(cluster, "main", tls)
+    preflight.check_certificate_names(cluster, "main", tls)
     with pytest.raises(Misconfigured, match=r"names DNS:main, IP Address:127.0.0.1, URI:x, and must name node far"):
-        preflight.link_names(cluster, "far", tls)
-    preflight.link_names(read(lines(shows("DNS:main"), "hosts")), "far", tls)
+        preflight.check_certificate_names(cluster, "far", tls)
+    preflight.check_certificate_names(read(lines(shows("DNS:main"), "hosts")), "far", tls)
 
 
 def test_what_a_certificate_names_is_not_known_where_it_cannot_be_shown(shows, tmp_path):
     _, _, authority = shows("DNS:a")
     _sign(tmp_path / "a", authority, authority.with_suffix(".key"), "DNS:a\nextendedKeyUsage=clientAuth")
-    assert contexts(tmp_path / "a.pem", tmp_path / "a.key", authority).names is None
+    assert load_link_tls(tmp_path / "a.pem", tmp_path / "a.key", authority).names is None
 
 
 def test_d9_a_check_shows_how_nodes_are_known(read, shows, monkeypatch):
-    monkeypatch.setattr(preflight, "is_here", lambda _: True)
+    monkeypatch.setattr(preflight, "is_local_host", lambda _: True)
     files = shows("DNS:main", "DNS:far")
     told = f"links: TLS with {files[0]}; certificates must name the"
     assert f"{told} nodes that show them (tls_names)" in preflight.text(read(lines(files)), "main", {})

@@ -29,7 +29,7 @@ def metrics():
     link = SimpleNamespace(silent_s=1.0, peer=SimpleNamespace(asked=(), served=(), queued_bytes=0))
     directory = SimpleNamespace(nodes=dict.fromkeys(NODES, (None, link, None)), meets=lambda _: True)
     traffic = {node: Traffic() for node in NODES}
-    made.sources.append(lambda: gauges.of_links(directory, traffic))
+    made.sources.append(lambda: gauges.link_families(directory, traffic))
     made.gauges["espalier_engine_up"] = ("Whether it is up", lambda: dict.fromkeys(LOADS, 1.0))
     return made
 
@@ -64,7 +64,7 @@ async def test_c1_others_run_and_count_between_any_two_pieces_of_a_scrape(metric
     expected = len(list(metrics.pieces(LOADS)))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
-        text = await metrics.text_in_turns(LOADS)
+        text = await metrics.render_in_steps(LOADS)
         nursery.cancel_scope.cancel()
     assert turns >= expected - 1 > 100
     assert text.startswith(b"# HELP ")

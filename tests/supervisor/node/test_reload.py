@@ -12,20 +12,20 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from protocol.cluster import Leg, NodeState, Offer, Reloaded
-from protocol.errors import Internal, Overloaded, StartFailed
+from protocol.errors import InternalError, Overloaded, StartFailed
 from supervisor import deadlines
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.config import load
 from supervisor.files import reading
-from supervisor.files.reading import read_here
-from supervisor.gateway.admission import Gate
+from supervisor.files.reading import read_inline
+from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.keys import line
 from supervisor.launcher import preflight
 from supervisor.node.reload import Reloader
 from supervisor.threads.file_threads import THREADS_MAX, FileThreads
 from tests.rig import certificate
-from tests.rig.assembly import built
+from tests.rig.assembly import built_assembly
 
 TINY = Path(__file__).parents[3] / "examples" / "tiny"
 FILE = f"""
@@ -56,12 +56,12 @@ kv_tokens_max = 4096
 class Node:
     """A node of the file, as it is after the start; what it reads anew is `text`."""
 
-    def __init__(self, tmp_path, name="front", text=FILE, environment=None, ask_launcher=None, reads=read_here):
+    def __init__(self, tmp_path, name="front", text=FILE, environment=None, ask_launcher=None, reads=read_inline):
         self.file = tmp_path / "cluster.toml"
         self.file.write_text(text)
         self.text = text
         self.cluster = load.read(self.file)
-        self.house, _ = built(self.cluster, name)
+        self.house, _ = built_assembly(self.cluster, name)
         self.drain_s = None
         environment = environment or {}
         if self.house.door is not None:
@@ -256,11 +256,11 @@ async def test_d9_names_are_asked_for_of_the_next_link_where_tls_is_spoken(front
     strict = (shown, f'{shown}tls_names = "nodes"\n')
     told = await plain.reload(("beat_s = 1.0\n", strict[1]))
     assert told.not_changed[-1].startswith("cluster.tls_names stays hosts until")
-    assert not plain.house.links.section.binds_names
+    assert not plain.house.links.section.verifies_node_names
     node.house.links.tls = preflight.link_tls(node.cluster)
     told = await node.reload(strict)
     assert told.changed == ("cluster.tls_names is nodes now, and was hosts",)
-    assert node.house.links.section.binds_names
+    assert node.house.links.section.verifies_node_names
     told = await node.reload(strict, ("a.pem", "b.pem"), ("a.key", "b.key"))
     assert "the file changes nothing: b.pem names DNS:one, and must name node front" in told.refused[0]
     assert node.house.links.tls.names == {"DNS:front", "DNS:one"}
@@ -320,7 +320,7 @@ async def test_c1_a_file_that_does_not_answer_stalls_no_turn_and_keeps_no_key_fr
     threads, turns = FileThreads(within_s=0.5), []
 
     async def reads(function):
-        return await (threads if function == node.reloader._read else read_here)(function)
+        return await (threads if function == node.reloader._read else read_inline)(function)
 
     node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'), reads=reads)
     alice = node.house.door.keys.find([(b"authorization", b"Bearer alices-secret-of-32-characters-01")])
@@ -358,14 +358,14 @@ async def test_c1_what_is_applied_has_been_read_before(front, tmp_path, autojump
     lines = 'requests_max = 8\nkeys = "{0}.toml"\ntls_certificate = "{0}.pem"\ntls_key = "{0}.key"'
 
     async def reads(function):
-        with reading.noting() as noted:
-            result = await read_here(function)
+        with reading.recording_paths() as noted:
+            result = await read_inline(function)
         counts.append(len(noted))
         return result
 
     counts = []
     node = front(text=FILE.replace("requests_max = 8", lines.format("a")), reads=reads)
-    with reading.noting() as on_the_loop:
+    with reading.recording_paths() as on_the_loop:
         told = await node.reload((lines.format("a"), lines.format("b")))
     assert (on_the_loop, len(told.changed), len(counts)) == ([], 4, 3)
     assert all(counts)
@@ -454,7 +454,7 @@ async def test_a_bug_in_a_reload_is_told_to_whoever_asked_and_the_next_is_none_t
     node.file.write_text(FILE.replace("drain_s = 30", "drain_s = 3"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.reloader.run)
-        with pytest.raises(Internal):
+        with pytest.raises(InternalError):
             await node.reloader.reload()
         assert "a bug ended a reload" in caplog.messages
         node.file.write_text(FILE)
@@ -469,7 +469,7 @@ async def test_o_no_reload_takes_longer_than_whoever_asked_waits(front, tmp_path
     lines = 'requests_max = 8\ntls_certificate = "a.pem"\ntls_key = "a.key"'
 
     async def hangs(function):
-        await trio.sleep(deadlines.READ_S)
+        await trio.sleep(deadlines.FILE_READ_TIMEOUT_S)
         raise StartFailed("the disk does not answer")
 
     node = front(text=FILE.replace("requests_max = 8", lines), reads=hangs)
@@ -483,9 +483,9 @@ async def test_o_no_reload_takes_longer_than_whoever_asked_waits(front, tmp_path
         nursery.cancel_scope.cancel()
     took_s = trio.current_time() - began
     assert len(told.refused) == 3  # the file, the keys, the certificate
-    most_s = deadlines.RELOAD_S if waits == "first" else deadlines.RELOADED_S
+    most_s = deadlines.RELOAD_MAX_S if waits == "first" else deadlines.RELOAD_QUEUED_MAX_S
     assert 0.8 * most_s < took_s <= most_s
-    assert took_s + deadlines.WAY_S <= deadlines.RELOADS_S
+    assert took_s + deadlines.WAY_S <= deadlines.RELOAD_ANSWER_TIMEOUT_S
 
 
 async def test_o_nodes_that_were_drained_are_not_said_to_start(front, autojump_clock):
@@ -580,7 +580,7 @@ async def test_to_begin_to_speak_tls_takes_a_restart_and_another_certificate_doe
 
 
 async def test_a_gate_that_gets_wider_lets_in_as_many_of_its_line_as_it_has_room_for(autojump_clock):
-    gate = Gate(1, 5.0, 10, lambda: None)
+    gate = AdmissionGate(1, 5.0, 10, lambda: None)
     inside = []
 
     async def enter(number):

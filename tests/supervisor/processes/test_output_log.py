@@ -11,9 +11,9 @@ import time
 import pytest
 import trio
 
-from supervisor.processes.output_log import Chatter, writer
+from supervisor.processes.output_log import OutputLog, output_writer
 from supervisor.telemetry.metrics import Metrics
-from supervisor.threads.queued_writer import QueuedWriter, start_thread
+from supervisor.threads.queued_writer import QueuedWriter, start_daemon_thread
 
 LIMIT_BYTES = 1000
 
@@ -39,7 +39,7 @@ def events(caplog):
 
 
 async def test_what_a_child_says_is_kept_in_two_files_of_bounded_size(path):
-    chatter = Chatter(path, LIMIT_BYTES)
+    chatter = OutputLog(path, LIMIT_BYTES)
     for number in range(20):
         await said(chatter, f"{number:099d}\n".encode())
         assert chatter.file.flush(5.0)
@@ -50,7 +50,7 @@ async def test_what_a_child_says_is_kept_in_two_files_of_bounded_size(path):
 
 
 async def test_the_last_words_are_those_of_the_end_however_much_was_said(path):
-    chatter = await said(Chatter(path), b"x\n" * 50_000, b"ValueError: no such model\n", b"bye\n")
+    chatter = await said(OutputLog(path), b"x\n" * 50_000, b"ValueError: no such model\n", b"bye\n")
     assert chatter.last_words == "ValueError: no such model"
     assert len(chatter.tail) == 50
 
@@ -62,7 +62,7 @@ async def test_b4_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path):
         goes_on.wait(20.0)
         written.append(data)
 
-    chatter = Chatter(path)
+    chatter = OutputLog(path)
     chatter.file.sink, chatter.file.bytes_max = hangs, 4 * LIMIT_BYTES
     began = time.perf_counter()
     await said(chatter, *[b"x" * (LIMIT_BYTES - 1) + b"\n"] * 200)  # three times what a pipe holds
@@ -84,7 +84,7 @@ def test_c6_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_ne
     def start(run):
         if none:
             raise RuntimeError(none.pop())
-        start_thread(run)
+        start_daemon_thread(run)
 
     log = QueuedWriter(written.append, start=start)
     assert all([log.put(b"1"), log.put(b"2"), log.put(b"3")])  # and whoever says it does not fall
@@ -95,8 +95,8 @@ def test_c6_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_ne
 async def test_o16_a_folder_that_fails_is_told_once_and_again_when_it_works(path, caplog):
     caplog.set_level(logging.INFO)
     place = path.parent / "logs"
-    file = writer(place / "engine.log", LIMIT_BYTES)
-    chatter = Chatter(place / "engine.log", file=file)
+    file = output_writer(place / "engine.log", LIMIT_BYTES)
+    chatter = OutputLog(place / "engine.log", file=file)
     metrics = Metrics()
     metrics.logs["tiny-0"] = file
     for _ in range(3):
@@ -118,6 +118,6 @@ async def test_o16_a_folder_that_fails_is_told_once_and_again_when_it_works(path
 async def test_o16_a_full_disk_is_told(tmp_path, caplog):
     full = tmp_path / "engine.log"
     full.symlink_to("/dev/full")
-    chatter = await said(Chatter(full), b"hello\n")
+    chatter = await said(OutputLog(full), b"hello\n")
     assert chatter.file.flush(5.0)
     assert ["No space left" in each.reason for each in caplog.records] == [True]

@@ -13,13 +13,13 @@ import pytest
 import trio
 import trio.testing
 
-from actors.engines.sglang.boot_message import Boot
+from actors.engines.sglang.boot_message import BootMessage
 from protocol.errors import StartFailed
 from supervisor.engines.sglang import spawn
 from supervisor.processes import reaper
-from supervisor.processes.output_log import Chatter
-from supervisor.processes.process import Hurry, Ladder, start
-from supervisor.supervision.registration import Plug
+from supervisor.processes.output_log import OutputLog
+from supervisor.processes.process import GracePeriods, Ladder, start
+from supervisor.supervision.registration import Registration
 
 pytestmark = pytest.mark.realtime
 
@@ -89,7 +89,7 @@ async def test_b18_a_process_is_nobody_elses_to_reap_until_it_is_closed(tmp_path
             await process.wait()
             await trio.testing.wait_all_tasks_blocked()
             assert state(process.pid) == "Z"  # the id of its group is still its own
-            await process.end(LADDER, Hurry())
+            await process.end(LADDER, GracePeriods())
             assert state(process.pid) is None
             nursery.cancel_scope.cancel()
 
@@ -105,28 +105,28 @@ def given(tmp_path):
 def run_zygote(tmp_path):
     async def run(plug, full, *, task_status):
         command = (sys.executable, "-c", FORKS.format(full=full))
-        chatter = Chatter(tmp_path / "zygote.log")
-        await spawn.zygote(plug, chatter, Hurry(), LADDER, dict(os.environ), command, task_status=task_status)
+        chatter = OutputLog(tmp_path / "zygote.log")
+        await spawn.zygote(plug, chatter, GracePeriods(), LADDER, dict(os.environ), command, task_status=task_status)
 
     return run
 
 
 async def test_b18_a_zygote_keeps_the_id_of_a_host_until_its_node_has_done_with_it(tmp_path, run_zygote):
-    plug = Plug()
+    plug = Registration()
     with trio.fail_after(20), given(tmp_path) as descriptors:
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(run_zygote, plug, 0))
             for _ in range(3):
-                process = await plug.now.fork(Boot("e", str(tmp_path), {}, {}), descriptors)
+                process = await plug.now.fork(BootMessage("e", str(tmp_path), {}, {}), descriptors)
                 await process.wait()
                 assert state(process.pid) == "Z"
-                await process.end(LADDER, Hurry())
+                await process.end(LADDER, GracePeriods())
                 await gone(process.pid)
             nursery.cancel_scope.cancel()
 
 
 async def test_b6_a_fork_that_fails_is_one_failed_start_and_the_zygote_lives(tmp_path, run_zygote):
-    plug, boot = Plug(), Boot("e", str(tmp_path), {}, {})
+    plug, boot = Registration(), BootMessage("e", str(tmp_path), {}, {})
     with trio.fail_after(20), given(tmp_path) as descriptors:
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(run_zygote, plug, 2))
@@ -134,30 +134,30 @@ async def test_b6_a_fork_that_fails_is_one_failed_start_and_the_zygote_lives(tmp
                 with pytest.raises(StartFailed, match=r"^the zygote could not fork a host: Resource temporarily"):
                     await plug.now.fork(boot, descriptors)
             process = await plug.now.fork(boot, descriptors)
-            await process.end(LADDER, Hurry())
+            await process.end(LADDER, GracePeriods())
             nursery.cancel_scope.cancel()
 
 
 async def test_b6_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left_behind(tmp_path, run_zygote):
-    plug, boot = Plug(), Boot("e", str(tmp_path), {}, {})
+    plug, boot = Registration(), BootMessage("e", str(tmp_path), {}, {})
     with trio.fail_after(20), given(tmp_path) as descriptors:
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(run_zygote, plug, 0))
             with no_descriptors(), pytest.raises(OSError, match="no descriptor is left to watch a host by"):
                 await plug.now.fork(boot, descriptors)
             process = await plug.now.fork(boot, descriptors)
-            await process.end(LADDER, Hurry())
+            await process.end(LADDER, GracePeriods())
             nursery.cancel_scope.cancel()
 
 
 async def test_who_waits_for_a_zygote_that_cannot_start_hears_why():
-    plug = Plug()
+    plug = Registration()
     fork = spawn.forked(plug)
     async with trio.open_nursery() as nursery:
 
         async def waits():
             with pytest.raises(StartFailed, match=r"^the zygote could not import SGLang: no torch$"):
-                await fork(Boot("e", "", {}, {}), spawn.Descriptors(0, 0, 0, 0))
+                await fork(BootMessage("e", "", {}, {}), spawn.Descriptors(0, 0, 0, 0))
 
         nursery.start_soon(waits)
         await trio.testing.wait_all_tasks_blocked()

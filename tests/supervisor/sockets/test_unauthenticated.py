@@ -8,8 +8,8 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.gateway.keys import KEYS, Keys, Sources
-from supervisor.sockets.unauthenticated import Strangers, address_of
+from supervisor.gateway.keys import KEYS, Keys, KeySources
+from supervisor.sockets.unauthenticated import UnauthenticatedConnections, address_of
 from tests.rig.gateway import at_rest, chat, head, post, rig
 
 
@@ -20,7 +20,7 @@ def rather_slow():
 
 
 def locked(made):
-    made.door.keys = Keys(Sources(None, {KEYS: "alice=a-secret-of-some-length"}))
+    made.door.keys = Keys(KeySources(None, {KEYS: "alice=a-secret-of-some-length"}))
     made.door.keys.load()
     return {"authorization": "Bearer a-secret-of-some-length"}
 
@@ -146,7 +146,7 @@ def test_an_address_is_what_one_client_has_one_of(name, address):
     st.lists(st.tuples(st.sampled_from(["add", "remove", "end", "end of"]), st.sampled_from("ab"), st.integers(0, 9)))
 )
 def test_strangers_are_those_who_came_in_their_order(steps):
-    made, all_, scopes = Strangers(), [], {}
+    made, all_, scopes = UnauthenticatedConnections(), [], {}
     for number, (what, address, at) in enumerate(steps):
         if what == "add":
             scopes[number] = trio.CancelScope()
@@ -159,7 +159,7 @@ def test_strangers_are_those_who_came_in_their_order(steps):
         elif what.startswith("end"):
             of = None if what == "end" else address
             oldest = next((each for each in all_ if of in {None, each[1]}), None)
-            assert made.end_oldest(of) == (None if oldest is None else oldest[0])
+            assert made.close_oldest(of) == (None if oldest is None else oldest[0])
             if oldest is not None:
                 all_.remove(oldest)
                 assert scopes[oldest[0]].cancel_called
@@ -169,7 +169,7 @@ def test_strangers_are_those_who_came_in_their_order(steps):
 
 @given(st.lists(st.sampled_from("abc")))
 def test_d9_the_oldest_of_the_address_that_has_most_goes_first(addresses):
-    made, left = Strangers(), list(enumerate(addresses))
+    made, left = UnauthenticatedConnections(), list(enumerate(addresses))
     for number, address in left:
         made.add(number, address, trio.CancelScope())
     while left:
@@ -177,6 +177,6 @@ def test_d9_the_oldest_of_the_address_that_has_most_goes_first(addresses):
         most = max(map(own.count, own))
         expected = next(each for each in left if own.count(each[1]) == most)
         assert len(made) == len(left)
-        assert made.end_oldest_of_most() == expected[0]
+        assert made.close_oldest_of_busiest_address() == expected[0]
         left.remove(expected)
-    assert (made.end_oldest_of_most(), len(made)) == (None, 0)
+    assert (made.close_oldest_of_busiest_address(), len(made)) == (None, 0)

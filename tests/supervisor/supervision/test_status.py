@@ -8,7 +8,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from protocol.errors import EngineDied
-from supervisor.supervision.status import WHY_LENGTH_MAX, Standing
+from supervisor.supervision.status import WHY_LENGTH_MAX, TreeStatus
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 
@@ -28,7 +28,7 @@ def states(standing):
 
 def test_before_anything_has_happened_every_member_is_named_and_none_is_started():
     inner = Tree(name="inner", children=(child("b"),))
-    standing = Standing(Tree(name="top", children=(child("a"), inner)))
+    standing = TreeStatus(Tree(name="top", children=(child("a"), inner)))
     assert states(standing) == dict.fromkeys(["top", "top/a", "top/inner", "top/inner/b"], "not started")
     assert [each.since_s for each in standing.children()] == [0, 0, 0, 0]
     assert standing.up_s == 0
@@ -40,7 +40,7 @@ async def test_a_tree_that_is_up_says_so_of_each_member_and_since_when(autojump_
         await serves(task_status=task_status)
 
     tree = Tree(name="top", children=(child("a"), child("b", slow)))
-    standing = Standing(tree)
+    standing = TreeStatus(tree)
     async with trio.open_nursery() as nursery:
         task = trio.CancelScope()
 
@@ -78,7 +78,7 @@ async def test_a_child_that_fails_is_counted_with_those_that_are_started_again_w
         name="pair", strategy=Strategy.ONE_FOR_ALL, children=(child("a", dies), child("b")), backoff=Backoff(min_s=0.1)
     )
     tree = Tree(name="top", children=(pair, child("c")))
-    standing = Standing(tree)
+    standing = TreeStatus(tree)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), watch=standing.watch))
         await trio.sleep(10)
@@ -106,7 +106,7 @@ async def test_a_child_that_waits_to_be_tried_again_is_what_its_tree_says_of_its
         await trio.sleep(1)
 
     tree = Tree(name="top", children=(child("a"), child("b", lame)), backoff=Backoff(min_s=8, jitter=0))
-    standing = Standing(tree)
+    standing = TreeStatus(tree)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), watch=standing.watch))
         await trio.sleep(3)

@@ -19,7 +19,15 @@ import trio
 import trio.testing
 
 from supervisor.supervision.supervise import Happening, Kind
-from supervisor.telemetry.logs import CLEAR, TICK_S, VALUE_CHARACTERS_MAX, JsonLines, Terminal, set_up, take_over
+from supervisor.telemetry.logs import (
+    CLEAR,
+    TICK_S,
+    VALUE_CHARACTERS_MAX,
+    JsonFormatter,
+    Terminal,
+    configure_logging,
+    log_interpreter_warnings,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +83,7 @@ async def settled(terminal, seconds):
 
 def test_off_a_terminal_every_line_is_one_json_object():
     out = io.StringIO()
-    terminal = set_up(out)
+    terminal = configure_logging(out)
     assert not terminal.live
     log.info("request ended", extra={"request_id": "r1", "took_s": 0.5, "why": None})
     log.warning("two\nlines, %s", "wörld 日本")
@@ -101,7 +109,7 @@ def test_off_a_terminal_every_line_is_one_json_object():
 
 def test_on_a_terminal_a_person_can_read_it():
     out = Screen()
-    terminal = set_up(out)
+    terminal = configure_logging(out)
     assert terminal.live
     log.info("request ended", extra={"request_id": "r1", "why": None})
     log.error("trouble")
@@ -112,7 +120,7 @@ def test_on_a_terminal_a_person_can_read_it():
 
 
 def test_whoever_logs_does_not_fall_when_nobody_listens():
-    terminal = set_up(Deaf())
+    terminal = configure_logging(Deaf())
     log.info("into the void")
     terminal.end()
     assert terminal.log.lost_items == 1
@@ -122,7 +130,7 @@ async def test_the_live_line_says_what_is_starting_and_for_how_long(autojump_clo
     out = Screen()
     terminal = Terminal(out, live=True)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(terminal.keep_live)
+        nursery.start_soon(terminal.run_live_line)
         for path in ("main", "main/zygote", "main/tiny-0", "main/tiny-0/engine"):
             terminal.watch(happening(path))
         await settled(terminal, 1.05)
@@ -142,9 +150,9 @@ async def test_the_live_line_says_what_is_starting_and_for_how_long(autojump_clo
 
 async def test_the_live_line_never_mixes_with_log_lines(autojump_clock):
     out = Screen()
-    terminal = set_up(out)
+    terminal = configure_logging(out)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(terminal.keep_live)
+        nursery.start_soon(terminal.run_live_line)
         terminal.watch(happening("main/engine"))
         for number in range(20):
             await settled(terminal, 0.13)
@@ -161,7 +169,7 @@ async def test_off_a_terminal_nothing_is_live(autojump_clock):
     out = io.StringIO()
     terminal = Terminal(out, live=False)
     terminal.watch(happening("main"))
-    await terminal.keep_live()
+    await terminal.run_live_line()
     assert out.getvalue() == ""
 
 
@@ -169,7 +177,7 @@ async def test_a_terminal_that_is_gone_ends_nothing_but_its_live_line(autojump_c
     out = Gone()
     terminal = Terminal(out, live=True)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(terminal.keep_live)
+        nursery.start_soon(terminal.run_live_line)
         terminal.watch(happening("main", Kind.STOPPING))
         await settled(terminal, 1.05)
         assert out.tries == 6
@@ -187,7 +195,7 @@ def test_what_nobody_can_read_any_more_is_not_said_and_that_is_all():
 
 def test_o12_off_a_terminal_what_a_person_would_be_told_is_a_line_of_json_too():
     out, plain = io.StringIO(), io.StringIO()
-    terminal = Terminal(out, live=False, plain=plain, formatter=JsonLines("front"))
+    terminal = Terminal(out, live=False, plain=plain, formatter=JsonFormatter("front"))
     for text in ("", "Ready: http://127.0.0.1:8000", ""):
         terminal.tell(text)
     terminal.end()
@@ -210,7 +218,7 @@ def test_a_real_terminal_is_one():
     near, far = os.openpty()
     try:
         with os.fdopen(far, "w") as out:
-            terminal = set_up(out)
+            terminal = configure_logging(out)
             assert terminal.live
             log.info("hello")
             assert b"hello" in os.read(near, 1000)
@@ -220,7 +228,7 @@ def test_a_real_terminal_is_one():
 
 def test_the_websocket_library_does_not_chat():
     out = io.StringIO()
-    terminal = set_up(out)
+    terminal = configure_logging(out)
     logging.getLogger("trio-websocket").info("a message of %d bytes", 7)
     terminal.end()
     assert out.getvalue() == ""
@@ -240,7 +248,7 @@ def unread():
 
 def test_b4_whoever_logs_never_waits_for_whoever_reads_the_log(unread):
     ours, theirs = unread
-    terminal = set_up(theirs)
+    terminal = configure_logging(theirs)
     terminal.log.bytes_max = 64 * 1024
     began = time.thread_time()
     for number in range(2000):
@@ -281,7 +289,7 @@ def test_b4_the_live_line_does_not_queue_up_where_a_terminal_stands_still(unread
 
 def test_b4_one_record_is_no_longer_than_a_line_may_be():
     out = io.StringIO()
-    terminal = set_up(out)
+    terminal = configure_logging(out)
     huge = "x" * 1_000_000
     nested = {"a": {"b": {"c": {"d": {"e": {"f": 1}}}}}}
     log.info(
@@ -304,8 +312,8 @@ def test_b4_one_record_is_no_longer_than_a_line_may_be():
 def test_what_python_says_by_itself_is_a_line_of_the_log(monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     out = io.StringIO()
-    terminal = set_up(out)
-    take_over()
+    terminal = configure_logging(out)
+    log_interpreter_warnings()
     try:
         sys.unraisablehook(SimpleNamespace(err_msg="ignored in f", exc_value=ValueError("odd"), object=None))
         log.info("a record %d that lies", "x")

@@ -8,7 +8,7 @@ import threading
 import pytest
 import trio
 
-from supervisor.telemetry.loop_monitor import COLLECTION, LINES_EVERY_S, NAMES_MAX, OTHERS, Turns, function_of
+from supervisor.telemetry.loop_monitor import COLLECTION, LINES_EVERY_S, NAMES_MAX, OTHERS, LoopMonitor, task_function
 from supervisor.telemetry.metrics import Metrics
 
 
@@ -28,7 +28,7 @@ def clock():
 
 @pytest.fixture
 def turns(clock):
-    return Turns(0.02, clock, start=lambda run: None)
+    return LoopMonitor(0.02, clock, start=lambda run: None)
 
 
 async def works(clock, seconds, times=1):
@@ -102,7 +102,7 @@ async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock):
     names = []
 
     async def one(_):
-        names.append(function_of(trio.lowlevel.current_task()))
+        names.append(task_function(trio.lowlevel.current_task()))
 
     async with trio.open_nursery() as nursery:
         for number in range(3):
@@ -114,7 +114,7 @@ async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock):
 
 async def test_a_process_that_was_stopped_has_no_loop_that_stood_still(clock, caplog):
     looks, stops = [], iter((7.0,))
-    turns = Turns(0.02, clock, start=looks.append)
+    turns = LoopMonitor(0.02, clock, start=looks.append)
 
     def wait(_):
         stop_s = next(stops, None)
@@ -140,7 +140,7 @@ async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog)
 
     handler = Looked()
     logging.getLogger("supervisor.telemetry.loop_monitor").addHandler(handler)
-    turns = Turns(0.02, clock, start=lambda run: looking.append(threading.Thread(target=run)))
+    turns = LoopMonitor(0.02, clock, start=lambda run: looking.append(threading.Thread(target=run)))
     turns._over.wait = lambda _: turns._over.is_set()
 
     def stuck_in_here():

@@ -11,9 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from actors.decode import Deadlines, Observer, decode
-from actors.kit.priority_inbox import queue
-from actors.routing.ports import Watch
+from actors.decode import Deadlines, SlotObserver, decode
+from actors.kit.priority_inbox import priority_inbox
+from actors.routing.ports import RoutingObserver
 from protocol.errors import LinkLost, StartFailed
 from protocol.peer import Peer
 from supervisor.config import load
@@ -24,7 +24,7 @@ from supervisor.links.link import Link
 from supervisor.node import monitoring
 from supervisor.telemetry.metrics import Metrics
 from tests.actors.test_router import Fake, Play, routed
-from tests.rig.assembly import built
+from tests.rig.assembly import built_assembly
 from tests.rig.fake_engine import Costs, FakeEngine, generate
 
 TINY = Path(__file__).parents[3] / "examples" / "tiny"
@@ -59,7 +59,7 @@ def lines(metrics: Metrics, name: str) -> dict[str, float]:
 # Numbers ----------------------------------------------------------------------------------
 
 
-class Slots(Observer):
+class Slots(SlotObserver):
     """Remembers how long slots were kept."""
 
     def __init__(self):
@@ -72,7 +72,7 @@ class Slots(Observer):
 async def test_the_time_to_abort_is_that_from_an_askers_leaving_to_its_slot(autojump_clock):
     observer = Slots()
     engine = FakeEngine(Costs())
-    address, inbox = queue(2, lambda _: 0)
+    address, inbox = priority_inbox(2, lambda _: 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)
         await nursery.start(decode, inbox, engine, 2, Deadlines(), observer)
@@ -99,7 +99,7 @@ def test_slots_that_an_engine_keeps_are_told_as_long_as_it_keeps_them():
 async def test_an_answer_that_ends_or_an_actor_that_is_stopped_is_no_abort(autojump_clock):
     observer = Slots()
     engine = FakeEngine(Costs())
-    address, inbox = queue(2, lambda _: 0)
+    address, inbox = priority_inbox(2, lambda _: 0)
     actor = trio.CancelScope()
 
     async def life(*, task_status):
@@ -124,8 +124,8 @@ def test_a_router_tells_how_calls_end_and_why_requests_went_on():
     watch = metrics.router("tiny")
     watch.called("back/tiny-0", "hand_off_failed")
     watch.called("back/tiny-0", "ended")
-    watch.went_on("hand_off_failed", 0)
-    watch.went_on("engine_lost", 7)
+    watch.call_resumed("hand_off_failed", 0)
+    watch.call_resumed("engine_lost", 7)
     assert lines(metrics, "espalier_calls_total") == {
         'espalier_calls_total{model="tiny",outcome="hand_off_failed",worker="back/tiny-0"}': 1.0,
         'espalier_calls_total{model="tiny",outcome="ended",worker="back/tiny-0"}': 1.0,
@@ -137,7 +137,7 @@ def test_a_router_tells_how_calls_end_and_why_requests_went_on():
 
 
 async def test_what_crossed_a_link_is_told_though_there_is_none_now(tmp_path):
-    house, metrics = built(cluster(tmp_path), "front")
+    house, metrics = built_assembly(cluster(tmp_path), "front")
     house.links.traffic["back"].received(40)
     assert lines(metrics, 'espalier_link_up{node="back"}') == {'espalier_link_up{node="back"}': 0.0}
     house.links.traffic["back"].received(2)
@@ -153,17 +153,17 @@ async def test_what_crossed_a_link_is_told_though_there_is_none_now(tmp_path):
 async def told(folder, environment):
     """A back node's own door on loopback; nothing else of the node runs."""
     made = cluster(folder)
-    house, _ = built(made, "back")
-    house.scraped.keys = preflight.watchers(made, "back", environment)
-    house.scraped.new_id = lambda: "ab" * 16  # traces take no others
+    house, _ = built_assembly(made, "back")
+    house.monitoring.keys = preflight.watchers(made, "back", environment)
+    house.monitoring.new_id = lambda: "ab" * 16  # traces take no others
     async with trio.open_nursery() as nursery:
-        await nursery.start(gateway, house.scraped, "127.0.0.1", 0)
+        await nursery.start(gateway, house.monitoring, "127.0.0.1", 0)
         yield house
         nursery.cancel_scope.cancel()
 
 
 async def get(house, path, method="GET", **headers) -> tuple[int, str]:
-    request = urllib.request.Request(f"http://127.0.0.1:{house.scraped.port}{path}", headers=headers, method=method)
+    request = urllib.request.Request(f"http://127.0.0.1:{house.monitoring.port}{path}", headers=headers, method=method)
 
     def ask() -> tuple[int, str]:
         try:
@@ -202,7 +202,7 @@ async def test_a_node_is_ready_when_its_engines_are_and_the_gateways_node_is_lin
             return text if status == 503 else str(status)
 
         assert "engine tiny-0 is starting" in await why()
-        with house.directory.here["tiny-0"].plug.offering(FakeEngine(Costs())):
+        with house.directory.here["tiny-0"].plug.publish(FakeEngine(Costs())):
             assert "there is no link to node front" in await why()
             house.directory.linked("front", Link(None, Peer("back", serves_max=1)))
             assert await why() == "200"
@@ -237,20 +237,20 @@ def test_numbers_are_told_where_nothing_else_of_the_host_listens(tmp_path):
 
 
 def test_a_nodes_own_door_is_the_first_of_its_tree_and_the_last_to_go(tmp_path):
-    house, _ = built(cluster(tmp_path), "back")
+    house, _ = built_assembly(cluster(tmp_path), "back")
     assert house.tree.children[0].name == "metrics"
-    assert house.scraped.paths == monitoring.PATHS
-    assert built(cluster(tmp_path), "front")[0].scraped is None
+    assert house.monitoring.paths == monitoring.PATHS
+    assert built_assembly(cluster(tmp_path), "front")[0].monitoring is None
 
 
 async def test_a_request_that_goes_on_elsewhere_is_told_once_and_each_call_as_it_ended(autojump_clock):
     heard: list[tuple] = []
 
-    class Hears(Watch):
+    class Hears(RoutingObserver):
         def called(self, worker: str, outcome: str) -> None:
             heard.append((worker, outcome))
 
-        def went_on(self, code: str, sent: int) -> None:
+        def call_resumed(self, code: str, sent: int) -> None:
             heard.append((code, sent))
 
     bad, good = Fake("bad", [Play(LinkLost("gone"), tokens=2)]), Fake("good", more=1)

@@ -10,19 +10,19 @@ import trio
 import trio.testing
 
 from protocol.errors import Overloaded
-from supervisor.threads.text_threads import HEAVY, TextLimits, TextThreads
+from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN, TextLimits, TextThreads
 
-LIGHT = HEAVY - 1
+LIGHT = HEAVY_CHARACTERS_MIN - 1
 
 
 async def hold(threads, owner, size, order, name=None, *, task_s=1.0):
     """Have a thread for a second of virtual time, and note when it was had."""
-    await threads.acquire(owner, heavy=size >= HEAVY)
+    await threads.acquire(owner, heavy=size >= HEAVY_CHARACTERS_MIN)
     try:
         order.append(name or owner)
         await trio.sleep(task_s)
     finally:
-        threads.release(owner, heavy=size >= HEAVY)
+        threads.release(owner, heavy=size >= HEAVY_CHARACTERS_MIN)
 
 
 async def together(threads, *asked):
@@ -80,7 +80,7 @@ async def test_heavy_work_leaves_a_thread_to_what_is_not(autojump_clock):
     pool, order = TextThreads(TextLimits(threads=2)), []
     async with trio.open_nursery() as nursery:
         for _ in range(5):
-            nursery.start_soon(partial(hold, pool, "", HEAVY, order, "heavy", task_s=10.0))
+            nursery.start_soon(partial(hold, pool, "", HEAVY_CHARACTERS_MIN, order, "heavy", task_s=10.0))
         await trio.testing.wait_all_tasks_blocked()
         assert (pool.running, pool.waiting) == (1, 4)
         began = trio.current_time()
@@ -91,13 +91,13 @@ async def test_heavy_work_leaves_a_thread_to_what_is_not(autojump_clock):
 
 
 async def test_the_only_thread_does_heavy_work_too(autojump_clock):
-    assert await together(TextThreads(TextLimits(threads=1)), ("a", HEAVY), ("a", LIGHT)) == ["a", "a"]
+    assert await together(TextThreads(TextLimits(threads=1)), ("a", HEAVY_CHARACTERS_MIN), ("a", LIGHT)) == ["a", "a"]
 
 
 async def test_lines_are_bounded_a_key_and_in_all(autojump_clock):
     pool = TextThreads(TextLimits(threads=1, waiting_max=5, key_waiting_max=3))
     async with trio.open_nursery() as nursery:
-        for owner, size in [("a", LIGHT), ("a", LIGHT), ("a", HEAVY), ("a", LIGHT), ("b", LIGHT)]:
+        for owner, size in [("a", LIGHT), ("a", LIGHT), ("a", HEAVY_CHARACTERS_MIN), ("a", LIGHT), ("b", LIGHT)]:
             nursery.start_soon(hold, pool, owner, size, [])
             await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(Overloaded, match="3 long texts of this key"):

@@ -7,7 +7,7 @@ import re
 
 from attrs import frozen
 
-from protocol.errors import BY_CODE, Internal
+from protocol.errors import ERRORS_BY_CODE, InternalError
 
 LISTS = {b"connection"}  # RFC 9110, 5.3: what is a list may stand on several lines
 STATUSES = {100, 101, 200, 204, 400, 401, 403, 404, 405, 408, 413, 415, 426, 429, 431, 501, 503, 505}
@@ -166,7 +166,7 @@ def _check(answer: Answer) -> None:
 def check_error(error: object) -> None:
     if not isinstance(error, dict) or error.keys() < {"message", "type", "param", "code"}:
         raise Wrong(f"no error object: {error!r:.300}")
-    if error["code"] not in BY_CODE or error["code"] == Internal.code:
+    if error["code"] not in ERRORS_BY_CODE or error["code"] == InternalError.code:
         raise Wrong(f"error {error['code']!r}: {error['message']!r:.200}")
     if not 0 < len(error["message"]) <= MESSAGE_CHARACTERS_MAX:
         raise Wrong(f"an error of {len(error['message'])} characters: {error['message']!r:.200}")
@@ -236,7 +236,7 @@ def check_event(event: dict) -> None:
         check_error(event.get("error"))
         if event.get("status") not in STATUSES:
             raise Wrong(f"an error event of status {event.get('status')!r}")
-    if event["type"] == "response.failed" and (why := event["response"]["error"])["cause"] == Internal.code:
+    if event["type"] == "response.failed" and (why := event["response"]["error"])["cause"] == InternalError.code:
         raise Wrong(f"a response failed: {why!r}")
 
 

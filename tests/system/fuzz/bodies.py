@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from random import Random
 
-from tests.system.fuzz.values import KEYS, huge, nasty, spoiled, text
+from tests.system.fuzz.values import KEYS, corrupted, hostile_value, huge, text
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "n=3"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -95,12 +95,12 @@ def mutated(rng: Random, body: Body) -> bytes:
         whole = text({key: value for key, value in body.items() if key != name})
         return whole[:-1] + (b"," if len(whole) > 2 else b"") + text(name) + b":" + huge(rng) + b"}"
     if kind < 0.15:
-        return spoiled(rng, text(body))
+        return corrupted(rng, text(body))
     if kind < 0.2:
         name = rng.choice([*body])  # a key that stands twice
-        return text(body)[:-1] + b"," + text(name) + b":" + text(nasty(rng)) + b"}"
+        return text(body)[:-1] + b"," + text(name) + b":" + text(hostile_value(rng)) + b"}"
     if kind < 0.23:
-        return text(rng.choice((nasty(rng), [body], {"a": body})))
+        return text(rng.choice((hostile_value(rng), [body], {"a": body})))
     if kind < 0.9:
         for _ in range(rng.choice((1, 1, 1, 2, 4))):
             _spoil(rng, body)
@@ -113,7 +113,7 @@ def _spoil(rng: Random, body: Body) -> None:
     while True:
         keys = list(range(len(place))) if isinstance(place, list) else list(place) if isinstance(place, dict) else []
         if not keys:
-            body[rng.choice(KEYS)] = nasty(rng)
+            body[rng.choice(KEYS)] = hostile_value(rng)
             return
         key = rng.choice(keys)
         inner = place[key]
@@ -124,13 +124,13 @@ def _spoil(rng: Random, body: Body) -> None:
             case 0:
                 del place[key]
             case 1 if isinstance(place, dict):
-                place[rng.choice(KEYS)] = nasty(rng)
+                place[rng.choice(KEYS)] = hostile_value(rng)
             case 1:
-                place.insert(key, nasty(rng))
+                place.insert(key, hostile_value(rng))
             case 2 if isinstance(place, dict):
                 place[f"{key}{rng.choice(KEYS)}"] = place.pop(key)
             case 3:
                 place[key] = [inner] if rng.random() < 0.5 else {"a": inner}
             case _:
-                place[key] = nasty(rng)
+                place[key] = hostile_value(rng)
         return

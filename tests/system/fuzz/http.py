@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from tests.system.fuzz.bodies import DOORS, mutated
-from tests.system.fuzz.values import LONG, PIECES, nasty, spoiled, text
+from tests.system.fuzz.values import LONG, PIECES, corrupted, hostile_value, text
 
 ROUTES = (
     ("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"),
@@ -131,7 +131,7 @@ def request(rng: Random) -> bytes:
     version, headers = "HTTP/1.1", [("host", "127.0.0.1")]
     body = mutated(rng, DOORS[target](rng)) if target in DOORS else b""
     if rng.random() < 0.05:
-        body = text(nasty(rng))
+        body = text(hostile_value(rng))
     framing = [("content-length", str(len(body)))] if body else []
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         match rng.randrange(8):
@@ -168,7 +168,7 @@ def raw(rng: Random) -> list[bytes]:
     else:
         data = request(rng)
     if rng.random() < 0.3:
-        data = spoiled(rng, data)
+        data = corrupted(rng, data)
     if rng.random() < 0.1:
         data += rng.choice(PIECES)
     return pieces(rng, data)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import trio
 from attrs import Factory, define, field
 
-from supervisor.telemetry.logs import JsonLines, Readable
+from supervisor.telemetry.logs import JsonFormatter, TextFormatter
 from tests.system.fuzz.answers import Answer, Unfinished, Wrong, frames, take
 from tests.system.fuzz.inputs import Input, Leave, make
 from tests.system.fuzz.websocket import HANDSHAKE
@@ -34,7 +34,7 @@ class Watch(logging.Handler):
 
     bad: list[str] = Factory(list)
     lines: int = 0
-    _formats: tuple[logging.Formatter, ...] = (JsonLines(), Readable())
+    _formats: tuple[logging.Formatter, ...] = (JsonFormatter(), TextFormatter())
 
     def __attrs_pre_init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Watch(logging.Handler):
 
 
 @contextmanager
-def watched() -> Iterator[Watch]:
+def log_watched() -> Iterator[Watch]:
     """Hear what is logged while the body runs."""
     watch, root = Watch(), logging.getLogger()
     handlers, level = root.handlers[:], root.level

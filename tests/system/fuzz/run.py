@@ -12,9 +12,9 @@ import trio
 from attrs import Factory, frozen
 from trio.testing import MockClock
 
-from supervisor.gateway.keys import KEYS, Keys, Sources
+from supervisor.gateway.keys import KEYS, Keys, KeySources
 from tests.rig.gateway import Rig, at_rest, rig
-from tests.system.fuzz.player import Player, watched
+from tests.system.fuzz.player import Player, log_watched
 
 CLIENTS = 64
 SHARE = 5_000  # inputs that one gateway takes; of every eighth share the gateway wants keys
@@ -58,7 +58,7 @@ async def _run(numbers: Sequence[int], seed: int, *, show: bool) -> tuple[list[s
         finally:
             player.forget()
 
-    with watched() as watch:
+    with log_watched() as watch:
         async with rig(**LIMITS) as made:
             made.door.keys = _keys(key)
             await trio.testing.wait_all_tasks_blocked()
@@ -80,7 +80,7 @@ async def _run(numbers: Sequence[int], seed: int, *, show: bool) -> tuple[list[s
 
 
 def _keys(key: str | None) -> Keys:
-    keys = Keys(Sources(environment={} if key is None else {KEYS: f"fuzz={key}"}))
+    keys = Keys(KeySources(environment={} if key is None else {KEYS: f"fuzz={key}"}))
     keys.load()
     return keys
 

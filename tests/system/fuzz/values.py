@@ -118,7 +118,7 @@ KEYS = (
 )  # fmt: skip
 
 
-def nasty(rng: Random, depth: int = 0) -> object:
+def hostile_value(rng: Random, depth: int = 0) -> object:
     """Return a value that hardly any field expects."""
     kind = rng.random()
     if kind < 0.8 or depth > 3:
@@ -130,8 +130,8 @@ def nasty(rng: Random, depth: int = 0) -> object:
             chr(rng.choice((rng.randrange(32), rng.randrange(0x250), rng.randrange(0x10FFFF)))) for _ in "abcd"
         )
     if kind < 0.95:
-        return [nasty(rng, depth + 1) for _ in range(rng.randrange(4))]
-    return {rng.choice(KEYS): nasty(rng, depth + 1) for _ in range(rng.randrange(4))}
+        return [hostile_value(rng, depth + 1) for _ in range(rng.randrange(4))]
+    return {rng.choice(KEYS): hostile_value(rng, depth + 1) for _ in range(rng.randrange(4))}
 
 
 def huge(rng: Random) -> bytes:
@@ -154,7 +154,7 @@ def text(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def spoiled(rng: Random, data: bytes) -> bytes:
+def corrupted(rng: Random, data: bytes) -> bytes:
     """Return bytes with a few of them changed, gone, doubled, or of somewhere else."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):

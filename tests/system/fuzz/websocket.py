@@ -6,7 +6,7 @@ from random import Random
 
 from tests.system.fuzz.bodies import event, mutated
 from tests.system.fuzz.http import pieces
-from tests.system.fuzz.values import spoiled
+from tests.system.fuzz.values import corrupted
 
 HANDSHAKE = (
     b"GET /v1/responses HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
@@ -89,7 +89,7 @@ def odd(rng: Random) -> bytes:  # noqa: C901, PLR0911, PLR0912  # one case an od
         case 15:
             return frame(text, BINARY)
         case _:
-            return spoiled(rng, frame(text) + frame(said(rng)))
+            return corrupted(rng, frame(text) + frame(said(rng)))
 
 
 def raw(rng: Random) -> list[bytes]:
@@ -98,7 +98,7 @@ def raw(rng: Random) -> list[bytes]:
     kind = rng.random()
     if kind < 0.15:
         lines = handshake[:-2] + b"".join(rng.sample(ODD_LINES, rng.choice((1, 1, 2)))) + b"\r\n"
-        handshake = lines if kind < 0.1 else spoiled(rng, handshake)
+        handshake = lines if kind < 0.1 else corrupted(rng, handshake)
     elif kind < 0.2:
         gone = rng.choice((b"host: 127.0.0.1\r\n", b"connection: Upgrade\r\n", b"sec-websocket-version: 13\r\n"))
         handshake = handshake.replace(gone, b"")

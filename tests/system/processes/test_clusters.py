@@ -12,12 +12,12 @@ from signal import SIGKILL, SIGTERM
 import pytest
 
 from bench import chaos, rolling
-from bench.rig.clients import Chat, Running, chat_body
+from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.cluster import FRONT, cluster, free_ports
 from bench.rig.faults import NODES
 from bench.rig.node import ROOT, wait_until
-from bench.rig.proxy import Cutter
-from tests.rig.launched import SIMULATED, launched
+from bench.rig.proxy import FaultProxy
+from tests.rig.launched import SIMULATED, running_launcher
 
 pytestmark = pytest.mark.realtime
 
@@ -41,7 +41,7 @@ def test_answers_go_on_elsewhere_when_a_worker_is_killed_and_a_link_is_cut(folde
     cutters = []
 
     def behind_cutter(of):
-        cutters.append(Cutter(of.links["w2"]))
+        cutters.append(FaultProxy(of.links["w2"]))
         of.doors["w2"] = cutters[0].port
 
     with cluster(folder, rolling.plan(drain_s=0.5), before=behind_cutter) as of:
@@ -64,7 +64,7 @@ def test_a_short_storm_leaves_no_answer_wrong_and_nothing_behind(folder):
 
     def behind_cutters(of):
         for name in of.workers:
-            cutters[name] = Cutter(of.links[name])
+            cutters[name] = FaultProxy(of.links[name])
             of.doors[name] = cutters[name].port
 
     kind = chaos.Kind(("w1", "w2"), CLIENTS, 0.5, NODES, 60.0)
@@ -110,7 +110,7 @@ def test_a_signal_to_a_node_that_is_drained_finds_it_ending_well_and_at_once(fol
 def test_a_signal_to_a_node_that_drains_cuts_nothing_short(folder):
     with cluster(folder, rolling.plan(drain_s=10.0)) as of:
         chat = Chat(of.front.port, chat_body("Tell me a long story", 60, stream_options={"include_usage": True}))
-        answer = Running(chat.read)
+        answer = BackgroundReader(chat.read)
         assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None
         with drained(of, FRONT):
             _, code = signalled_once_it_says(of.front, '"event": "draining"')
@@ -121,7 +121,7 @@ def test_a_signal_to_a_node_that_drains_cuts_nothing_short(folder):
 def test_a_signal_to_a_launcher_that_has_ended_its_nodes_finds_it_ending_well_and_at_once(folder):
     ports = free_ports(3)
     tiny = ROOT / "examples" / "tiny"
-    with launched(folder, SIMULATED.format(ports=ports, tiny=tiny), ports[0]) as of:
+    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=tiny), ports[0]) as of:
         assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
         of.signal(SIGTERM)
         took_s, code = signalled_once_it_says(of, '"level": "info", "event": "stopped"')  # its own: no node's

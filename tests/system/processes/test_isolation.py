@@ -16,7 +16,7 @@ import pytest
 from bench.rig.clients import Chat, chat_body
 from bench.rig.cluster import free_ports
 from bench.rig.node import ROOT, open_files, wait_until
-from tests.rig.launched import launched
+from tests.rig.launched import running_launcher
 
 pytestmark = pytest.mark.realtime
 
@@ -76,7 +76,9 @@ class Honest:
 
 def served(folder, bad="", gateway=""):
     (port,) = free_ports(1)
-    return launched(folder, CLUSTER.format(port=port, bad=bad, gateway=gateway, tiny=ROOT / "examples" / "tiny"), port)
+    return running_launcher(
+        folder, CLUSTER.format(port=port, bad=bad, gateway=gateway, tiny=ROOT / "examples" / "tiny"), port
+    )
 
 
 def ready(of, within_s=WITHIN_S):

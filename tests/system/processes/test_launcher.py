@@ -16,11 +16,11 @@ from threading import Thread
 
 import pytest
 
-from bench.rig.clients import Chat, Running, chat_body
+from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.cluster import free_ports
-from bench.rig.node import GONE_WITHIN_S, MODEL, ROOT, wait_until
+from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, wait_until
 from supervisor.gateway.keys import line
-from tests.rig.launched import SIMULATED, THIRD, launched, lines, nodes, operate, seen, told
+from tests.rig.launched import SIMULATED, THIRD, events_logged, lines, nodes, run_cli, running_launcher, seen
 
 pytestmark = pytest.mark.realtime
 
@@ -52,7 +52,7 @@ kv_tokens_max = 65536
 def running(folder):
     """A launcher with a front and two workers, all ready."""
     ports = free_ports(3)
-    with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
+    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
         assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
         of.alive()
         yield of
@@ -74,7 +74,7 @@ def asked(of):
 def stream(of, tokens):
     """Begin a stream of so many tokens, and return it once its first token has come."""
     chat = Chat(of.port, chat_body("Tell me a long story", tokens, stream_options={"include_usage": True}))
-    running = Running(chat.read)
+    running = BackgroundReader(chat.read)
     assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None
     return running
 
@@ -105,18 +105,18 @@ def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running):
     assert outcome.usage["completion_tokens"] == 40
     assert running.wait_exit(WITHIN_S) is not None, running.output()
     assert (running.process.returncode, running.left()) == (0, [])
-    stopped = [each["node"] for each in told(running, "stopped", exit_code=0) if "node" in each]
+    stopped = [each["node"] for each in events_logged(running, "stopped", exit_code=0) if "node" in each]
     assert (stopped[0], sorted(stopped)) == ("front", NAMES)
 
 
 def test_a_second_signal_ends_all_within_two_seconds(running):
     answer = stream(running, 4000)
     running.signal(signal.SIGTERM)
-    assert wait_until(lambda: told(running, "draining", node="front"), WITHIN_S) is not None
+    assert wait_until(lambda: events_logged(running, "draining", node="front"), WITHIN_S) is not None
     began = time.perf_counter()
     running.signal(signal.SIGTERM)
-    assert running.wait_exit(GONE_WITHIN_S) is not None, running.output()
-    assert running.wait_gone(GONE_WITHIN_S - (time.perf_counter() - began)) is not None
+    assert running.wait_exit(EXIT_MAX_S) is not None, running.output()
+    assert running.wait_gone(EXIT_MAX_S - (time.perf_counter() - began)) is not None
     assert (running.process.returncode, running.left()) == (128 + signal.SIGTERM, [])
     outcome = answer.wait(WITHIN_S)
     assert not outcome.whole
@@ -126,10 +126,10 @@ def test_a_second_signal_ends_all_within_two_seconds(running):
 def test_a_second_signal_ends_a_node_that_hears_nothing_as_soon_as_the_others(running):
     os.kill(nodes(running)["one"].pid, signal.SIGSTOP)
     running.signal(signal.SIGTERM)
-    assert wait_until(lambda: told(running, "stopped", node="front"), WITHIN_S) is not None
+    assert wait_until(lambda: events_logged(running, "stopped", node="front"), WITHIN_S) is not None
     began = time.perf_counter()
     running.signal(signal.SIGTERM)
-    assert running.wait_exit(GONE_WITHIN_S) is not None, running.output()
+    assert running.wait_exit(EXIT_MAX_S) is not None, running.output()
     assert time.perf_counter() - began < 1.2 + 0.4  # the rest is this machine's, which may be busy
     assert (running.process.returncode, running.left()) == (128 + signal.SIGTERM, [])
 
@@ -137,21 +137,21 @@ def test_a_second_signal_ends_a_node_that_hears_nothing_as_soon_as_the_others(ru
 def test_kill_9_of_the_launcher_leaves_no_process(running):
     answer = stream(running, 4000)
     running.signal(signal.SIGKILL)
-    assert running.wait_gone(GONE_WITHIN_S) is not None, running.left()
+    assert running.wait_gone(EXIT_MAX_S) is not None, running.left()
     assert not answer.wait(WITHIN_S).whole
 
 
 def test_kill_9_of_a_launcher_whose_nodes_load_leaves_no_process(folder):
     ports = free_ports(3)
-    with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
+    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
         assert wait_until(lambda: len(nodes(of)) == 3, WITHIN_S) is not None
         of.signal(signal.SIGKILL)
-        assert of.wait_gone(GONE_WITHIN_S) is not None, of.left()
+        assert of.wait_gone(EXIT_MAX_S) is not None, of.left()
 
 
 def test_ctrl_c_while_nodes_load_ends_all_of_them(folder):
     ports = free_ports(3)
-    with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
+    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
         assert wait_until(lambda: len(nodes(of)) == 3, WITHIN_S) is not None
         of.signal(signal.SIGINT)
         assert of.wait_exit(WITHIN_S) is not None, of.output()
@@ -163,13 +163,13 @@ def test_a_hang_up_is_for_the_nodes_to_hear_and_ends_none(folder):
     keys, ports = folder / "keys.toml", free_ports(3)
     keys.write_text(line("alice", "alices-secret-of-32-characters-01"))
     text = SIMULATED.format(ports=ports, tiny=TINY).replace("[gateway]", f'[gateway]\nkeys = "{keys}"')
-    with launched(folder, text, ports[0]) as of:
+    with running_launcher(folder, text, ports[0]) as of:
         assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
         before = {seen.pid for seen in nodes(of).values()}
         of.signal(signal.SIGHUP)
-        assert wait_until(lambda: told(of, "read the keys", node="front"), WITHIN_S) is not None, of.output()
+        assert wait_until(lambda: events_logged(of, "read the keys", node="front"), WITHIN_S) is not None, of.output()
         assert {seen.pid for seen in nodes(of).values()} == before
-        assert not told(of, "draining")
+        assert not events_logged(of, "draining")
 
 
 # A file that changes ----------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_sta
     before, text = nodes(running), file_of(running)
     rewrite(running, text + THIRD.format(port=free_ports(1)[0]))
     if how == "reload":
-        code, said = operate(running, "reload")
+        code, said = run_cli(running, "reload")
         sentence = "  node three is known now, and the launcher here starts it"
         assert code == 0, said
         assert said.splitlines() == ["front:", sentence, "one:", sentence, "two:", sentence, "three: it runs now"]
@@ -205,7 +205,7 @@ def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_sta
     after = nodes(running)
     assert list(after) == ["front", "one", "three", "two"]
     assert {name: after[name].pid for name in NAMES} == {name: before[name].pid for name in NAMES}
-    assert operate(running, "drain", "one")[0] == operate(running, "drain", "two")[0] == 0
+    assert run_cli(running, "drain", "one")[0] == run_cli(running, "drain", "two")[0] == 0
     assert asked(running) == (200, 4)  # three alone is left
     running.signal(signal.SIGTERM)
     assert running.wait_exit(WITHIN_S) is not None, running.output()
@@ -218,8 +218,10 @@ def test_a_new_node_that_cannot_start_disturbs_nobody_and_is_tried_again(running
     rewrite(running, text + third.replace("[node.three]", '[node.three]\nlogs = "/dev/null/logs"'))
     running.signal(signal.SIGHUP)
     refused = "node three was not started; the others run on"
-    assert wait_until(lambda: told(running, refused), WITHIN_S) is not None, running.output()
-    assert told(running, refused)[0]["reason"].startswith("node three did not start: the folder for logs cannot be")
+    assert wait_until(lambda: events_logged(running, refused), WITHIN_S) is not None, running.output()
+    assert events_logged(running, refused)[0]["reason"].startswith(
+        "node three did not start: the folder for logs cannot be"
+    )
     assert pids(nodes(running)) == pids(before)
     assert asked(running) == (200, 4)
     rewrite(running, text + third)
@@ -243,18 +245,18 @@ def test_a_node_that_is_in_the_file_no_more_runs_until_it_ends_and_is_not_remade
     head, _, rest = text.partition("[node.two]")
     without = head + rest.partition("\n")[2].partition("\n")[2]  # its table, and below the engine's
     rewrite(running, without.partition("[engine.tiny-2]")[0])
-    code, said = operate(running, "reload")
+    code, said = run_cli(running, "reload")
     gone = "  node two stays known as it was until this node is started again; drain it if it is to go"
     assert code == 0, said
     assert said.splitlines().count(gone) == 2
     assert "  the file changes nothing: there is no node two in " in said
     assert (
-        wait_until(lambda: told(running, "node two is in the file no more, and runs until it is drained"), 5)
+        wait_until(lambda: events_logged(running, "node two is in the file no more, and runs until it is drained"), 5)
         is not None
     )
     os.kill(nodes(running)["two"].pid, signal.SIGKILL)
     last = "node two has ended, and is not started again: the file has it no more"
-    assert wait_until(lambda: told(running, last), WITHIN_S) is not None, running.output()
+    assert wait_until(lambda: events_logged(running, last), WITHIN_S) is not None, running.output()
     assert asked(running) == (200, 4)
     assert list(nodes(running)) == ["front", "one"]
     assert not [each for each in lines(running) if each.get("happening") == "restarting"]
@@ -277,7 +279,7 @@ def test_nodes_of_a_second_file_join_serve_leave_and_come_back_and_the_others_st
     for _ in range(2):
         place = folder / "second"
         place.mkdir(exist_ok=True)
-        with launched(place, text, 0, "--join", at) as second:
+        with running_launcher(place, text, 0, "--join", at) as second:
             assert wait_until(joined, WITHIN_S, every_s=0.1) is not None, second.output()
             for name in ("one", "two"):
                 os.kill(before[name].pid, signal.SIGSTOP)
@@ -332,7 +334,7 @@ def test_a_node_that_is_told_to_end_stays_ended_and_the_launcher_ends_with_the_l
 def test_a_node_that_cannot_start_ends_all_with_its_sentence(folder):
     ports = free_ports(3)
     text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.two]", '[node.two]\nlogs = "/dev/null/logs"')
-    with launched(folder, text, ports[0]) as of:
+    with running_launcher(folder, text, ports[0]) as of:
         assert of.wait_exit(WITHIN_S) is not None
         assert (of.process.returncode, of.left()) == (1, [])
         assert lines(of)[-1]["event"].startswith(
@@ -347,7 +349,7 @@ def test_a_port_that_is_taken_is_said_before_any_node_starts(folder):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         ports = [*free_ports(2), taken.getsockname()[1]]
-        with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
+        with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
             assert of.wait_exit(WITHIN_S) is not None
             assert of.process.returncode == 1
             assert of.output().startswith(f"espalier: port {ports[2]} of 127.0.0.1 cannot be had: ")
@@ -356,7 +358,7 @@ def test_a_port_that_is_taken_is_said_before_any_node_starts(folder):
 
 def test_one_node_of_several_can_be_run_alone(folder):
     ports = free_ports(3)
-    with launched(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0], "--node", "one") as of:
+    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0], "--node", "one") as of:
         assert wait_until(lambda: "Ready: node one with tiny-1" in of.output(), WITHIN_S) is not None, of.output()
         assert len(of.alive()) == 1
         of.signal(signal.SIGTERM)
@@ -405,11 +407,11 @@ def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(fo
 def test_d8_a_node_that_is_stopped_is_ended_and_made_anew_and_says_why(folder):
     ports = free_ports(3)
     text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.one]", "[node.one]\nhung_s = 2.0")
-    with launched(folder, text, ports[0]) as of:
+    with running_launcher(folder, text, ports[0]) as of:
         assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
         before = pids(nodes(of))
         os.kill(before["one"], signal.SIGSTOP)
-        assert wait_until(lambda: told(of, "node one hangs, and is ended"), WITHIN_S) is not None
+        assert wait_until(lambda: events_logged(of, "node one hangs, and is ended"), WITHIN_S) is not None
 
         def is_back():
             return pids(nodes(of)).get("one", before["one"]) != before["one"] and "tree" in seen(of)["one"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rig.clients import Chat, Running, chat_body
+from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.cluster import free_ports
 from bench.rig.node import MARK, MODEL, ROOT, Node, started
 
@@ -65,7 +65,7 @@ def test_b4_a_log_that_nobody_reads_stops_neither_requests_nor_the_end(folder):
     reads, writes = os.pipe()
     with os.fdopen(reads, "rb"), os.fdopen(writes, "wb") as output, logging_to(folder, output) as of:
         output.close()
-        beside = Running(Chat(of.port, chat_body("Tell me a long story", 1000)).read)
+        beside = BackgroundReader(Chat(of.port, chat_body("Tell me a long story", 1000)).read)
         connection = HTTPConnection("127.0.0.1", of.port, timeout=WITHIN_S)
         assert [ask(connection) for _ in range(REQUESTS)] == [200] * REQUESTS
         full = select.poll()
@@ -80,7 +80,7 @@ def test_b4_a_log_that_nobody_reads_stops_neither_requests_nor_the_end(folder):
 
 def test_b4_a_full_disk_under_the_log_stops_neither_requests_nor_the_end(folder):
     with Path("/dev/full").open("wb", buffering=0) as output, logging_to(folder, output) as of:
-        beside = Running(Chat(of.port, chat_body("Tell me a long story", 500)).read)
+        beside = BackgroundReader(Chat(of.port, chat_body("Tell me a long story", 500)).read)
         connection = HTTPConnection("127.0.0.1", of.port, timeout=WITHIN_S)
         assert [ask(connection) for _ in range(100)] == [200] * 100
         assert of.metric("espalier_log_failing", log="main") == 1

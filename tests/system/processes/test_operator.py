@@ -12,7 +12,7 @@ from http.client import HTTPConnection
 import pytest
 
 from bench.rig.node import MODEL, ROOT, free_port, place, started, wait_until
-from tests.rig.launched import operate
+from tests.rig.launched import run_cli
 
 pytestmark = pytest.mark.realtime
 
@@ -69,7 +69,7 @@ class Running:
 
     def from_elsewhere(self, *arguments):
         """Operate as from another host: by what listens alone."""
-        return operate(self, *arguments, temporary=self.folder)
+        return run_cli(self, *arguments, temporary=self.folder)
 
     def wait_whole(self):
         assert wait_until(self.whole, WITHIN_S, every_s=0.1) is not None, self.logs()
@@ -129,14 +129,14 @@ def test_an_operator_sees_reloads_and_drains_a_cluster_that_runs(running):
     assert [(link["node"], link["up"]) for link in nodes["front"]["links"]] == [("back", True)]
     assert not any("operator" in each["name"] for node in nodes.values() for each in node["state"]["neighbours"])
     assert "operator" not in running.logs()
-    code, said = operate(running, "status")
+    code, said = run_cli(running, "status")
     assert (code, f"{MODEL}-1" in said, "2 of 2 nodes answer" in said) == (0, True, True)
 
     more = running.text.replace('node = "front"\nport', 'node = "front"\nadmit_s = 2\nport')
     running.file.write_text(more + "slots = 3\n")  # which is no cost
-    assert operate(running, "reload")[0] == 1  # the operator reads the file too
+    assert run_cli(running, "reload")[0] == 1  # the operator reads the file too
     running.file.write_text(more.replace("[node.back]", "[node.back]\ndrain_s = 15"))
-    code, said = operate(running, "reload")
+    code, said = run_cli(running, "reload")
     assert code == 0, said
     assert said.splitlines() == [
         "front:",
@@ -148,7 +148,7 @@ def test_an_operator_sees_reloads_and_drains_a_cluster_that_runs(running):
     with ThreadPoolExecutor(8) as clients:
         answers = [clients.submit(running.ask, 100) for _ in range(8)]
         assert wait_until(lambda: running_on(running, "back"), WITHIN_S, every_s=0.05) is not None
-        code, said = operate(running, "drain", "back")
+        code, said = run_cli(running, "drain", "back")
         assert (code, "Node back has gone." in said) == (0, True), said
         assert back.wait(WITHIN_S) == 0
         assert [answer.result() for answer in answers] == [(100, "length")] * 8
@@ -173,25 +173,25 @@ def test_o17_a_node_that_listens_nowhere_is_asked_by_its_socket(running):
     alone = "".join(line for line in alone.splitlines(keepends=True) if not line.startswith(("listen", "secret")))
     running.file.write_text(alone)
     front = running.start("front")
-    assert wait_until(lambda: operate(running, "status", "--json")[0] == 0, WITHIN_S, every_s=0.1) is not None
-    code, said = operate(running, "status", "--json")
+    assert wait_until(lambda: run_cli(running, "status", "--json")[0] == 0, WITHIN_S, every_s=0.1) is not None
+    code, said = run_cli(running, "status", "--json")
     assert (code, json.loads(said)["nodes"]["front"]["tree"][0]["path"]) == (0, "front")
     code, said = running.from_elsewhere("status")
     assert (code, "none runs here below the temporary folder" in said) == (1, True), said
 
     running.file.write_text(alone.replace('node = "front"\nport', 'node = "front"\nadmit_s = 2\nport'))
-    assert operate(running, "reload") == (0, "front:\n  gateway.admit_s is 2 now, and was 5\n")
+    assert run_cli(running, "reload") == (0, "front:\n  gateway.admit_s is 2 now, and was 5\n")
     for broken in (alone + "slots = 0\n", "[gateway"):  # no mistake keeps a node from reading its keys anew
         running.file.write_text(broken)
-        code, said = operate(running, "reload")
+        code, said = run_cli(running, "reload")
         assert (code, "front:\n  the file changes nothing: " in said) == (1, True), said
-        code, said = operate(running, "status")
+        code, said = run_cli(running, "status")
         assert (code, "nodes that run here are asked all the same" in said, "tiny-0  front" in said) == (
             0,
             True,
             True,
         ), said
-        code, said = operate(running, "drain", "nobody")
+        code, said = run_cli(running, "drain", "nobody")
         assert (code, "There is no node nobody; there is front." in said) == (1, True), said
         code, said = running.from_elsewhere("status")
         assert (code, "asked all the same" in said) == (1, False), said
@@ -199,7 +199,7 @@ def test_o17_a_node_that_listens_nowhere_is_asked_by_its_socket(running):
 
     twin = running.start("front")  # whose port is taken
     assert twin.wait(WITHIN_S) == 1
-    code, said = operate(running, "drain", "front")
+    code, said = run_cli(running, "drain", "front")
     assert (code, "Node front has gone." in said) == (0, True), said
     assert front.wait(WITHIN_S) == 0
 
@@ -212,6 +212,6 @@ def test_an_operator_with_another_secret_is_told_so_and_changes_nothing(running)
     back = running.start("back")
     assert wait_until(lambda: "unreachable" not in running.seen()[1]["back"], WITHIN_S, every_s=0.1) is not None
     (running.folder / "secret").write_text("another-secret-that-is-wrong")
-    code, said = operate(running, "drain", "back")
+    code, said = run_cli(running, "drain", "back")
     assert (code, "it has another secret, or none" in said) == (1, True), said
     assert back.poll() is None

@@ -10,7 +10,7 @@ import pytest
 
 from bench.rig.node import MODEL, SIMULATED, node, wait_until
 from supervisor.gateway.keys import line
-from tests.rig.launched import lines, told
+from tests.rig.launched import events_logged, lines
 
 pytestmark = pytest.mark.realtime
 
@@ -36,10 +36,10 @@ def asked(of, secret):
 
 def hang_up(of, event):
     """Send SIGHUP, and return the one line more that tells of `event`."""
-    before = len(told(of, event))
+    before = len(events_logged(of, event))
     of.signal(signal.SIGHUP)
-    assert wait_until(lambda: len(told(of, event)) > before, WITHIN_S) is not None, of.output()
-    return told(of, event)[before]
+    assert wait_until(lambda: len(events_logged(of, event)) > before, WITHIN_S) is not None, of.output()
+    return events_logged(of, event)[before]
 
 
 def processes(of):
@@ -69,7 +69,11 @@ def test_a_hang_up_lets_new_keys_in_and_old_ones_out_and_broken_ones_change_noth
             assert (why["level"], "traceback" in why) == ("error", False)
             assert (asked(of, ALICE), asked(of, BOB)) == (401, 200)
 
-        assert (len(told(of, READ)), len(told(of, KEPT)), len(told(of, "draining"))) == (1, 3, 0)
+        assert (len(events_logged(of, READ)), len(events_logged(of, KEPT)), len(events_logged(of, "draining"))) == (
+            1,
+            3,
+            0,
+        )
         assert processes(of) == before
         assert "restarting" not in {each.get("happening") for each in lines(of)}
         assert ALICE not in of.output()

@@ -15,14 +15,14 @@ from attrs import evolve
 from openai import OpenAI
 
 from actors.engines.port import Engine
-from actors.engines.sglang.boot_message import EngineSpec
+from actors.engines.sglang.boot_message import SglangSpec
 from bench.rig.node import MODEL, ROOT, Node, node, place
 from supervisor.engines.sglang import spawn
-from supervisor.engines.sglang.engine import EngineHouse, engine
+from supervisor.engines.sglang.engine import HostRuntime, engine
 from supervisor.processes import run_folder
-from supervisor.processes.output_log import Chatter
-from supervisor.processes.process import Hurry, Ladder
-from supervisor.supervision.registration import Plug
+from supervisor.processes.output_log import OutputLog
+from supervisor.processes.process import GracePeriods, Ladder
+from supervisor.supervision.registration import Registration
 
 STARTED_WITHIN_S = 120.0
 
@@ -50,20 +50,20 @@ Keep = Callable[..., Awaitable[None]]  # an engine, given where it is offered an
 @asynccontextmanager
 async def kept_engines(silent_s: float = 10.0) -> AsyncIterator[Keep]:
     """Run a zygote without a node around it, and say how an engine forked from it is kept."""
-    with place() as base, run_folder.folder(base) as folder:
-        spec = EngineSpec(MODEL, str(ROOT / "examples" / MODEL), "cpu", slots=16, kv_tokens_max=16384)
-        zygotes: Plug[spawn.Zygote] = Plug()
-        hurry = Hurry()
+    with place() as base, run_folder.run_folder(base) as folder:
+        spec = SglangSpec(MODEL, str(ROOT / "examples" / MODEL), "cpu", slots=16, kv_tokens_max=16384)
+        zygotes: Registration[spawn.Zygote] = Registration()
+        hurry = GracePeriods()
 
-        def chatter(name: str) -> Chatter:
-            return Chatter(Path(base) / f"{name}.log")
+        def chatter(name: str) -> OutputLog:
+            return OutputLog(Path(base) / f"{name}.log")
 
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         environment["TMPDIR"] = str(base)
         zygote = partial(spawn.zygote, zygotes, chatter("zygote"), hurry, Ladder(0.5, 0.5, 1.0), environment)
-        house = EngineHouse(folder, chatter, hurry, Ladder(), time.time, silent_s)
+        house = HostRuntime(folder, chatter, hurry, Ladder(), time.time, silent_s)
 
-        async def keep(plug: Plug[Engine], *, task_status=trio.TASK_STATUS_IGNORED, **changes: object) -> None:
+        async def keep(plug: Registration[Engine], *, task_status=trio.TASK_STATUS_IGNORED, **changes: object) -> None:
             await engine(evolve(spec, **changes), spawn.forked(zygotes), plug, house, task_status=task_status)
 
         async with trio.open_nursery() as nursery:
@@ -75,7 +75,7 @@ async def kept_engines(silent_s: float = 10.0) -> AsyncIterator[Keep]:
 @asynccontextmanager
 async def real_engine(**changes: object) -> AsyncIterator[Engine]:
     """Run a zygote, and an engine forked from it, without a node around them."""
-    engines: Plug[Engine] = Plug()
+    engines: Registration[Engine] = Registration()
     async with kept_engines() as keep, trio.open_nursery() as nursery:
         with trio.fail_after(STARTED_WITHIN_S):
             await nursery.start(partial(keep, engines, **changes))

@@ -11,7 +11,7 @@ import pytest
 import websockets.sync.client
 from websockets.exceptions import InvalidStatus
 
-from bench.rig.clients import OAK, STORY, Chat, Outcome, Socket, chat_body, response_body
+from bench.rig.clients import OAK_PROMPT, STORY_PROMPT, Chat, Outcome, ResponsesSocket, chat_body, response_body
 from bench.rig.node import MODEL, wait_until
 
 pytestmark = pytest.mark.engine
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.engine
 # openai 3.x opens its socket in a way that websockets 17.1 calls deprecated.
 OPENAI_CONNECTS = pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
 
-MESSAGES = [{"role": "user", "content": OAK}]
+MESSAGES = [{"role": "user", "content": OAK_PROMPT}]
 
 
 def ask(client, **options):
@@ -53,7 +53,7 @@ def test_every_way_of_asking_gets_the_same_text(client):
     assert text_of(ask(client, stream=True)) == expected
     with client.responses.connect() as connection:
         for _ in range(2):
-            connection.response.create(model=MODEL, input=OAK, temperature=0)
+            connection.response.create(model=MODEL, input=OAK_PROMPT, temperature=0)
             deltas = ""
             for event in connection:
                 if event.type == "response.output_text.delta":
@@ -170,7 +170,7 @@ WRONG = {
 def test_what_would_harm_the_engine_is_refused_by_name(served, field):
     host = served.look()["host"].pid
     for value in WRONG[field]:
-        status, body, headers = post(served.port, chat_body(OAK) | {field: value})
+        status, body, headers = post(served.port, chat_body(OAK_PROMPT) | {field: value})
         assert status == 400, (field, value, body)
         error = body["error"]
         assert error["type"] == "invalid_request_error"
@@ -181,13 +181,13 @@ def test_what_would_harm_the_engine_is_refused_by_name(served, field):
 
 @pytest.mark.parametrize("field", ["temperature", "top_k", "stop_token_ids", "seed", "logit_bias", "tools"])
 def test_a_socket_lives_on_after_a_refusal(served, field):
-    socket = Socket(served.port)
+    socket = ResponsesSocket(served.port)
     for value in WRONG[field]:
-        socket.send(response_body(OAK) | {field: value})
+        socket.send(response_body(OAK_PROMPT) | {field: value})
         refused = socket.read()
         assert refused.status == 400, (value, refused)
         assert field in (refused.error["param"] or "") or field in refused.error["message"], refused
-    socket.send(response_body(OAK))
+    socket.send(response_body(OAK_PROMPT))
     assert socket.read().whole
     socket.close()
 
@@ -197,7 +197,7 @@ def test_a_prompt_that_does_not_fit_names_its_field(served):
     status, body, _ = post(served.port, chat_body("ab " * 9000))
     assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
     assert body["error"]["param"] == "messages"
-    status, body, _ = post(served.port, chat_body(OAK) | {"max_tokens": longest})
+    status, body, _ = post(served.port, chat_body(OAK_PROMPT) | {"max_tokens": longest})
     assert (status, body["error"]["code"], body["error"]["param"]) == (400, "context_length_exceeded", "max_tokens")
 
 
@@ -219,7 +219,7 @@ def test_an_unknown_model_is_not_found(client):
 
 
 def test_foreign_pages_and_names_are_kept_out(served):
-    body = chat_body(OAK, 2, stream=False)
+    body = chat_body(OAK_PROMPT, 2, stream=False)
     assert post(served.port, body, Origin="https://evil.example")[0] == 403
     assert post(served.port, body, Host="evil.example")[0] == 403
     assert post(served.port, body, Origin=f"http://127.0.0.1:{served.port}")[0] == 200
@@ -232,7 +232,7 @@ def test_foreign_pages_and_names_are_kept_out(served):
 
 
 def test_a_request_id_is_said_back(served):
-    body = chat_body(OAK, 2, stream=False)
+    body = chat_body(OAK_PROMPT, 2, stream=False)
     assert post(served.port, body, **{"x-request-id": "mine-1"})[2]["x-request-id"] == "mine-1"
     assert len(post(served.port, body)[2]["x-request-id"]) >= 16
     assert post(served.port, {}, **{"x-request-id": "mine-2"})[2]["x-request-id"] == "mine-2"
@@ -241,14 +241,14 @@ def test_a_request_id_is_said_back(served):
 def test_a_client_that_leaves_frees_the_engine(served):
     """The fact; `make abort-times` has the times."""
     for pieces in (0, 10):
-        chat = Chat(served.port, chat_body(STORY, 1000))
+        chat = Chat(served.port, chat_body(STORY_PROMPT, 1000))
         if pieces:
             for _ in chat.events():
                 if chat.outcome.pieces >= pieces:
                     break
         chat.leave()
-        socket = Socket(served.port)
-        socket.send(response_body(STORY, 1000))
+        socket = ResponsesSocket(served.port)
+        socket.send(response_body(STORY_PROMPT, 1000))
         socket.leave()
         idle(served)
         chat.close()
@@ -256,8 +256,8 @@ def test_a_client_that_leaves_frees_the_engine(served):
 
 
 def test_a_response_can_be_cancelled(served):
-    socket = Socket(served.port)
-    socket.send(response_body(STORY, 1000))
+    socket = ResponsesSocket(served.port)
+    socket.send(response_body(STORY_PROMPT, 1000))
     outcome = Outcome()
     for _ in socket.events(outcome):
         if outcome.pieces == 3:
@@ -265,7 +265,7 @@ def test_a_response_can_be_cancelled(served):
     assert (outcome.finish, outcome.whole) == ("cancelled", False)
     assert 3 <= outcome.usage["output_tokens"] < 1000
     idle(served)
-    socket.send(response_body(OAK))
+    socket.send(response_body(OAK_PROMPT))
     assert socket.read().whole
     socket.close()
 
@@ -282,7 +282,7 @@ def test_sixty_four_clients_at_once_get_what_each_gets_alone(served):
     alone = [Chat(served.port, chat_body(prompt, 24)).read().text for prompt in prompts]
 
     def at_once(prompt):
-        socket = Socket(served.port)
+        socket = ResponsesSocket(served.port)
         socket.send(response_body(prompt, 24))
         outcome = socket.read()
         socket.close()

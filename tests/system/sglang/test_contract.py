@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from protocol.errors import Left, RequestError
+from protocol.errors import AskerLeft, RequestError
 from protocol.messages import Generate, Sampling, Tokens
 from tests.contracts.engine import at_rest, check_engine, complete, new_id, request
 
@@ -54,7 +54,7 @@ async def aborts_a_long_prefill(engine):
         engine.abort(wanted.id)
         with trio.fail_after(5):
             await engine.wait_released(wanted.id)
-        with pytest.raises(Left):
+        with pytest.raises(AskerLeft):
             await generation.result()
         assert generation.credit == 16
 
@@ -70,7 +70,7 @@ async def survives_a_storm_of_aborts(engine):
         generation = engine.submit(wanted)
         with trio.move_on_after(0.002 * (number % 50)), pytest.raises(RequestError):
             await generation.result()
-            raise Left("it was faster")
+            raise AskerLeft("it was faster")
         engine.abort(wanted.id)
         with trio.fail_after(5):
             await engine.wait_released(wanted.id)

@@ -12,7 +12,7 @@ from http.client import HTTPConnection, HTTPException
 
 import pytest
 
-from bench.rig.clients import OAK
+from bench.rig.clients import OAK_PROMPT
 from bench.rig.node import MODEL
 from tests.rig.grammar_samples import ATTACKS, BENIGN, Sample
 from tests.system.sglang.test_options import MESSAGES, ids, post
@@ -54,7 +54,14 @@ class Honest:
 
     def _one(self) -> None:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        asked = {"model": MODEL, "prompt": OAK, "max_tokens": 200, "stream": True, "ignore_eos": True, "temperature": 0}
+        asked = {
+            "model": MODEL,
+            "prompt": OAK_PROMPT,
+            "max_tokens": 200,
+            "stream": True,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
         connection.request("POST", "/v1/completions", json.dumps(asked), {"content-type": "application/json"})
         answer, last, ended = connection.getresponse(), None, False
         for line in answer:

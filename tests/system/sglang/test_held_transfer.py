@@ -9,10 +9,10 @@ from ctypes.util import find_library
 import pytest
 
 from bench.pair_abort_times import plan
-from bench.rig.clients import Chat, Running, chat_body
+from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.cluster import cluster
 from bench.rig.node import place
-from bench.rig.polling import Poll
+from bench.rig.polling import LoadPoller
 
 pytestmark = [
     pytest.mark.engine,
@@ -24,9 +24,9 @@ HELD_S = 60.0
 
 def test_a_held_transfer_lasts_until_its_client_leaves_and_both_engines_are_free_at_once():
     with place() as folder, cluster(folder, plan("sglang", narrow=False, transfer_s=HELD_S)) as of:
-        with closing(Poll(of, 0.01)) as poll:
+        with closing(LoadPoller(of, 0.01)) as poll:
             chat = Chat(of.front.port, chat_body("Tell me", 16))
-            answer = Running(chat.read)
+            answer = BackgroundReader(chat.read)
             assert poll.wait(lambda now: now.prefill["kv_tokens_used"] > 0 and now.decode["waiting"] == 1)
             time.sleep(1.0)
             held = poll.look()

@@ -13,10 +13,10 @@ import trio
 from attrs import evolve
 
 from actors.engines.port import Engine
-from bench.rig.node import all_seen
+from bench.rig.node import process_table
 from protocol.errors import EngineDied, StartFailed
 from protocol.messages import Generate, Grammar, GrammarKind, Started
-from supervisor.supervision.registration import Plug
+from supervisor.supervision.registration import Registration
 from tests.contracts.engine import at_rest, request, serves_on
 from tests.system.sglang.conftest import STARTED_WITHIN_S, kept_engines, real_engine
 
@@ -84,7 +84,7 @@ async def test_b17_a_slot_is_free_within_100_ms_of_an_abort_in_whatever_state_it
 
 def below(parents: set[int], depth: int) -> list[int]:
     """Return the process ids so far below these."""
-    every, found = all_seen(), parents
+    every, found = process_table(), parents
     for _ in range(depth):
         found = {seen.pid for seen in every if seen.parent in found}
     return sorted(found)
@@ -99,9 +99,9 @@ async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its
     async with kept_engines(silent_s) as keep:
         zygotes = set(below({os.getpid()}, 1)) - others
         for stopped, busy in ((SCHEDULER, False), (SCHEDULER, True), (HOST, False)):
-            plug: Plug[Engine] = Plug(changed=trio.lowlevel.ParkingLot())
+            plug: Registration[Engine] = Registration(changed=trio.lowlevel.ParkingLot())
 
-            async def stop(plug: Plug[Engine] = plug, stopped: int = stopped, *, busy: bool = busy) -> None:
+            async def stop(plug: Registration[Engine] = plug, stopped: int = stopped, *, busy: bool = busy) -> None:
                 with trio.fail_after(STARTED_WITHIN_S):
                     engine = await plug.wait()
                 await trio.sleep(silent_s)
@@ -128,7 +128,7 @@ async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its
 
 async def test_c11_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_be_too_small_for_long_ones():
     async with kept_engines() as keep, trio.open_nursery() as nursery:
-        plug, small = Plug[Engine](), Plug[Engine]()
+        plug, small = Registration[Engine](), Registration[Engine]()
         with trio.fail_after(STARTED_WITHIN_S):
             await nursery.start(keep, plug)
             await nursery.start(partial(keep, small, name="small", kv_tokens_max=64))
@@ -143,5 +143,5 @@ async def test_c11_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_b
         await plug.now.wait_released(wanted.id)
         await serves_on(small.now)
         with pytest.raises(StartFailed, match="its own first request was not answered: it ended without a token"):
-            await keep(Plug[Engine](), name="smaller", kv_tokens_max=32)
+            await keep(Registration[Engine](), name="smaller", kv_tokens_max=32)
         nursery.cancel_scope.cancel(reason="the test has ended")

@@ -9,13 +9,13 @@ from http.client import HTTPConnection
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from bench.rig.clients import OAK, Socket, response_body
+from bench.rig.clients import OAK_PROMPT, ResponsesSocket, response_body
 from bench.rig.node import MODEL
 from tests.rig.gateway import TINY, ids
 
 pytestmark = pytest.mark.engine
 
-MESSAGES = [{"role": "user", "content": OAK}]
+MESSAGES = [{"role": "user", "content": OAK_PROMPT}]
 
 
 def chat(client, **options):
@@ -126,8 +126,8 @@ def test_completions_tell_log_probabilities_in_their_own_shape(client):
 
 
 def test_responses_tell_log_probabilities_in_their_deltas(served):
-    socket = Socket(served.port)
-    socket.send(response_body(OAK, 8, top_logprobs=2, include=["message.output_text.logprobs"]))
+    socket = ResponsesSocket(served.port)
+    socket.send(response_body(OAK_PROMPT, 8, top_logprobs=2, include=["message.output_text.logprobs"]))
     told = text = b""
     while (event := json.loads(socket.connection.recv(30)))["type"] not in {
         "response.completed",
@@ -210,9 +210,11 @@ def test_an_answer_keeps_to_a_json_schema(client, served):
         answer = chat(client, response_format=form, max_tokens=200, temperature=temperature)
         assert answer.choices[0].finish_reason == "stop"
         Tree.model_validate_json(answer.choices[0].message.content)
-    socket = Socket(served.port)
+    socket = ResponsesSocket(served.port)
     text = {"format": {"type": "json_schema", "name": "tree", "schema": SCHEMA, "strict": True}}
-    socket.send({"type": "response.create", "model": MODEL, "input": OAK, "text": text, "max_output_tokens": 200})
+    socket.send(
+        {"type": "response.create", "model": MODEL, "input": OAK_PROMPT, "text": text, "max_output_tokens": 200}
+    )
     outcome = socket.read()
     socket.close()
     assert outcome.error is None
@@ -266,7 +268,7 @@ def test_a_salt_keeps_the_prefix_cache_apart(client):
 
 
 def test_warming_up_fills_the_cache_and_can_be_continued(served):
-    socket = Socket(served.port)
+    socket = ResponsesSocket(served.port)
     long = "Tell me about the warm oak " * 20
     socket.send(response_body(long, generate=False))
     warmed = socket.read()
@@ -278,7 +280,7 @@ def test_warming_up_fills_the_cache_and_can_be_continued(served):
 
 def test_a_conversation_is_truncated_only_when_that_is_asked(served):
     turns = [{"role": ("user", "assistant")[place % 2], "content": f"{place} " + "word " * 60} for place in range(101)]
-    socket = Socket(served.port)
+    socket = ResponsesSocket(served.port)
     body = {"type": "response.create", "model": MODEL, "input": turns, "max_output_tokens": 4, "temperature": 0}
     socket.send(body)
     assert socket.read().error["code"] == "context_length_exceeded"

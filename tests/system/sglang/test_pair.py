@@ -7,9 +7,9 @@ from ctypes.util import find_library
 
 import pytest
 
-from bench.rig.clients import Chat, Running, chat_body
-from bench.rig.node import GONE_WITHIN_S, MODEL, ROOT, place, wait_until
-from tests.rig.launched import at_free_ports, launched, nodes
+from bench.rig.clients import BackgroundReader, Chat, chat_body
+from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, place, wait_until
+from tests.rig.launched import at_free_ports, nodes, running_launcher
 from tests.system.sglang.greedy import all_completed, prompts
 
 pytestmark = [
@@ -30,7 +30,7 @@ def pair():
     """The example of a pair, at ports of its own."""
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
     text, ports = at_free_ports(text, 8000, 7401, 7402, 8998)
-    with place() as folder, launched(folder, text, ports[0]) as of:
+    with place() as folder, running_launcher(folder, text, ports[0]) as of:
         assert wait_until(lambda: "Ready: " in of.output(), READY_WITHIN_S) is not None, of.output()
         of.look()
         yield of
@@ -53,9 +53,9 @@ def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_no
 
 def test_kill_9_of_the_launcher_leaves_no_engine(pair):
     chat = Chat(pair.port, chat_body("Tell me a long story", 400))
-    answer = Running(chat.read)
+    answer = BackgroundReader(chat.read)
     assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None, pair.output()
     assert len(pair.alive()) >= 10  # the launcher, three nodes, and of each engine a zygote, a host and a scheduler
     pair.signal(signal.SIGKILL)
-    assert pair.wait_gone(GONE_WITHIN_S) is not None, pair.left()
+    assert pair.wait_gone(EXIT_MAX_S) is not None, pair.left()
     assert not answer.wait(WITHIN_S).whole

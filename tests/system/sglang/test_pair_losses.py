@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from bench.pair_abort_times import plan
-from bench.rig.clients import Chat, Running, chat_body
+from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.cluster import cluster
 from bench.rig.node import place, wait_until
 from bench.rig.polling import DECODE, PREFILL
@@ -48,7 +48,7 @@ def in_transfer(pair):
     pair.wait_ready()
     assert pair.wait_idle(ENDED_S) == []
     chat = Chat(pair.front.port, chat_body("Tell me", 16))
-    answer = Running(chat.read)
+    answer = BackgroundReader(chat.read)
 
     def reached():
         return pair.counts(PREFILL)["kv_tokens_used"] > 0 and pair.counts(DECODE)["waiting"] == 1

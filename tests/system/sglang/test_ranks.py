@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from bench.rig.node import GONE_WITHIN_S, MODEL, ROOT, SGLANG, node, place, wait_until
-from tests.rig.launched import at_free_ports, launched, nodes
+from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, SGLANG, node, place, wait_until
+from tests.rig.launched import at_free_ports, nodes, running_launcher
 from tests.system.sglang.greedy import TOKENS, all_completed, completed, prompts
 
 pytestmark = pytest.mark.engine
@@ -29,7 +29,7 @@ def spanning():
     """The example of an engine over two nodes, at ports of its own."""
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
     text, ports = at_free_ports(text, 8000, 7401, 7402, 7403)
-    with place() as folder, launched(folder, text + EXACT, ports[0]) as of:
+    with place() as folder, running_launcher(folder, text + EXACT, ports[0]) as of:
         assert wait_until(lambda: "Ready: " in of.output(), READY_WITHIN_S) is not None, of.output()
         of.look()
         yield of
@@ -78,5 +78,5 @@ def test_whatever_ends_all_ranks_end_and_come_back_together(what, spanning):
 def test_an_engine_over_two_nodes_leaves_nothing(spanning):
     spanning.signal(signal.SIGINT)
     assert spanning.wait_exit(WITHIN_S) is not None, spanning.output()
-    assert spanning.wait_gone(GONE_WITHIN_S) is not None
+    assert spanning.wait_gone(EXIT_MAX_S) is not None
     assert (spanning.process.returncode, spanning.left()) == (0, [])

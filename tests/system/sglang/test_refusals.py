@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench.rig.clients import OAK, Socket
+from bench.rig.clients import OAK_PROMPT, ResponsesSocket
 from bench.rig.node import MODEL
 from tests.system.sglang.test_options import MESSAGES, post
 
@@ -14,9 +14,9 @@ pytestmark = pytest.mark.engine
 
 DOORS = {
     "/v1/chat/completions": {"model": MODEL, "messages": MESSAGES},
-    "/v1/completions": {"model": MODEL, "prompt": OAK},
-    "/v1/responses": {"model": MODEL, "input": OAK},
-    "socket": {"type": "response.create", "model": MODEL, "input": OAK},
+    "/v1/completions": {"model": MODEL, "prompt": OAK_PROMPT},
+    "/v1/responses": {"model": MODEL, "input": OAK_PROMPT},
+    "socket": {"type": "response.create", "model": MODEL, "input": OAK_PROMPT},
 }
 MOST = {"/v1/chat/completions": "max_completion_tokens", "/v1/completions": "max_tokens"}
 OF_RESPONSES = ("/v1/responses", "socket")
@@ -62,7 +62,7 @@ def refusal(port: int, door: str, extra: dict) -> dict:
         status, answer = post(port, door, body)
         assert 400 <= status < 500, (status, answer)
         return answer["error"]
-    socket = Socket(port)
+    socket = ResponsesSocket(port)
     socket.send(body)
     outcome = socket.read()
     socket.close()
@@ -104,7 +104,7 @@ def test_a_grammar_that_cannot_be_read_is_the_clients_mistake(door, bad, served,
     before = pids(served)
     body = DOORS[door] | bad | ({"stream": True} if door != "socket" else {})
     if door == "socket":
-        socket = Socket(served.port)
+        socket = ResponsesSocket(served.port)
         socket.send(body)
         outcome = socket.read()
         socket.close()

@@ -18,9 +18,9 @@ from supervisor.config.load import ClusterSection
 from supervisor.supervision.tree import Child
 from tests.rig.fake_engine import FakeHost
 from tests.rig.scheduler import tasks
-from tests.rig.small_system import LONG_S, World, living
+from tests.rig.small_system import LONG_S, SmallSystem, living
 from tests.system.simulator.legs import LegCosts, LegHost
-from tests.system.simulator.nodes import Plan, SimLinks, Spot, check_inboxes, check_links
+from tests.system.simulator.nodes import ClusterPlan, NodeSlot, SimLinks, check_inboxes, check_links
 from tests.system.simulator.system import System, prompt_of
 
 SECTION = ClusterSection(greet_s=2.0, retry_max_s=1.0)
@@ -33,7 +33,7 @@ BRIEF_S = 3.0  # the same where nothing went wrong
 class Cluster(System):
     """The gateway's node, and the others as it sees them; it may have workers of its own."""
 
-    plan: Plan = field(kw_only=True)
+    plan: ClusterPlan = field(kw_only=True)
     links: SimLinks = field(init=False)
     prefill_tokens_min: int = 0
 
@@ -55,13 +55,13 @@ class Cluster(System):
     # All nodes ---------------------------------------------------------------------------
 
     @property
-    def spots(self) -> list[Spot]:
+    def spots(self) -> list[NodeSlot]:
         return list(self.plan.spots.values())
 
     @property
-    def worlds(self) -> list[World]:
+    def worlds(self) -> list[SmallSystem]:
         """Every node that is up and computes."""
-        here: list[World] = [self] if self.workers and not self.over.is_set() else []
+        here: list[SmallSystem] = [self] if self.workers and not self.over.is_set() else []
         return here + [spot.life for spot in self.spots if spot.life is not None]
 
     @property

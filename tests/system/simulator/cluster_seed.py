@@ -11,20 +11,20 @@ from itertools import count
 import trio
 from attrs import define, evolve, field, frozen
 
-from actors.routing.ports import Watch
-from actors.routing.route import Limits
+from actors.routing.ports import RoutingObserver
+from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from supervisor.links.link import Link
-from tests.rig.small_system import World
+from tests.rig.small_system import SmallSystem
 from tests.system.simulator.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, linked, others_up, together
 from tests.system.simulator.cluster_single_fault import ALONE
 from tests.system.simulator.faults import AWAY_ERRORS, OF_NODES, Faults
 from tests.system.simulator.legs import BOTH_WITHIN_S, LegCosts, Rooms
 from tests.system.simulator.model import VOCABULARY
-from tests.system.simulator.node_network import Net
-from tests.system.simulator.nodes import Plan, Spot
+from tests.system.simulator.node_network import NodeNetwork
+from tests.system.simulator.nodes import ClusterPlan, NodeSlot
 from tests.system.simulator.probes import health
-from tests.system.simulator.release_times import DELAYS, SWALLOWS, Freeing, kept_s
+from tests.system.simulator.release_times import DELAYS, SWALLOWS, ReleaseDeadlines, kept_s
 from tests.system.simulator.seed import CHAOS_S, DEADLINES, PENDING_PREFILL, Run, traced
 from tests.system.simulator.system import LIMITS
 
@@ -61,10 +61,10 @@ class ClusterFaults(Faults):
 
     def __attrs_post_init__(self) -> None:
         delays, swallows = DELAYS | CLUSTER_DELAYS, SWALLOWS | CLUSTER_DELAYS
-        self.freeing = Freeing(kept_s(self.system.deadlines), delays, swallows=swallows)
+        self.freeing = ReleaseDeadlines(kept_s(self.system.deadlines), delays, swallows=swallows)
         self.system.plan.freeing = self.freeing
 
-    def place(self) -> World:
+    def place(self) -> SmallSystem:
         return self.rng.choice(self.system.worlds)
 
     @property
@@ -125,7 +125,7 @@ class ClusterFaults(Faults):
                     if host.scheduler is engine:
                         host.crash()
 
-    async def _wrong(self, kind: str, spot: Spot) -> None:
+    async def _wrong(self, kind: str, spot: NodeSlot) -> None:
         rng, net, nodes = self.rng, self.system.plan.net, (spot.name, "main")
         match kind:
             case "cut a link":
@@ -147,7 +147,7 @@ class ClusterFaults(Faults):
                     await spot.drain()
                 await self._back(spot)
 
-    async def _back(self, spot: Spot) -> None:
+    async def _back(self, spot: NodeSlot) -> None:
         if self.rng.random() < 0.7:
             await trio.sleep(self.rng.random() * 3)
             self.note("back", spot.name)
@@ -155,7 +155,7 @@ class ClusterFaults(Faults):
         else:
             self.happened.add("stays away")
 
-    async def _check_avoided(self, spot: Spot) -> None:
+    async def _check_avoided(self, spot: NodeSlot) -> None:
         await trio.sleep(NOTICED_S)
         deaf = any(period.kind in CLUSTER_DELAYS | {"jump"} for period in self.freeing.periods)
         chosen = [worker.load.name for worker in self.system.directory.workers("tiny")]
@@ -163,12 +163,12 @@ class ClusterFaults(Faults):
 
 
 @frozen
-class Noting(Watch):
+class Noting(RoutingObserver):
     """Notes each request that goes on elsewhere."""
 
     note: Callable[..., None]
 
-    def went_on(self, code: str, sent: int) -> None:
+    def call_resumed(self, code: str, sent: int) -> None:
         self.note("resumed" if sent else "retried", code)
 
 
@@ -224,14 +224,14 @@ class ClusterRun(Run):
             "room": rng.choice((4096, 65536)),
         }
         section = evolve(SECTION, streams_max=rng.choice((8, 64)))
-        plan = Plan(Net(rng, network), section, Rooms(rng.choice((0.0, 0.3, 1.0))), rng)
+        plan = ClusterPlan(NodeNetwork(rng, network), section, Rooms(rng.choice((0.0, 0.3, 1.0))), rng)
         shape = self.shape.pop("legs", None) or rng.choice(SHAPES)
         deadlines = self.shape.get("deadlines", DEADLINES)
         kwargs = {"inbox_size": rng.randint(1, 3), "deadlines": deadlines, "network": network}
         deaf = rng.choice((None, None, *range(len(shape))))
         for number, leg in enumerate(shape):
             name = f"{rng.choice('az')}{number}"  # it dials the gateway's node, or is dialed by it
-            plan.spots[name] = Spot(
+            plan.spots[name] = NodeSlot(
                 name,
                 plan,
                 self._costs(leg, name),
@@ -259,7 +259,7 @@ class ClusterRun(Run):
             first_token_s=200.0,
             total_s=300.0,
             drain_s=rng.choice((1.0, 10.0, 60.0)),
-            route=Limits(
+            route=FailoverLimits(
                 resumes_max=rng.choice((1, 3, 20)),
                 crashes_max=rng.choice((1, 1, 3)),
                 resume_s=rng.choice((10.0, 100.0)),

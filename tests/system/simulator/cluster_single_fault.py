@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, ClassVar
 import trio
 from attrs import define, evolve, field
 
-from actors.routing.route import Limits
+from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
-from protocol.errors import HandOffFailed, Internal
-from supervisor.links.websocket import At
+from protocol.errors import HandOffFailed, InternalError
+from supervisor.links.websocket import Endpoint
 from supervisor.supervision.supervise import supervise
 from tests.system.simulator.cluster import SECTION
-from tests.system.simulator.nodes import Back
+from tests.system.simulator.nodes import NodeLife
 from tests.system.simulator.seed import DEADLINES
-from tests.system.simulator.single_fault import PATIENT, SOON_S, Alone, BlackHole, Honest, ejection
+from tests.system.simulator.single_fault import PATIENT, SOON_S, FailingEngine, HonestClient, SingleFault, ejection
 
 if TYPE_CHECKING:
     import random
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from supervisor.cluster.directory import Directory
     from supervisor.links.link import Link
     from tests.rig.fake_engine import Scheduler
-    from tests.system.simulator.nodes import Spot
+    from tests.system.simulator.nodes import NodeSlot
 
 TWO_OF_SOME = (  # legs of which there is another to go to
     (Leg.BOTH, Leg.BOTH),
@@ -42,14 +42,14 @@ CROWD = 8  # and for these one is not
 
 def shape(rng: random.Random, legs: tuple[tuple[Leg, ...], ...]) -> dict[str, object]:
     """Return what every cluster has in which one thing goes wrong: the nodes, one worker each, and patience."""
-    return PATIENT | {"legs": rng.choice(legs), "workers": 0, "route": Limits(ejection=ejection(rng))}
+    return PATIENT | {"legs": rng.choice(legs), "workers": 0, "route": FailoverLimits(ejection=ejection(rng))}
 
 
 @define(eq=False)
-class ClusterHole(BlackHole):
+class ClusterHole(FailingEngine):
     """An engine that fails every request at once while others of its leg are well, whichever leg that is."""
 
-    spot: Spot = field(init=False)
+    spot: NodeSlot = field(init=False)
 
     @staticmethod
     def shape(rng: random.Random) -> dict[str, object]:
@@ -71,7 +71,7 @@ class ClusterHole(BlackHole):
     def begin(self) -> Scheduler:
         assert self.spot.life is not None
         hole = self.spot.life.hosts[0].scheduler
-        hole.fails = Internal("the engine fails everything")
+        hole.fails = InternalError("the engine fails everything")
         self.note("at", self.spot.name)
         return hole
 
@@ -103,10 +103,10 @@ class FailedHandOffs(ClusterHole):
 
 
 @define(eq=False)
-class LinkedAlone(Alone):
+class LinkedAlone(SingleFault):
     """Something that is wrong with nodes, under clients who must get every answer whole."""
 
-    spot: Spot = field(init=False)
+    spot: NodeSlot = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.spot = self.rng.choice(self.system.spots)
@@ -145,7 +145,7 @@ class LinkedAlone(Alone):
             nursery.cancel_scope.cancel()
         self.note("well again")
 
-    async def _stay(self, client: Honest) -> None:
+    async def _stay(self, client: HonestClient) -> None:
         one_s = TOKENS_MAX * max(spot.costs.step_s + spot.costs.prefill_s for spot in self.system.spots) + 1.0
         while True:
             outcome, took_s = await client.ask(self.rng.randint(1, TOKENS_MAX))
@@ -153,7 +153,7 @@ class LinkedAlone(Alone):
             most_s = self.within_s + (1 + CLIENTS) * one_s + SOON_S
             assert took_s <= most_s, f"it keeps a client waiting for {took_s} s, not {most_s} s"
 
-    async def _come(self, client: Honest) -> None:
+    async def _come(self, client: HonestClient) -> None:
         client.crowds = True
         while True:
             await client.ask(self.rng.randint(1, TOKENS_MAX))
@@ -218,7 +218,7 @@ class Twin(LinkedAlone):
 
     async def go_wrong(self) -> None:
         system, spot, rng = self.system, self.spot, self.rng
-        before, address = self.link(), At(f"{spot.name}-again", 7400)
+        before, address = self.link(), Endpoint(f"{spot.name}-again", 7400)
         is_dialed = rng.random() < 0.5
         lasts_s = 1 + rng.random() * 5
         self.note("a twin", spot.name, "is dialed" if is_dialed else "dials", lasts_s)
@@ -239,12 +239,12 @@ class Twin(LinkedAlone):
             nursery.cancel_scope.cancel()
 
     @asynccontextmanager
-    async def _twin(self, listens: At | None) -> AsyncIterator[Back]:
+    async def _twin(self, listens: Endpoint | None) -> AsyncIterator[NodeLife]:
         """Run a second process of the node's name for the body; without an address it dials everybody."""
         spot, plan = self.spot, self.spot.plan
-        life = Back(rng=plan.rng, costs=spot.costs, host_of=spot.host_of, spot=spot, **spot.kwargs)
+        life = NodeLife(rng=plan.rng, costs=spot.costs, host_of=spot.host_of, spot=spot, **spot.kwargs)
         life.links.listen = listens
-        life.links.join = () if listens else (At(plan.front, 7400),)
+        life.links.join = () if listens else (Endpoint(plan.front, 7400),)
         async with trio.open_nursery() as nursery:
 
             async def run() -> None:
@@ -264,4 +264,4 @@ def _submitted(log: list[str]) -> int:
     return sum(line.startswith("submit") for line in log)
 
 
-ALONE: tuple[type[Alone], ...] = (ClusterHole, FailedHandOffs, Stopped, Twin)
+ALONE: tuple[type[SingleFault], ...] = (ClusterHole, FailedHandOffs, Stopped, Twin)

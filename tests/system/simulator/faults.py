@@ -8,10 +8,10 @@ from collections.abc import Callable
 import trio
 from attrs import Factory, define, field
 
-from protocol.errors import ActorError, EngineStuck, StartFailed, TooManyBugs
+from protocol.errors import ActorError, EngineStuck, StartFailed, TooManyInternalErrors
 from tests.rig.network import SimTransport
-from tests.rig.small_system import World
-from tests.system.simulator.release_times import Freeing, kept_s
+from tests.rig.small_system import SmallSystem
+from tests.system.simulator.release_times import ReleaseDeadlines, kept_s
 from tests.system.simulator.system import System
 
 LOST = frozenset({"engine_lost", "actor_lost", "not_ready"})
@@ -85,7 +85,7 @@ FALLS: dict[str, tuple[type[ActorError], ...]] = {  # by what an actor may fall,
     "stuck": (EngineStuck,),
     "start fails": (StartFailed,),
     "jump": (EngineStuck, StartFailed),
-    "bugs": (TooManyBugs,),
+    "bugs": (TooManyInternalErrors,),
     "trickles": (EngineStuck, StartFailed),
 }
 
@@ -101,10 +101,10 @@ class Faults:
     losses: int = 0  # how often a worker, or the link to it, may have been lost
     away: int = 0  # how many workers may have been out of reach, each as often as it was
     deaths: int = 0  # how often it may have been an engine that died
-    freeing: Freeing = field(init=False)
+    freeing: ReleaseDeadlines = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.freeing = Freeing(kept_s(self.system.deadlines))
+        self.freeing = ReleaseDeadlines(kept_s(self.system.deadlines))
 
     def may(self, code: str) -> bool:
         """Whether an error with this code is true by now."""
@@ -170,11 +170,11 @@ class Faults:
             case _:
                 await self._for_a_while(kind, world, number)
 
-    def place(self) -> World:
+    def place(self) -> SmallSystem:
         """Return the node at which the next thing goes wrong."""
         return self.system
 
-    async def _for_a_while(self, kind: str, world: World, number: int) -> None:
+    async def _for_a_while(self, kind: str, world: SmallSystem, number: int) -> None:
         lasts_s = self.rng.random() * 4
         self.freeing.wrong(kind, lasts_s)
         match kind:
@@ -193,5 +193,5 @@ class Faults:
                 await trio.sleep(lasts_s)
                 world.costs.slow = 1.0
 
-    def _wire(self, kind: str, world: World, number: int) -> SimTransport:
+    def _wire(self, kind: str, world: SmallSystem, number: int) -> SimTransport:
         return world.wires["front" if "front" in kind else f"line {number}"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from attrs import Factory, define, field
 
-from protocol.errors import BY_CODE
+from protocol.errors import ERRORS_BY_CODE
 from tests.system.simulator.model import BROKEN, Choice, Wanted, whole
 
 May = Callable[[str], bool]
@@ -30,7 +30,7 @@ class Heard:
 
 def http(wanted: Wanted, heard: Heard, may: May, *, stayed: bool) -> str:
     """Judge the answer to a completion, of a chat or of a text; return what became of it."""
-    outcome = _http(wanted, heard, with_refusal(may, wanted), stayed=stayed)
+    outcome = _http(wanted, heard, with_refusal(may, wanted), call_not_resumed=stayed)
     assert not (wanted.refused and outcome == "whole"), "what the engine refused was answered"
     return outcome
 
@@ -42,16 +42,16 @@ def with_refusal(may: May, wanted: Wanted) -> May:
 
 def _http(wanted: Wanted, heard: Heard, may: May, *, stayed: bool) -> str:
     if heard.status == 0:
-        return unheard("unanswered", may, stayed=stayed)
+        return unheard("unanswered", may, call_not_resumed=stayed)
     if heard.status != 200:
         if not heard.whole:
-            return unheard("cut", may, stayed=stayed)
+            return unheard("cut", may, call_not_resumed=stayed)
         return error(json.loads(heard.body)["error"], may, heard)
     if wanted.stream:
         assert heard.headers["content-type"].startswith("text/event-stream")
-        return _Stream(wanted, may, heard).judge(stayed=stayed)
+        return _Stream(wanted, may, heard).judge(call_not_resumed=stayed)
     if not heard.whole:
-        return unheard("cut", may, stayed=stayed)
+        return unheard("cut", may, call_not_resumed=stayed)
     said = json.loads(heard.body)
     choices = [(_text(each), each["finish_reason"]) for each in said["choices"]]
     assert [each["index"] for each in said["choices"]] == list(range(wanted.n))
@@ -78,7 +78,7 @@ def error(said: dict, may: May, heard: Heard | None = None) -> str:
     """Judge an error: one of the closed set, with its own status, and true."""
     code = said["code"]
     assert may(code), f"{code} is not true: {said['message']}"
-    known = BY_CODE[code]
+    known = ERRORS_BY_CODE[code]
     if heard is not None:
         assert heard.status == known.http_status
         assert ("retry-after" in heard.headers) == (known.retry_after_s is not None)
@@ -136,7 +136,7 @@ class _Stream:
             return "whole"
         assert not self.heard.whole, "an answer that was cut looks whole"
         assert not (stayed and rest) or self.may("cut"), "half an event"
-        return self.failed or unheard("cut", self.may, stayed=stayed)
+        return self.failed or unheard("cut", self.may, call_not_resumed=stayed)
 
     def _event(self, said: dict) -> None:
         if "error" in said:

@@ -9,12 +9,12 @@ from typing import ClassVar
 import trio
 from attrs import define, field
 
-from actors.routing.route import Limits
+from actors.routing.route import FailoverLimits
 from protocol.errors import StartFailed
-from supervisor.supervision.events import Kind
+from supervisor.supervision.events import ChildEventKind
 from tests.rig.scheduler import tasks
 from tests.rig.small_system import HANGS
-from tests.system.simulator.single_fault import PATIENT, SOON_S, Alone, Honest
+from tests.system.simulator.single_fault import PATIENT, SOON_S, HonestClient, SingleFault
 
 TOKENS_MAX = 8
 START_S = 5.0  # after which a start that hangs has failed, and then it waits
@@ -22,7 +22,7 @@ CRASHES_AFTER_S = 0.5  # at most
 
 
 @define(eq=False)
-class BadEngine(Alone):
+class BadEngine(SingleFault):
     """One engine of several that is of no use for a while."""
 
     falls: ClassVar[tuple[type[Exception], ...]] = (StartFailed,)
@@ -31,7 +31,7 @@ class BadEngine(Alone):
     @staticmethod
     def shape(rng: random.Random) -> dict[str, object]:
         workers = rng.choice((2, 3))
-        return PATIENT | {"workers": workers, "route": Limits(), "streams": 12, "never_up": {}, "far": False}
+        return PATIENT | {"workers": workers, "route": FailoverLimits(), "streams": 12, "never_up": {}, "far": False}
 
     @abstractmethod
     async def go_wrong(self) -> None:
@@ -51,12 +51,12 @@ class BadEngine(Alone):
                 while not any(line.startswith("submit") for line in system.hosts[self.number].scheduler.log):  # noqa: ASYNC110
                     await trio.sleep(0.05)
             nursery.cancel_scope.cancel()
-        failed = {each.path for each in system.happenings if each.kind is Kind.FAILED}
+        failed = {each.path for each in system.happenings if each.kind is ChildEventKind.FAILED}
         own = f"node/worker {self.number}"
         assert all(path.startswith(own) for path in failed), f"who fell beside {own}: {failed}"
         self.note("well again", len(failed))
 
-    async def _stay(self, client: Honest) -> None:
+    async def _stay(self, client: HonestClient) -> None:
         costs = self.system.costs
         one_s = TOKENS_MAX * (costs.step_s + costs.prefill_s) + costs.release_s
         while True:
@@ -81,7 +81,9 @@ class NeverUp(BadEngine):
         system, lasts_s = self.system, 1 + self.rng.random() * 6
         self.note("never up", self.number, system.never_up[self.number], lasts_s)
         own = f"node/worker {self.number}"
-        up = {each.path: each.at for each in system.happenings if each.kind is Kind.STARTED and each.path != own}
+        up = {
+            each.path: each.at for each in system.happenings if each.kind is ChildEventKind.STARTED and each.path != own
+        }
         wanted = {f"node/worker {number}" for number in range(system.workers)} - {own}
         assert up.keys() >= wanted | {"node/gateway", "node/router", "node/processor"}, "somebody waits for it"
         assert max(up.values()) - min(up.values()) <= SOON_S, "somebody has started later than it might"

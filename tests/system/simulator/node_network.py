@@ -10,7 +10,7 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from protocol.errors import PeerLost
-from supervisor.links.websocket import At, Talk
+from supervisor.links.websocket import ConnectionHandler, Endpoint
 from tests.rig.network import SimTransport, sim_pair
 
 SIZE_BYTES = 4
@@ -87,7 +87,7 @@ class Connection:
 
 
 @define(eq=False)
-class Net:
+class NodeNetwork:
     """All that lies between the nodes."""
 
     rng: random.Random
@@ -96,7 +96,9 @@ class Net:
     connections: list[Connection] = Factory(list)
     stopped: dict[str, float] = Factory(dict)  # until when the process of a node stands still
 
-    async def dial(self, dialer: str, at: At, _: ssl.SSLContext | None, within_s: float, talk: Talk) -> None:
+    async def dial(
+        self, dialer: str, at: Endpoint, _: ssl.SSLContext | None, within_s: float, talk: ConnectionHandler
+    ) -> None:
         """Do what `supervisor.links.websocket.dial` does."""
         await trio.sleep(self.rng.random() * self.network["delay_s"])
         await trio.sleep_until(max(self.stopped.get(dialer, 0.0), trio.current_time()))
@@ -109,11 +111,13 @@ class Net:
         accept(Accepted(far))
         await self._talked(near, talk)
 
-    async def accepted(self, stream: Accepted, _: ssl.SSLContext | None, within_s: float, talk: Talk) -> None:
+    async def accepted(
+        self, stream: Accepted, _: ssl.SSLContext | None, within_s: float, talk: ConnectionHandler
+    ) -> None:
         """Do what `supervisor.links.websocket.accepted` does."""
         await self._talked(stream.transport, talk)
 
-    async def _talked(self, transport: SimTransport, talk: Talk) -> None:
+    async def _talked(self, transport: SimTransport, talk: ConnectionHandler) -> None:
         wire = SimWire(transport)
         try:
             await talk(wire)

@@ -12,26 +12,26 @@ from types import SimpleNamespace
 import trio
 from attrs import Factory, define, field
 
-from actors.kit.priority_inbox import Queue
+from actors.kit.priority_inbox import PriorityInbox
 from protocol.cluster import Offer
 from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
 from protocol.messages import Generate
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.mesh import Links
-from supervisor.cluster.workers import ForOthers
+from supervisor.cluster.mesh import Mesh
+from supervisor.cluster.workers import GuardedWorker
 from supervisor.config.load import ClusterSection
-from supervisor.links.websocket import At
+from supervisor.links.websocket import Endpoint
 from supervisor.node.assembly import _in_order
 from supervisor.node.node import BYE_S, _Node
-from supervisor.processes.process import Hurry
+from supervisor.processes.process import GracePeriods
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Child, Tree
-from tests.rig.small_system import World
+from tests.rig.small_system import SmallSystem
 from tests.system.simulator.legs import LegCosts, LegHost, Rooms
-from tests.system.simulator.node_network import Accepted, Net
+from tests.system.simulator.node_network import Accepted, NodeNetwork
 from tests.system.simulator.offers import offer_of, plug, work
-from tests.system.simulator.release_times import Freeing
+from tests.system.simulator.release_times import ReleaseDeadlines
 from tests.system.simulator.simulated_engine import SimulatedHost
 
 NOON = 1_700_000_000
@@ -41,16 +41,16 @@ STOP_S = 15.0  # for every child that does not end by itself
 
 
 @define(eq=False)
-class SimLinks(Links):
+class SimLinks(Mesh):
     """Links over a simulated network."""
 
-    plan: Plan = field(kw_only=True)
+    plan: ClusterPlan = field(kw_only=True)
     drains_until: float = field(init=False, default=inf)
     heard_at: float = field(init=False, default=-inf)  # by the others, that this node drains
     said_bye: bool = field(init=False, default=False)
 
     @property
-    def net(self) -> Net:
+    def net(self) -> NodeNetwork:
         """What lies between the nodes."""
         return self.plan.net
 
@@ -59,9 +59,9 @@ class SimLinks(Links):
         assert not (early and self.directory.running), "a node that drains leaves before its requests have ended"
         assert trio.current_time() >= self.heard_at, "a node that drains leaves before the others have heard of it"
         self.said_bye = True
-        Links.bye(self, detail)
+        Mesh.bye(self, detail)
 
-    async def _listen(self, nursery: trio.Nursery, at: At) -> None:
+    async def _listen(self, nursery: trio.Nursery, at: Endpoint) -> None:
         def accept(stream: Accepted) -> None:
             nursery.start_soon(self._accepted, stream)
 
@@ -70,22 +70,22 @@ class SimLinks(Links):
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         try:
-            await Links.run(self, task_status=task_status)
+            await Mesh.run(self, task_status=task_status)
         finally:
             if self.listen is not None:
                 self.net.listening.pop(str(self.listen), None)
 
 
 @define(eq=False)
-class Plan:
+class ClusterPlan:
     """What the file says of a cluster."""
 
-    net: Net
+    net: NodeNetwork
     section: ClusterSection
     rooms: Rooms
     rng: random.Random
-    freeing: Freeing | None = None  # knows how far the clock has jumped
-    spots: dict[str, Spot] = Factory(dict)
+    freeing: ReleaseDeadlines | None = None  # knows how far the clock has jumped
+    spots: dict[str, NodeSlot] = Factory(dict)
     front: str = "main"
     runs: Iterator[int] = field(factory=partial(count, 1))  # of nodes' processes
 
@@ -108,12 +108,12 @@ class Plan:
             name=name,
             section=self.section,
             directory=directory,
-            serves={(each, Generate): ForOthers(here) for each, here in directory.here.items()},
-            listen=At(name, 7400) if listens else None,
+            serves={(each, Generate): GuardedWorker(here) for each, here in directory.here.items()},
+            listen=Endpoint(name, 7400) if listens else None,
             secret=SECRET,
             new_nonce=partial(self.rng.randbytes, 32),
             chance=self.rng,
-            join=(At(self.front, 7400),) if joins else (),
+            join=(Endpoint(self.front, 7400),) if joins else (),
             dial=partial(self.net.dial, name),
             accept=self.net.accepted,
             plan=self,
@@ -121,16 +121,16 @@ class Plan:
 
 
 @define(eq=False)
-class Back(World):
+class NodeLife(SmallSystem):
     """One life of a node that only computes."""
 
-    spot: Spot = field(kw_only=True)
+    spot: NodeSlot = field(kw_only=True)
     directory: Directory = field(init=False)
-    inboxes: list[Queue] = field(init=False)
+    inboxes: list[PriorityInbox] = field(init=False)
     links: SimLinks = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        World.__attrs_post_init__(self)
+        SmallSystem.__attrs_post_init__(self)
         spot = self.spot
         self.directory = Directory(spot.name)
         self.inboxes = plug(self, self.directory, spot.costs.leg)
@@ -141,12 +141,12 @@ class Back(World):
 
     async def _engine(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         if not self.spot.simulated:
-            await World._engine(self, number, task_status=task_status)
+            await SmallSystem._engine(self, number, task_status=task_status)
             return
         if self.starts_fail:
             raise StartFailed("it does not start")
         host = self.hosts[number] = self.wires[f"line {number}"] = SimulatedHost(self.costs, self.spot.plan.rng)
-        with self.engines[number].offering(host.engine):
+        with self.engines[number].publish(host.engine):
             await host.engine.run(task_status=task_status)
 
     async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
@@ -165,11 +165,11 @@ class Back(World):
 
 
 @define(eq=False)
-class Spot:
+class NodeSlot:
     """Where a node runs, one life after the other."""
 
     name: str
-    plan: Plan
+    plan: ClusterPlan
     costs: LegCosts
     kwargs: dict  # of its worlds
     nursery: trio.Nursery
@@ -178,8 +178,8 @@ class Spot:
     drain_s: float = 5.0
     simulated: bool = False  # its engines are the product's own simulated ones
     fell: bool = False  # in one of its lives, as it began
-    life: Back | None = None
-    lives: list[Back] = Factory(list)
+    life: NodeLife | None = None
+    lives: list[NodeLife] = Factory(list)
 
     @property
     def offers(self) -> list[Offer]:
@@ -194,11 +194,11 @@ class Spot:
 
     def start(self) -> None:
         """Begin a life."""
-        self.life = Back(rng=self.plan.rng, costs=self.costs, host_of=self.host_of, spot=self, **self.kwargs)
+        self.life = NodeLife(rng=self.plan.rng, costs=self.costs, host_of=self.host_of, spot=self, **self.kwargs)
         self.lives.append(self.life)
         self.nursery.start_soon(self._live, self.life, name=f"node {self.name}")
 
-    async def _live(self, life: Back) -> None:
+    async def _live(self, life: NodeLife) -> None:
         try:
             with life.scope:
                 await supervise(life.tree, rng=self.plan.rng, watch=life.happenings.append)
@@ -226,7 +226,9 @@ class Spot:
         """Leave as a node does that is told to."""
         life, plan = self.life, self.plan
         house = SimpleNamespace(directory=life.directory, door=None, links=life.links)
-        node = _Node(None, house, SimpleNamespace(hurry=Hurry()), terminal=None, drain_s=self.drain_s, tree=life.scope)
+        node = _Node(
+            None, house, SimpleNamespace(hurry=GracePeriods()), terminal=None, drain_s=self.drain_s, tree=life.scope
+        )
         life.links.drains_until = trio.current_time() + self.drain_s
         life.links.heard_at = trio.current_time() + min(plan.section.tell_s, self.drain_s)
         drains_until = plan.age_s + self.drain_s
@@ -242,7 +244,7 @@ class Spot:
         self.plan.net.cut(self.name)
 
 
-def check_inboxes(directory: Directory, inboxes: list[Queue]) -> None:
+def check_inboxes(directory: Directory, inboxes: list[PriorityInbox]) -> None:
     """Check that nobody waits for a worker of this node, and that none of them counts a request."""
     for inbox in inboxes:
         assert inbox.waiting == (0, 0), "a call waits for ever"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import trio
 
 from actors.decode import decode
-from actors.kit.priority_inbox import Queue, queue
+from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from protocol.cluster import Leg, Offer
 from protocol.cost import work as work_of
 from protocol.messages import Generate
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import Here
-from supervisor.supervision.registration import Plug
+from supervisor.cluster.workers import LocalWorker
+from supervisor.supervision.registration import Registration
 from tests.rig.fake_engine import Costs
-from tests.rig.small_system import World
+from tests.rig.small_system import SmallSystem
 
 
 def urgency(request: Generate) -> int:
@@ -30,20 +30,27 @@ def offer_of(name: str, leg: Leg, costs: Costs) -> Offer:
     return Offer(name, "tiny", leg, costs.slots, up=False, pending_prefill_tokens_max=most)
 
 
-def plug(world: World, directory: Directory, leg: Leg = Leg.BOTH) -> list[Queue]:
+def plug(world: SmallSystem, directory: Directory, leg: Leg = Leg.BOTH) -> list[PriorityInbox]:
     """Offer the workers of a node in its directory, as `supervisor.node.assembly` does, and return their inboxes."""
     inboxes = []
-    world.engines = [Plug(directory.changed) for _ in range(world.workers)]
+    world.engines = [Registration(directory.changed) for _ in range(world.workers)]
     for number, each in enumerate(world.engines):
         offer = offer_of(f"{directory.name}-{number}", leg, world.costs)
-        address, inbox = queue(max(1, world.inbox_size), urgency, owner, work_of)
+        address, inbox = priority_inbox(max(1, world.inbox_size), urgency, owner, work_of)
         inboxes.append(inbox)
-        directory.here[offer.name] = Here(directory.name, offer, address, each, directory.changed, inbox, directory)
+        directory.here[offer.name] = LocalWorker(
+            directory.name, offer, address, each, directory.changed, inbox, directory
+        )
     return inboxes
 
 
 async def work(
-    world: World, directory: Directory, inboxes: list[Queue], number: int, *, task_status: trio.TaskStatus[None]
+    world: SmallSystem,
+    directory: Directory,
+    inboxes: list[PriorityInbox],
+    number: int,
+    *,
+    task_status: trio.TaskStatus[None],
 ) -> None:
     """Do what `supervisor.engines.children` does for one worker, until its engine is lost."""
     engine = await world.engines[number].wait()

@@ -9,7 +9,7 @@ from attrs import Factory, define, evolve, frozen
 
 from actors.decode import Deadlines
 
-GONE_WITHIN_S = 2.0  # from leaving, or from the end of an answer, to a free slot
+RELEASED_WITHIN_S = 2.0  # from leaving, or from the end of an answer, to a free slot
 DELAYS = frozenset({"half-open front", "jump"})  # nobody can hear of a leaving, or act on it, before these are over
 KEEPS = frozenset({"half-open line", "stuck", "jump", "trickles"})  # the engine does not let go, and is replaced
 SWALLOWS = frozenset({"half-open front", "half-open line", "trickles"})  # an engine may go on computing for a while
@@ -30,12 +30,12 @@ class Period:
 
 
 @define(eq=False)
-class Freeing:
+class ReleaseDeadlines:
     """Remembers when engines could not be told, or did not listen, and says what follows for those who leave.
 
     An engine that keeps a slot for `release_s` and `leak_s` after an abort is stuck: its decoder falls, waits for
     another `release_s` for the other requests that it aborts, and then the supervisor stops the engine. So replacing
-    takes `kept_s` and one `release_s` more than letting go, for which `GONE_WITHIN_S` leaves time.
+    takes `kept_s` and one `release_s` more than letting go, for which `RELEASED_WITHIN_S` leaves time.
     """
 
     kept_s: float  # how long a slot may be kept before the engine is at fault
@@ -84,7 +84,7 @@ class Freeing:
             for period in self.periods
             if period.kind in self.keeps and self._meets(period, left_at - self.kept_s, told_at)
         }
-        within_s = GONE_WITHIN_S + (self.kept_s if keeps else 0.0)
+        within_s = RELEASED_WITHIN_S + (self.kept_s if keeps else 0.0)
         return told_at + within_s, sorted(late | keeps)
 
     async def wait_due(self, way_s: float) -> list[str]:
@@ -97,5 +97,5 @@ class Freeing:
             await trio.sleep_until(due_at)
 
     def _meets(self, period: Period, since: float, until: float | None = None) -> bool:
-        latest = (since if until is None else until) + GONE_WITHIN_S + self.kept_s
+        latest = (since if until is None else until) + RELEASED_WITHIN_S + self.kept_s
         return period.begins_at <= latest and period.ends_at >= since

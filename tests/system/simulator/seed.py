@@ -11,7 +11,7 @@ import trio
 from attrs import define, evolve, field
 
 from actors.decode import Deadlines
-from actors.routing.route import Limits
+from actors.routing.route import FailoverLimits
 from supervisor.node.node import BYE_S, FAREWELL_S
 from tests.rig.fake_engine import Costs
 from tests.rig.scheduler import simulate
@@ -23,13 +23,13 @@ from tests.system.simulator.model import VOCABULARY
 from tests.system.simulator.neighbours import CrashingNeighbour, NeverUp
 from tests.system.simulator.post_clients import PostClient, TextClient
 from tests.system.simulator.probes import health
-from tests.system.simulator.single_fault import Alone, BlackHole, StuckSlot, UnfairKeys, ejection
+from tests.system.simulator.single_fault import FailingEngine, SingleFault, StuckSlot, UnfairKeys, ejection
 from tests.system.simulator.slow_readers import SlowReaders
 from tests.system.simulator.system import LIMITS, System
 
 DEADLINES = Deadlines(first_token_s=8.0, gap_s=2.0, total_s=30.0, release_s=1.0, leak_s=2.0)
 KINDS = (*[HttpClient] * 5, *[LaneClient] * 6, TextClient, TextClient, PostClient, DeafClient, DeafLaneClient)
-ALONE: tuple[type[Alone], ...] = (BlackHole, UnfairKeys, StuckSlot, NeverUp, CrashingNeighbour, SlowReaders)
+ALONE: tuple[type[SingleFault], ...] = (FailingEngine, UnfairKeys, StuckSlot, NeverUp, CrashingNeighbour, SlowReaders)
 PENDING_PREFILL = {0.02: 0, 0.05: 30, 0.1: 200}  # by what a step takes: a draw more would make every seed another
 STOP_S = 15.0  # for every child that does not end by itself, one after the other
 ALONE_SHARE = 0.2  # of the seeds, those in which one thing goes wrong with nothing else
@@ -41,13 +41,13 @@ class Run:
     """One run of the whole system, from its seed to its end."""
 
     rng: random.Random
-    only: type[Alone] | None = None  # what goes wrong in it, whatever the seed draws
+    only: type[SingleFault] | None = None  # what goes wrong in it, whatever the seed draws
     system: System = field(init=False)
     faults: Faults = field(init=False)
     drains: bool = field(init=False)
     clients: int = field(init=False)
     times: dict[str, int] = field(init=False)  # how often, in three seconds, each thing goes wrong
-    alone: type[Alone] | None = field(init=False, default=None)  # or the one thing that does
+    alone: type[SingleFault] | None = field(init=False, default=None)  # or the one thing that does
     trace: list = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
@@ -109,7 +109,7 @@ class Run:
             "first_token_s": rng.choice((200.0, 200.0, 3.0)),
             "total_s": rng.choice((300.0, 300.0, 1.5)),
             "drain_s": rng.choice((1.0, 10.0, 60.0)),
-            "route": Limits(
+            "route": FailoverLimits(
                 resumes_max=rng.choice((0, 1, 3)),
                 crashes_max=rng.choice((0, 1, 1)),
                 resume_s=rng.choice((0.3, 10.0, 10.0)),

@@ -13,22 +13,22 @@ from actors.engines.simulated.batch import Batch, Turn, _Held
 from actors.engines.simulated.costs import Costs as Prices
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
-from actors.engines.simulated.output import Speech, Voice
+from actors.engines.simulated.output import OutputGenerator, OutputSequence
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.messages import Generate, Logprob
 from tests.rig.fake_engine import Costs, logprob_at
-from tests.system.simulator.system import Asked, prompt_of, seeded
+from tests.system.simulator.system import RequestKey, prompt_of, seeded
 
 
 @frozen
-class Said(Speech):
+class Said(OutputGenerator):
     """Says what a fake engine says."""
 
-    def answer(self, request: Generate, prompt: bytes) -> Voice:  # it is in the request, too
+    def answer(self, request: Generate, prompt: bytes) -> OutputSequence:  # it is in the request, too
         ids, _ = seeded(request, self.spec.vocabulary_size)
-        return Voice(iter(ids), frozenset(request.sampling.stop_token_ids), b"", greedy=True)
+        return OutputSequence(iter(ids), frozenset(request.sampling.stop_token_ids), b"", greedy=True)
 
-    def logprob(self, voice: Voice, place: int, token: int, most: int) -> Logprob:
+    def logprob(self, voice: OutputSequence, place: int, token: int, most: int) -> Logprob:
         return logprob_at(token, place - 1, most, self.spec.vocabulary_size)
 
 
@@ -38,7 +38,7 @@ class Watched(Batch):
 
     fake: Costs = field(kw_only=True)
     log: list[str] = Factory(list)
-    given: dict[Asked, int] = Factory(dict)
+    given: dict[RequestKey, int] = Factory(dict)
 
     def submit(self, request: Generate, now: float) -> None:
         self.log.append(f"submit {request.id}")
@@ -85,7 +85,7 @@ class _View:
         return self.batch.waiting.values()
 
     @property
-    def given(self) -> dict[Asked, int]:
+    def given(self) -> dict[RequestKey, int]:
         return self.batch.given
 
     @property

@@ -16,7 +16,7 @@ import trio
 from attrs import define
 
 from actors.routing.outliers import Ejection
-from protocol.errors import Internal
+from protocol.errors import InternalError
 from tests.rig.fake_engine import Costs, Scheduler
 from tests.system.simulator import judge
 from tests.system.simulator.clients import HttpClient, Reader
@@ -37,7 +37,7 @@ def ejection(rng: random.Random) -> Ejection:
 
 
 @define(eq=False)
-class Honest(HttpClient):
+class HonestClient(HttpClient):
     """Asks for one thing after the other, and stays until it is answered."""
 
     asked: int = 0
@@ -58,13 +58,13 @@ class Honest(HttpClient):
         finally:
             reader.hang_up()
         took_s = round(trio.current_time() - asked_at, 9)
-        outcome = self._judge(wanted, heard, stayed=True)
+        outcome = self._judge(wanted, heard, call_not_resumed=True)
         self.note(said, outcome, took_s)
         return outcome, took_s
 
 
 @define(eq=False)
-class Alone(ABC):
+class SingleFault(ABC):
     """One thing that goes wrong, and what must be true beside it."""
 
     system: System
@@ -83,13 +83,13 @@ class Alone(ABC):
     async def live(self) -> None:
         """Go wrong, be well again, and see what became of others meanwhile."""
 
-    def honest(self, name: str) -> Honest:
+    def honest(self, name: str) -> HonestClient:
         """Return an honest client."""
-        return Honest(self.system, self.rng, name, self.faults, self.note)
+        return HonestClient(self.system, self.rng, name, self.faults, self.note)
 
 
 @define(eq=False)
-class BlackHole(Alone):
+class FailingEngine(SingleFault):
     """An engine that fails every request at once, and so is always the least busy."""
 
     kind: ClassVar[str] = "black hole"
@@ -133,21 +133,21 @@ class BlackHole(Alone):
     def begin(self) -> Scheduler:
         """Let one engine fail, and return it."""
         hole = self.system.hosts[self.rng.randrange(self.system.workers)].scheduler
-        hole.fails = Internal("the engine fails everything")
+        hole.fails = InternalError("the engine fails everything")
         return hole
 
     def end(self, hole: Scheduler) -> None:
         """Let it be well."""
         hole.fails = None
 
-    async def _ask_until(self, client: Honest, enough: Callable[[], bool]) -> None:
+    async def _ask_until(self, client: HonestClient, enough: Callable[[], bool]) -> None:
         while not enough():
             await client.ask(self.rng.randint(1, 4))
             await trio.sleep(self.rng.choice((0.0, 0.05)))
 
 
 @define(eq=False)
-class UnfairKeys(Alone):
+class UnfairKeys(SingleFault):
     """Keys with crowds of heavy requests, and one that asks for little now and then."""
 
     @staticmethod
@@ -188,7 +188,7 @@ class UnfairKeys(Alone):
 
 
 @define(eq=False)
-class StuckSlot(Alone):
+class StuckSlot(SingleFault):
     """A slot that is kept for a while after its client has left, in an engine that computes on."""
 
     @staticmethod
@@ -219,7 +219,7 @@ class StuckSlot(Alone):
                 await client.ask(400)
             await trio.sleep(SOON_S / 4)
 
-    async def _stay(self, client: Honest, ends_at: float) -> None:
+    async def _stay(self, client: HonestClient, ends_at: float) -> None:
         while trio.current_time() < ends_at:
             outcome, _ = await client.ask(self.rng.choice((5, 40)))
             assert outcome == "whole", f"a slot that another left costs an answer: {outcome}"

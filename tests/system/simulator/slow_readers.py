@@ -14,7 +14,7 @@ from tests.rig.fake_engine import Costs
 from tests.system.simulator import judge
 from tests.system.simulator.clients import GONE, Reader
 from tests.system.simulator.model import VOCABULARY, Wanted
-from tests.system.simulator.single_fault import PATIENT, Alone, Honest
+from tests.system.simulator.single_fault import PATIENT, HonestClient, SingleFault
 from tests.system.simulator.system import LIMITS
 
 WHOLE = frozenset(reason.value for reason in FinishReason)
@@ -39,7 +39,7 @@ class SlowReader(Reader):
 
 
 @define(eq=False)
-class SlowReaders(Alone):
+class SlowReaders(SingleFault):
     """Clients that read what comes more slowly than it comes, through the drain of the node."""
 
     drains: ClassVar[bool] = True
@@ -72,7 +72,7 @@ class SlowReaders(Alone):
         assert not counted["left"], f"nobody has left: {counted}"
         assert sum(metrics._cut.values()) == counted[CUT], "an answer was cut for no reason"
 
-    async def _read(self, client: Honest, heard: Counter[str]) -> None:
+    async def _read(self, client: HonestClient, heard: Counter[str]) -> None:
         system, rng = self.system, self.rng
         client.slow = True
         await trio.sleep(rng.random())
@@ -92,6 +92,6 @@ class SlowReaders(Alone):
             pass
         finally:
             reader.hang_up()
-        outcome = client._judge(wanted, got, stayed=True)
+        outcome = client._judge(wanted, got, call_not_resumed=True)
         heard[outcome] += 1
         self.note(client.name, outcome, len(got.body))

@@ -13,40 +13,40 @@ import trio
 from attrs import Factory, define, evolve, field
 
 from actors.kit.calls import Address, Answer, mailbox
-from actors.kit.priority_inbox import Queue, queue
+from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.processor import processor
 from actors.router import router
 from actors.routing.load import least_loaded
-from actors.routing.route import Limits, Routing
+from actors.routing.route import FailoverLimits, Routing
 from protocol.cluster import NodeState, check, check_loads
 from protocol.cost import work as work_of
 from protocol.errors import PeerLost
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.peer import Peer
 from supervisor.cluster import engine_control
-from supervisor.cluster.announcements import Teller
+from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import ForOthers
-from supervisor.gateway.admission import Gate
-from supervisor.gateway.gateway import Door, DoorLimits
-from supervisor.gateway.keys import KEYS, Keys, Sources
-from supervisor.gateway.requests import Asking, Served
+from supervisor.cluster.workers import GuardedWorker
+from supervisor.gateway.admission import AdmissionGate
+from supervisor.gateway.gateway import Gateway, GatewayLimits
+from supervisor.gateway.keys import KEYS, Keys, KeySources
+from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import _accepted
 from supervisor.links.link import Link
 from supervisor.node.assembly import _in_order
 from supervisor.node.node import _Node
-from supervisor.processes.process import Hurry
+from supervisor.processes.process import GracePeriods
 from supervisor.supervision.tree import Child, Tree
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.fake_engine import FakeHost, Scheduler, whole
 from tests.rig.gateway import TINY
 from tests.rig.scheduler import tasks
-from tests.rig.small_system import World
+from tests.rig.small_system import SmallSystem
 from tests.system.simulator import tls
 from tests.system.simulator.offers import owner, plug, urgency, work
 
-LIMITS = DoorLimits(head_s=5.0, body_s=5.0, idle_s=60.0, stall_s=3.0, close_s=1.0, send_buffer_bytes=4096)
-Asked = tuple[tuple[int, ...], int | None]  # a prompt and a seed
+LIMITS = GatewayLimits(head_s=5.0, body_s=5.0, idle_s=60.0, stall_s=3.0, close_s=1.0, send_buffer_bytes=4096)
+RequestKey = tuple[tuple[int, ...], int | None]  # a prompt and a seed
 EVENT_BYTES_MAX = 4096  # about what the longest of these answers ends with
 ROUTED_MAX = 64  # requests that wait for a worker
 LET_IN_WITHIN = 5  # rounds of requests
@@ -58,7 +58,7 @@ NOON = 1_700_000_000.5
 class Seeded(Scheduler):
     """Answers each seed otherwise, so that choices can be told apart, and remembers how many tokens it gave each."""
 
-    given: dict[Asked, int] = Factory(dict)
+    given: dict[RequestKey, int] = Factory(dict)
 
     def submit(self, request: Generate) -> None:
         Scheduler.submit(self, request)
@@ -118,29 +118,29 @@ class _Decode:
 
 
 @define(eq=False)
-class _Gate(Gate):
+class _Gate(AdmissionGate):
     """Remembers whether anybody ever had to wait, without which it must refuse nobody."""
 
     was_full: bool = False
 
     async def _wait(self, waiter: object, entry: object) -> None:
         self.was_full = True
-        await Gate._wait(self, waiter, entry)
+        await AdmissionGate._wait(self, waiter, entry)
 
     async def _enter(self, waiter: object) -> None:
-        await Gate._enter(self, waiter)
+        await AdmissionGate._enter(self, waiter)
         assert self.inside <= self.requests_max
 
 
 @define(eq=False)
-class System(World):
+class System(SmallSystem):
     """Everything from a client's socket to an engine's host, in the shape that `supervisor.node.assembly` gives it."""
 
     host_of: Callable = SeededHost
-    route: Limits = Limits()
+    route: FailoverLimits = FailoverLimits()
     far: bool = False  # the workers are another node's, at the other end of a link
     tls: bool = False  # between clients and the gateway
-    limits: DoorLimits = LIMITS
+    limits: GatewayLimits = LIMITS
     requests_max: int = 8
     waiting_max: int = 8
     admit_s: float = 5.0
@@ -148,15 +148,15 @@ class System(World):
     total_s: float = 120.0
     drain_s: float = 5.0
     secrets: Mapping[str, str] = Factory(dict)  # of the keys that clients need, by name; without any they need none
-    door: Door = field(init=False)
+    door: Gateway = field(init=False)
     decode: _Decode = field(init=False)
     asked: Address = field(init=False)
     asked_inbox: trio.MemoryReceiveChannel = field(init=False)
     directory: Directory = field(init=False)  # of the node with the gateway
     offered: Directory = field(init=False)  # of the node with the workers
-    inboxes: list[Queue] = Factory(list)  # of the workers
+    inboxes: list[PriorityInbox] = Factory(list)  # of the workers
     routing: Routing = field(init=False)
-    routed: Queue = field(init=False)
+    routed: PriorityInbox = field(init=False)
     node: _Node = field(init=False)
     numbers: Iterator[int] = field(factory=partial(count, 1))  # of requests
     rooms: Iterator[int] = field(factory=partial(count, 1))
@@ -166,10 +166,10 @@ class System(World):
     _gateway_nursery: trio.Nursery | None = None
 
     def __attrs_post_init__(self) -> None:
-        World.__attrs_post_init__(self)
+        SmallSystem.__attrs_post_init__(self)
         self._plug_workers()
         new_id = lambda: f"{next(self.numbers) << 16:032x}"  # noqa: E731  # the last digits tell choices apart
-        address, self.routed = queue(ROUTED_MAX, urgency, owner, work_of)
+        address, self.routed = priority_inbox(ROUTED_MAX, urgency, owner, work_of)
         self.routing = Routing(
             self.directory.pool("tiny"), least_loaded, self.route, partial(next, self.rooms), new_id, 0, NEVER_ENDS
         )
@@ -177,26 +177,28 @@ class System(World):
         self.costs.refused = self._refuses
         self.asked, self.asked_inbox = mailbox(self.requests_max)
         model, longest = (
-            partial(engine_control.model, "tiny", self.directory, 7),
-            partial(engine_control.longest, self.directory, "tiny"),
+            partial(engine_control.model_object, "tiny", self.directory, 7),
+            partial(engine_control.request_tokens_max, self.directory, "tiny"),
         )
         engines = {str(number): plug for number, plug in enumerate(self.engines)}
         metrics = Metrics()
         never_ready = partial(engine_control.never_ready, self.directory, ("tiny",))
-        self.door = Door(
-            asking=Asking({"tiny": Served(model, self.asked, longest)}, metrics, self.first_token_s, self.total_s),
+        self.door = Gateway(
+            asking=RequestRunner(
+                {"tiny": ServedModel(model, self.asked, longest)}, metrics, self.first_token_s, self.total_s
+            ),
             gate=_Gate(self.requests_max, self.admit_s, self.waiting_max, never_ready),
             limits=self.limits,
             names=frozenset({"127.0.0.1"}),
             unready=partial(engine_control.unready, self.directory, ("tiny",)),
-            metrics_text=partial(engine_control.metrics_text, engines, metrics),
+            metrics_text=partial(engine_control.local_metrics_text, engines, metrics),
             new_id=new_id,
             now=lambda: NOON + trio.current_time(),
             tls=tls.server() if self.tls else None,
             keys=_keys(self.secrets),
         )
         house = SimpleNamespace(directory=self.directory, door=self.door, links=None)
-        world = SimpleNamespace(hurry=Hurry())
+        world = SimpleNamespace(hurry=GracePeriods())
         self.node = _Node(None, house, world, terminal=None, drain_s=self.drain_s, tree=self.scope)
 
     def _plug_workers(self) -> None:
@@ -236,7 +238,7 @@ class System(World):
                 self._gateway_nursery = None
 
     async def _processor(self, *, task_status: trio.TaskStatus[None]) -> None:
-        limits = partial(engine_control.limits, self.directory, "tiny", 2048)
+        limits = partial(engine_control.request_limits, self.directory, "tiny", 2048)
         serve = partial(processor, self.asked_inbox, TINY, self.decode, limits, _at_once, self.requests_max)
         await serve(task_status=task_status)
 
@@ -247,7 +249,7 @@ class System(World):
         """Carry the link to the workers' node, as `supervisor.cluster.mesh` does, but for the greeting and the heart."""
         near, far = self.pair("front")
         asker = Link(near, Peer("main", serves_max=0), told=partial(self._told, "far"))
-        serves = {(name, Generate): ForOthers(here, "main") for name, here in self.offered.here.items()}
+        serves = {(name, Generate): GuardedWorker(here, "main") for name, here in self.offered.here.items()}
         self.server = Link(far, Peer("far", serves_max=self.streams), serves)
 
         async def carry() -> None:
@@ -265,12 +267,12 @@ class System(World):
                 self.directory.linked("far", asker)
                 self.offered.linked("main", self.server)
                 self.offered.told("main", NodeState(routes=True))
-                teller = Teller(self.offered)
+                teller = Announcer(self.offered)
                 teller.begin("main", self.server)
                 nursery.start_soon(teller.run, float, name="front.teller")
                 while engine_control.never_ready(self.directory, ("tiny",)):
                     await self.directory.changed.park()
-                with self.front.offering(asker):
+                with self.front.publish(asker):
                     task_status.started()
                     await trio.sleep_forever()
         except* PeerLost:
@@ -280,7 +282,7 @@ class System(World):
         if isinstance(message, NodeState):
             self.directory.told(node, check(message))
         else:
-            self.directory.told_loads(node, check_loads(message))
+            self.directory.merge_loads(node, check_loads(message))
 
     # Clients -----------------------------------------------------------------------------
 
@@ -332,7 +334,7 @@ class System(World):
     async def check_serves(self) -> None:
         """Check that every slot can be had, all at once."""
         await self.let_in()
-        await World.check_serves(self)
+        await SmallSystem.check_serves(self)
 
     def _refuses(self, request_id: str) -> bool:
         """Whether the engines find the prompt of this request wrong, which they say only when it runs."""
@@ -378,7 +380,7 @@ class System(World):
         self.check_routes()
         inbox = self.asked.inbox.statistics()
         assert (inbox.current_buffer_used, inbox.tasks_waiting_send) == (0, 0)
-        await World.check_at_rest(self)
+        await SmallSystem.check_at_rest(self)
 
     def check_routes(self) -> None:
         """Check that no request is on its way through the router, and that no worker counts one."""
@@ -399,7 +401,7 @@ class System(World):
 
 def _keys(secrets: Mapping[str, str]) -> Keys:
     listed = ",".join("=".join(each) for each in secrets.items())
-    keys = Keys(Sources(environment={KEYS: listed} if secrets else {}))
+    keys = Keys(KeySources(environment={KEYS: listed} if secrets else {}))
     keys.load()
     return keys
 

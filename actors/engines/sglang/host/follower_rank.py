@@ -6,20 +6,20 @@ import os
 import signal
 import socket
 
-from actors.engines.sglang.host.watchdog import Guard
+from actors.engines.sglang.host.watchdog import Watchdog
 from protocol.frames import Bye
 from protocol.peer import Peer
 
 READ_BYTES = 4096
 
 
-def bind_to_a_core(rank: int) -> None:
+def pin_to_core(rank: int) -> None:
     """Give this rank's scheduler a core that no other rank of the same engine has, unless its operator has chosen."""
     cores = sorted(os.sched_getaffinity(0))
     os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", str(cores[rank % len(cores)]))
 
 
-def accompany(peer: Peer, link: socket.socket, guard: Guard) -> str:
+def serve_follower_rank(peer: Peer, link: socket.socket, guard: Watchdog) -> str:
     """Be a rank that is not the first: say Hello, wait until the node says Bye, and return its reason."""
     for sign in (signal.SIGTERM, signal.SIGQUIT):
         signal.signal(sign, lambda number, _: guard.end(signal.Signals(number).name))

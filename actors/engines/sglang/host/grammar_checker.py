@@ -35,9 +35,9 @@ from xgrammar import GrammarCompiler, allocate_token_bitmask
 
 from actors.engines.sglang import boot_message, shared_memory
 from actors.engines.sglang.host.grammar_walk import Ids, Walk
-from actors.engines.sglang.host.watchdog import Guard, say_why
+from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from protocol import codec
-from protocol.errors import EngineRefused, Left, Overloaded, PeerViolation
+from protocol.errors import AskerLeft, EngineRefused, Overloaded, PeerViolation
 from protocol.frames import Bye, Cancel, End, Fail, Frame, Open
 from protocol.grammars import WORDS
 from protocol.messages import CheckGrammar, GrammarChecked, GrammarKind
@@ -164,7 +164,7 @@ class Checker:
         _, status = os.waitpid(check.pid, 0)
         del self._checks[check.stream]
         if check.left:
-            self._send(Fail(check.stream, Left.code, "the asker left"))
+            self._send(Fail(check.stream, AskerLeft.code, "the asker left"))
         elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
             self._send(Fail(check.stream, Overloaded.code, "the machine is too busy to check the grammar"))
         else:
@@ -294,7 +294,7 @@ def backend_of(arguments: dict[str, boot_message.Setting]) -> XGrammarGrammarBac
     return backend
 
 
-def run(boot: boot_message.Boot, link: socket.socket, guard: Guard) -> NoReturn:
+def run(boot: boot_message.BootMessage, link: socket.socket, guard: Watchdog) -> NoReturn:
     """Check grammars for engines like the one that `boot` describes, as long as the guard lets this process live."""
     assert boot.checks is not None
     setproctitle("espalier::grammars")
@@ -309,7 +309,7 @@ def run(boot: boot_message.Boot, link: socket.socket, guard: Guard) -> NoReturn:
         link.sendall(peer.take())
         guard.end(f"grammars cannot be checked: {error!r}")
     peer = Peer(boot.name, serves_max=boot.checks.at_once + STREAMS_BESIDE)
-    say_why(Checker(backend, boot.checks, peer, link).serve())
+    print_reason(Checker(backend, boot.checks, peer, link).serve())
     shared_memory.remove(Path(boot.folder))
     os.killpg(0, signal.SIGKILL)  # its forks with it
     raise AssertionError("nobody survives SIGKILL")

@@ -18,7 +18,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 LOOK_S = 0.5
 
 
-class Pulse:
+class LivenessProbe:
     """Asks one engine's scheduler, one question at a time."""
 
     def __init__(self, manager: TokenizerManager, schedulers: Sequence[int]) -> None:

@@ -48,7 +48,7 @@ class _Penalizer(Protocol):
 Count = Callable[[_Penalizer, Req, int, torch.Tensor], None]
 
 
-def count_what_was_said() -> None:
+def count_resumed_tokens() -> None:
     """Let every penalizer of this process begin with what was said before; to be called once."""
     _after(BatchedFrequencyPenalizer, _frequency)
     _after(BatchedPresencePenalizer, _presence)

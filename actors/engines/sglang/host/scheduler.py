@@ -22,7 +22,7 @@ _mark = GrammarManager.abort_requests
 def run(*arguments: object, **named: object) -> None:
     """Be the scheduler's process; SGLang starts it under this name, forked or spawned."""
     GrammarManager.abort_requests = abort_requests
-    penalties.count_what_was_said()
+    penalties.count_resumed_tokens()
     run_scheduler_process(*arguments, **named)
 
 

@@ -27,13 +27,13 @@ from sglang.srt.server_args import PortArgs
 from actors.engines.sglang import boot_message, model_files, shared_memory
 from actors.engines.sglang.host import scheduler, transfer_delay, translation
 from actors.engines.sglang.host.failures import Failures
-from actors.engines.sglang.host.follower_rank import accompany, bind_to_a_core
-from actors.engines.sglang.host.liveness import Pulse
+from actors.engines.sglang.host.follower_rank import pin_to_core, serve_follower_rank
+from actors.engines.sglang.host.liveness import LivenessProbe
 from actors.engines.sglang.host.warm_up import warm_up
-from actors.engines.sglang.host.watchdog import Guard, say_why
+from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from protocol import codec
 from protocol.codec import Message
-from protocol.errors import EngineRefused, Internal, Left, Overloaded, PeerViolation, RequestError
+from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded, PeerViolation, RequestError
 from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
 from protocol.messages import (
     Done,
@@ -89,7 +89,7 @@ class _Running:
 class Host:
     """Serves one link from one engine."""
 
-    def __init__(self, engine: _Engine, info: EngineInfo, peer: Peer, link: socket.socket, guard: Guard) -> None:
+    def __init__(self, engine: _Engine, info: EngineInfo, peer: Peer, link: socket.socket, guard: Watchdog) -> None:
         self.engine = engine
         self.info = info
         self.manager = engine.tokenizer_manager
@@ -99,7 +99,7 @@ class Host:
         self.running: dict[str, _Running] = {}
         self.streams: dict[int, _Running] = {}
         self.controls: set[asyncio.Task[None]] = set()
-        self.pulse = Pulse(self.manager, engine.get_all_child_pids())
+        self.pulse = LivenessProbe(self.manager, engine.get_all_child_pids())
         self.failures = Failures(time.monotonic)
         self.failing = asyncio.Event()
         self.why = ""
@@ -175,7 +175,9 @@ class Host:
         except (ValueError, TypeError, OverflowError) as error:  # SGLang's own checks
             self._fail(running, EngineRefused(str(error)))
         except Exception as error:  # noqa: BLE001  # a bug of SGLang's: this request's, and others' if there are more
-            self._fail(running, Internal(f"the engine failed the request: {type(error).__name__}"), _last_line(error))
+            self._fail(
+                running, InternalError(f"the engine failed the request: {type(error).__name__}"), _last_line(error)
+            )
         else:
             if running.id in self.running:  # ended outside a step: refused or aborted while it waited
                 self._fail(running, translation.failure(last["meta_info"]["finish_reason"] if last else {}))
@@ -187,7 +189,7 @@ class Host:
             self.manager.abort_request(running.id)  # the scheduler answers with the end
         elif running.task is not None:  # the scheduler has not heard of it, so SGLang holds nothing for it
             running.task.cancel()
-            self._fail(running, Left("the asker left"))
+            self._fail(running, AskerLeft("the asker left"))
 
     async def _stepped(self, out: object) -> None:
         """Turn one engine step into one frame; runs in place of SGLang's handler, for every output it sends."""
@@ -255,7 +257,7 @@ class Host:
     def _failed(self, stream: int, error: RequestError, last: str = "") -> None:
         """Fail a stream; many bugs of SGLang's in a short time end the engine, and the node hears of the last."""
         self.peer.send(Fail(stream, error.code, error.detail))
-        why = self.failures.count(last or error.detail) if isinstance(error, Internal) else None
+        why = self.failures.count(last or error.detail) if isinstance(error, InternalError) else None
         if why is not None and not self.failing.is_set():
             self.why = why
             self.failing.set()
@@ -269,7 +271,7 @@ class Host:
             self._send(Fail(stream, error.code, error.detail))
         except Exception as error:  # noqa: BLE001  # as with a request
             words = f"{type(request).__name__} failed: {type(error).__name__}"
-            self._failed(stream, Internal(words), _last_line(error))
+            self._failed(stream, InternalError(words), _last_line(error))
             self._flush()
 
     async def _controlled(self, request: Message) -> Message:
@@ -310,16 +312,16 @@ def _last_line(error: Exception) -> str:
     return "".join(traceback.format_exception_only(error)).strip()
 
 
-def run(boot: boot_message.Boot, link: socket.socket, guard: Guard) -> NoReturn:
+def run(boot: boot_message.BootMessage, link: socket.socket, guard: Watchdog) -> NoReturn:
     """Become the engine that `boot` describes, at the end `link`, for as long as its guard lets it live."""
     folder = Path(boot.folder)
     tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
     os.environ.update(boot.environment)
     if (held_s := boot.environment.get(transfer_delay.VARIABLE)) is not None:
-        transfer_delay.hold_transfers(float(held_s))
+        transfer_delay.delay_transfers(float(held_s))
     rank = boot.arguments.get("node_rank")
     if isinstance(rank, int) and boot.arguments.get("device") == "cpu":
-        bind_to_a_core(rank)
+        pin_to_core(rank)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the node's to judge
     _hook_ports(folder)
     try:
@@ -336,9 +338,9 @@ def run(boot: boot_message.Boot, link: socket.socket, guard: Guard) -> NoReturn:
         peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
         link.sendall(peer.take())
         guard.end(f"the engine could not start: {error!r}")
-    why = accompany(peer, link, guard) if host is None else engine.loop.run_until_complete(host.serve())
-    say_why(why)
-    guard.release_children()
+    why = serve_follower_rank(peer, link, guard) if host is None else engine.loop.run_until_complete(host.serve())
+    print_reason(why)
+    guard.unwatch_children()
     engine.shutdown()
     shared_memory.remove(folder)
     os._exit(0)

@@ -41,7 +41,7 @@ class _Held:
         return bool(self.manager.request_status.get(self.room, KVPoll.Failed) != KVPoll.Failed)
 
 
-def hold_transfers(held_s: float) -> None:
+def delay_transfers(held_s: float) -> None:
     """Let the last piece of each prompt wait so long before it is sent; to be called before the engine is made."""
 
     def hold(

@@ -8,9 +8,9 @@ from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.io_struct import BatchTokenIDOutput, GenerateReqInput
 from sglang.version import __version__
 
-from actors.engines.sglang.boot_message import TOO_SLOW
+from actors.engines.sglang.boot_message import GRAMMAR_TOO_SLOW
 from actors.engines.sglang.host.penalties import SAID
-from protocol.errors import EngineRefused, HandOffFailed, Internal, Left, Overloaded, RequestError
+from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalError, Overloaded, RequestError
 from protocol.messages import (
     EngineInfo,
     Generate,
@@ -85,12 +85,12 @@ def failure(reason: dict[str, object]) -> RequestError:
     """Return what an abort means: the scheduler's word for whatever did not end well."""
     status, detail = reason.get("status_code"), str(reason.get("message") or "aborted")
     if not isinstance(status, int):  # nobody's error: the asker left
-        return Left(detail)
+        return AskerLeft(detail)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return Overloaded(detail)
-    if status < HTTPStatus.INTERNAL_SERVER_ERROR or TOO_SLOW in detail:
+    if status < HTTPStatus.INTERNAL_SERVER_ERROR or GRAMMAR_TOO_SLOW in detail:
         return EngineRefused(detail)
-    return HandOffFailed(detail) if any(word in detail for word in HAND_OFF) else Internal(detail)
+    return HandOffFailed(detail) if any(word in detail for word in HAND_OFF) else InternalError(detail)
 
 
 def honours_seed(engine: Engine) -> bool:

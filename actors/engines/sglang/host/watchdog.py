@@ -19,13 +19,13 @@ from typing import NoReturn
 from actors.engines.sglang import shared_memory
 
 
-def say_why(why: str) -> None:
+def print_reason(why: str) -> None:
     """Say in the host's log why it ends."""
     with suppress(OSError):  # a node that was killed reads no more
         print(f"host ends: {why}", file=sys.stderr, flush=True)
 
 
-class Guard:
+class Watchdog:
     """Watches from a thread of its own, and ends the whole process group when something it watches is gone."""
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class Guard:
         """Watch from now on."""
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
 
-    def release_children(self) -> None:
+    def unwatch_children(self) -> None:
         """Let this process's children end: it is about to end them itself. The node and the link are watched on."""
         for pidfd in self._children:
             self._poll.unregister(pidfd)
@@ -58,7 +58,7 @@ class Guard:
 
     def end(self, why: str) -> NoReturn:
         """Remove what would be left behind and kill every process of this group, this one included."""
-        say_why(why)
+        print_reason(why)
         shared_memory.remove(self._folder)
         os.killpg(0, signal.SIGKILL)
         raise AssertionError("nobody survives SIGKILL")
@@ -73,9 +73,9 @@ class Guard:
                 self.end(self._why[fd])
 
 
-def stand(folder: Path, link: int, node: int) -> Guard:
+def stand(folder: Path, link: int, node: int) -> Watchdog:
     """Return a guard that already watches a host's link and its node: the first thing that a host does."""
-    guard = Guard(folder)
+    guard = Watchdog(folder)
     guard.watch_link(link)
     guard.watch_process(node, "the node")
     guard.start()

@@ -13,7 +13,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from time import thread_time
 
-from actors.engines.sglang.boot_message import BYTES_MAX, STEP_MS, TOO_SLOW
+from actors.engines.sglang.boot_message import BYTES_MAX, GRAMMAR_STEP_MS, GRAMMAR_TOO_SLOW
 from actors.engines.sglang.host.grammar_walk import StepBudget
 
 COMPILERS = 2
@@ -23,12 +23,12 @@ KEPT_MAX = 512  # compiled grammars, refusals among them
 
 def activate():
     """Patch SGLang's grammars, if this process belongs to an engine of a node."""
-    if STEP_MS not in os.environ:
+    if GRAMMAR_STEP_MS not in os.environ:
         return
     from sglang.srt.constrained import xgrammar_backend
     from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
 
-    limit_steps(xgrammar_backend.XGrammarGrammar, float(os.environ[STEP_MS]) / 1000)
+    limit_steps(xgrammar_backend.XGrammarGrammar, float(os.environ[GRAMMAR_STEP_MS]) / 1000)
     limit_cache(BaseGrammarBackend, int(os.environ[BYTES_MAX]))
     limit_compiling(xgrammar_backend.XGrammarGrammarBackend, xgrammar_backend.GrammarCompiler)
 
@@ -52,7 +52,7 @@ def limit_steps(grammar, step_s, clock=thread_time):
         if not hasattr(self, "_budget"):
             self._budget = StepBudget(step_s)
         if not self._budget.spend(cost_s):
-            raise ValueError(f"{TOO_SLOW}: one took {cost_s * 1000:.0f} ms, and {step_s * 1000:g} are allowed")
+            raise ValueError(f"{GRAMMAR_TOO_SLOW}: one took {cost_s * 1000:.0f} ms, and {step_s * 1000:g} are allowed")
 
     grammar.fill_vocab_mask, grammar.accept_token = fill_vocab_mask, accept_token
 

@@ -21,7 +21,7 @@ async def server_info(exchange: Exchange, _: bytes) -> None:
 async def model_info(exchange: Exchange, _: bytes) -> None:
     """Tell about the only model, or about that of `?model=`; raises `ModelNotFound` or `BadRequest`."""
     await trio.lowlevel.checkpoint()
-    model = exchange.door.asking.find_only(exchange.query("model") or None).model()
+    model = exchange.door.asking.find_or_only(exchange.query("model") or None).model()
     said = {
         "model_path": model.root,
         "tokenizer_path": model.root,

@@ -7,15 +7,15 @@ from math import inf
 import trio
 
 from actors.processor import TextReply
-from protocol.dialects.answer_builder import Gathered
+from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
 from protocol.errors import RequestError, SlowClient
 from protocol.messages import Accepted, ChoiceEnded, Respond, Started, Text
 from supervisor.gateway.http.exchange import JSON, Exchange
-from supervisor.gateway.requests import Counted, Served
+from supervisor.gateway.requests import RequestRecord, ServedModel
 
 
-async def in_one_piece(exchange: Exchange, counted: Counted, respond: Respond, gathered: Gathered) -> None:
+async def reply_whole(exchange: Exchange, counted: RequestRecord, respond: Respond, gathered: AnswerBuilder) -> None:
     """Answer when everything is there; raises the `RequestError` that ended the answer."""
     counted.held = exchange.answer_held
     served = _served(exchange, counted)
@@ -23,7 +23,7 @@ async def in_one_piece(exchange: Exchange, counted: Counted, respond: Respond, g
     await exchange.reply_in_pieces(200, [JSON], body.size, body.pieces())
 
 
-async def in_chunks(exchange: Exchange, counted: Counted, respond: Respond, chunks: ChoiceChunks) -> None:
+async def reply_streamed(exchange: Exchange, counted: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
     """Answer as the text comes; raises the `RequestError` that ended the answer before it began."""
     try:
         if respond.echo:
@@ -36,7 +36,7 @@ async def in_chunks(exchange: Exchange, counted: Counted, respond: Respond, chun
         exchange.cut(chunks.failed(error), error)
 
 
-async def _at_once(exchange: Exchange, counted: Counted, respond: Respond, chunks: ChoiceChunks) -> None:
+async def _at_once(exchange: Exchange, counted: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
     """Write every event in the turn in which it comes: a client that reads slower than an engine speaks is dropped."""
 
     def pass_on(reply: TextReply) -> None:
@@ -47,7 +47,9 @@ async def _at_once(exchange: Exchange, counted: Counted, respond: Respond, chunk
     exchange.finish(last)
 
 
-async def _at_the_clients_pace(exchange: Exchange, counted: Counted, respond: Respond, chunks: ChoiceChunks) -> None:
+async def _at_the_clients_pace(
+    exchange: Exchange, counted: RequestRecord, respond: Respond, chunks: ChoiceChunks
+) -> None:
     """Write each event once the client has read most of those before it.
 
     An answer that repeats its prompt is long at once, for each of its choices, and nobody reads megabytes in a turn.
@@ -99,5 +101,5 @@ def _events(reply: TextReply, chunks: ChoiceChunks) -> bytes:
             return b""
 
 
-def _served(exchange: Exchange, counted: Counted) -> Served:
+def _served(exchange: Exchange, counted: RequestRecord) -> ServedModel:
     return exchange.door.asking.find(counted.model)

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from protocol.dialects import chat, completions
-from protocol.dialects.answer_builder import Gathered
+from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
 from protocol.messages import Respond
 from supervisor.gateway.http.exchange import Exchange
-from supervisor.gateway.http.routes.answering import in_chunks, in_one_piece
+from supervisor.gateway.http.routes.answering import reply_streamed, reply_whole
 from supervisor.gateway.http.routes.route import Handler
 
 Asked = TypeVar("Asked", chat.ChatRequest, completions.CompletionRequest)
@@ -28,7 +28,7 @@ class Dialect(Protocol[Asked]):
     def Chunks(self, request: Asked, *, request_id: str, created: int) -> ChoiceChunks:  # noqa: N802
         """Return what builds the events of a streamed answer; it is a class there, hence its name."""
 
-    def Completion(self, request: Asked, *, request_id: str, created: int) -> Gathered:  # noqa: N802
+    def Completion(self, request: Asked, *, request_id: str, created: int) -> AnswerBuilder:  # noqa: N802
         """Return what builds the body of an answer in one piece; it is a class there, too."""
 
 
@@ -40,10 +40,10 @@ async def _answer(dialect: Dialect[Asked], door: str, exchange: Exchange, body: 
     respond = dialect.to_respond(asked, request_id=ours)
     if asked.stream:
         chunks = dialect.Chunks(asked, request_id=ours, created=created)
-        await in_chunks(exchange, counted, respond, chunks)
+        await reply_streamed(exchange, counted, respond, chunks)
     else:
         gathered = dialect.Completion(asked, request_id=ours, created=created)
-        await in_one_piece(exchange, counted, respond, gathered)
+        await reply_whole(exchange, counted, respond, gathered)
 
 
 CHAT: Handler = partial(_answer, chat, "chat")

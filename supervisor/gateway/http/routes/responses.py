@@ -9,7 +9,7 @@ from protocol.dialects import responses
 from protocol.errors import RequestError, SlowClient, UpgradeRequired
 from protocol.messages import Accepted, Answered, ChoiceEnded, Started, Text
 from supervisor.gateway.http.exchange import Exchange
-from supervisor.gateway.http.routes.answering import in_one_piece
+from supervisor.gateway.http.routes.answering import reply_whole
 
 DOOR = "responses"
 
@@ -30,7 +30,7 @@ async def answer(exchange: Exchange, body: bytes) -> None:
     counted = exchange.counted(asked.model, DOOR)
     respond = responses.to_respond(asked, request_id=ours)
     gathered = responses.Completion(asked, request_id=ours, created_at=created_at)
-    await in_one_piece(exchange, counted, respond, gathered)
+    await reply_whole(exchange, counted, respond, gathered)
 
 
 async def _streamed(exchange: Exchange, asked: responses.CreateHttp) -> None:

@@ -11,11 +11,11 @@ from attrs import evolve
 from actors.processor import TextRequest, TextResult
 from protocol.cost import TOKEN_BYTES
 from protocol.dialects import tokens
-from protocol.dialects.answer_builder import Body
+from protocol.dialects.answer_builder import AnswerBody
 from protocol.dialects.request_body import BYTES_A_CHARACTER
 from protocol.errors import BadRequest, DeadlineExceeded
 from protocol.messages import Detokenized, Tokenized
-from supervisor.config.keyfile import clamped
+from supervisor.config.keyfile import clamp_priority
 from supervisor.gateway.http.exchange import JSON, Exchange
 from supervisor.gateway.http.routes.route import noted
 
@@ -36,7 +36,7 @@ async def detokenize(exchange: Exchange, body: bytes) -> None:
     await _reply(exchange, 2 * len(answer.text), partial(tokens.detokenized, answer))
 
 
-async def _reply(exchange: Exchange, size_bytes: int, build: Callable[[], Body]) -> None:
+async def _reply(exchange: Exchange, size_bytes: int, build: Callable[[], AnswerBody]) -> None:
     """Answer as with an answer in one piece: accounted in the same memory, and written as fast as the client reads.
 
     A few tokens can read as megabytes. Raises `BadRequest` for what that memory could never hold, else `Overloaded`.
@@ -53,11 +53,11 @@ async def _ask(exchange: Exchange, model: str | None, request: TextRequest) -> T
     """Ask a model's processor, for which the same limits hold as for its words."""
     door = exchange.door
     key, limit_s = exchange.key or door.keys.anybody, door.asking.first_token_s
-    asks = door.asking.find_only(model).ask
+    asks = door.asking.find_or_only(model).ask
     with key.asking(), trio.move_on_after(limit_s):
         owned = evolve(request, owner=key.name)
-        priority = clamped(None, key.section.priority)
-        admitted = door.gate.admitted(priority, owner=key.name, at_most=door.places_of(key))
+        priority = clamp_priority(None, key.section.priority)
+        admitted = door.gate.admitted(priority, owner=key.name, at_most=door.concurrency_of(key))
         async with admitted, asks.ask(owned, 0) as answer:
             return await answer.result()
     raise DeadlineExceeded(f"there was no answer within {limit_s} s")

@@ -8,7 +8,7 @@ import pytest
 
 from actors.engines.sglang import setting_rules
 from actors.engines.sglang.arguments import CHOICES, TYPES
-from actors.engines.sglang.boot_message import ALWAYS, ON_CPU, EngineSpec, boot
+from actors.engines.sglang.boot_message import ALWAYS, ON_CPU, SglangSpec, boot
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
 from supervisor.config import load
@@ -87,7 +87,7 @@ def test_every_rule_is_about_an_argument_that_there_is():
 @pytest.mark.parametrize("leg", list(Leg))
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg, device):
-    spec = EngineSpec("e", "/m", device, 4, 4096, 512, 16, 1, 0.5, 64, leg, bootstrap_port=9000, nodes=2, meet="a:1")
+    spec = SglangSpec("e", "/m", device, 4, 4096, 512, 16, 1, 0.5, 64, leg, bootstrap_port=9000, nodes=2, meet="a:1")
     given = boot(spec, "folder").arguments
     assert ALWAYS.keys() <= given.keys()
     assert device != "cpu" or ON_CPU.keys() <= given.keys()
@@ -96,7 +96,7 @@ def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg, dev
 
 
 def test_all_that_the_host_decides_from_keys_of_ours_is_refused_in_settings():
-    spec = EngineSpec(
+    spec = SglangSpec(
         "e", "/m", "cuda", 4, 4096, 512, 16, 1, 0.5, 64, Leg.PREFILL, bootstrap_port=9000, nodes=2, meet="a"
     )
     tunable = {"sleep_on_idle", "constrained_json_disable_any_whitespace", "log_level"}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from actors.engines.simulated.batch import Batch, Turn
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
-from actors.engines.simulated.output import Speech
-from protocol.errors import EngineLost, Left, RequestError
+from actors.engines.simulated.output import OutputGenerator
+from protocol.errors import AskerLeft, EngineLost, RequestError
 from protocol.messages import EngineLoad
 from tests.rig.simulated_engines import COSTS, generate, read, running, spec, timed
 from tests.system.simulator import Steps, counting, simulate
@@ -24,7 +24,7 @@ PRICED = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.125, per_k
 
 def batch(seed: int = 0, **changes) -> Batch:
     made = spec(**changes)
-    return Batch(made, Speech.of(made, ()), random.Random(seed))
+    return Batch(made, OutputGenerator.of(made, ()), random.Random(seed))
 
 
 # What time costs --------------------------------------------------------------------------
@@ -212,7 +212,7 @@ async def test_an_abort_frees_slot_and_memory_at_once_and_not_at_the_end_of_the_
         await engine.wait_released("a")
         assert trio.current_time() == 1.25
         assert await engine.load() == EngineLoad(0, 1, 0)
-        with pytest.raises(Left):
+        with pytest.raises(AskerLeft):
             await left.result()
         await anext(waits)
         assert trio.current_time() == 3, "a step that has begun ends as it would have"
@@ -246,7 +246,7 @@ async def test_whoever_hears_a_token_may_abort_and_submit_in_the_same_turn(autoj
             if not times:
                 times.append(engine.submit(generate("b", tokens_max=1)))
 
-        with pytest.raises(Left):
+        with pytest.raises(AskerLeft):
             await engine.submit(generate("a", tokens_max=9)).relay(into)
         assert trio.current_time() == 1
         await times[0].over.wait()

@@ -9,7 +9,7 @@ import trio
 
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
-from protocol.errors import EngineDied, EngineLost, EngineRefused, Left
+from protocol.errors import AskerLeft, EngineDied, EngineLost, EngineRefused
 from protocol.messages import EngineLoad
 from tests.rig.simulated_engines import generate, running, spec, timed
 
@@ -23,7 +23,7 @@ async def test_a_slow_engine_takes_longer_from_its_next_step_on(autojump_clock):
 
         nursery.start_soon(read)
         await trio.sleep(3)
-        engine.suffer(Faults())
+        engine.inject(Faults())
     assert times == [2, 4, 5, 6]
 
 
@@ -39,10 +39,10 @@ async def test_a_stuck_engine_keeps_what_is_aborted_until_it_heals(autojump_cloc
         assert patience.cancelled_caught
         assert leaves.over.is_set(), "who only waits holds nothing that could be stuck"
         assert await engine.load() == EngineLoad(1, 1, 4)
-        engine.suffer(Faults())
+        engine.inject(Faults())
         await engine.wait_released("a")
         assert trio.current_time() == 101.5
-        with pytest.raises(Left):
+        with pytest.raises(AskerLeft):
             await stuck.result()
         assert await timed(waits) == [102.5]
 
@@ -54,7 +54,7 @@ async def test_an_engine_may_find_a_request_wrong_when_it_computes_it(autojump_c
             await refused.result()
         assert trio.current_time() == 1
         assert await engine.load() == EngineLoad(0, 0, 0)
-        engine.suffer(Faults())
+        engine.inject(Faults())
         assert len(await timed(engine.submit(generate("b")))) == 3
 
 
@@ -129,7 +129,7 @@ async def test_a_crash_that_is_asked_for_later_is_counted_from_then(autojump_clo
     async with trio.open_nursery() as nursery:
         nursery.start_soon(crashing, engine)
         await trio.sleep(3)
-        engine.suffer(Faults(crash_after_s=2))
+        engine.inject(Faults(crash_after_s=2))
         await engine.wait_lost()
         assert trio.current_time() == 5
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.kv_memory import Lease, Memory, chain, packed, root
-from actors.engines.simulated.output import Speech
-from protocol.errors import Left
+from actors.engines.simulated.output import OutputGenerator
+from protocol.errors import AskerLeft
 from protocol.messages import Usage
 from tests.rig.simulated_engines import generate, read, running, spec
 
@@ -191,7 +191,7 @@ async def test_an_aborted_request_leaves_what_it_has_computed(autojump_clock):
         left = engine.submit(generate("a", prompt))
         await trio.sleep(1.5)
         engine.abort("a")
-        with pytest.raises(Left):
+        with pytest.raises(AskerLeft):
             await left.result()
         assert (await usage(engine, generate("b", prompt))).cached_tokens == 4
 
@@ -224,7 +224,7 @@ async def test_a_page_that_several_hold_counts_once(autojump_clock):
 
 def batch(**changes) -> Batch:
     made = spec(**changes)
-    return Batch(made, Speech.of(made, ()), random.Random(0))
+    return Batch(made, OutputGenerator.of(made, ()), random.Random(0))
 
 
 def test_two_that_compute_the_same_at_once_end_with_one_copy():

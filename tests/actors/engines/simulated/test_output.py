@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.kv_memory import packed
-from actors.engines.simulated.output import Speech
+from actors.engines.simulated.output import OutputGenerator
 from protocol.messages import FinishReason
 from tests.rig.simulated_engines import generate, read, running, spec
 
@@ -122,7 +122,7 @@ async def test_where_every_token_is_forbidden_none_is(autojump_clock):
 
 
 def first(request, *, seed=0, lines=(), many=30):
-    speech = Speech.of(spec(seed=seed), lines)
+    speech = OutputGenerator.of(spec(seed=seed), lines)
     voice = speech.answer(request, packed(request.tokens))
     return [next(voice.ids) for _ in range(many)]
 
@@ -164,7 +164,7 @@ def test_lines_must_be_in_the_vocabulary():
 @given(st.integers(0, 1000), st.integers(0, 5), st.integers(0, 30), st.integers(2, 50), st.sampled_from([0.0, 1.0]))
 def test_log_probabilities_are_ordered_distinct_and_sum_to_less_than_one(place, token, most, vocabulary, temperature):
     made = spec(vocabulary_size=vocabulary)
-    speech, token, most = Speech.of(made, ()), token % vocabulary, min(most, vocabulary)
+    speech, token, most = OutputGenerator.of(made, ()), token % vocabulary, min(most, vocabulary)
     voice = speech.answer(generate("a", [1], temperature=temperature), packed([1]))
     told = speech.logprob(voice, place, token, most)
     assert told == speech.logprob(voice, place, token, most)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.engines.simulated.batch import Batch
-from actors.engines.simulated.output import Speech
+from actors.engines.simulated.output import OutputGenerator
 from protocol.errors import BadRequest
 from protocol.messages import Finished, FinishReason, Generate
 from tests.rig.simulated_engines import generate, read, running, spec
@@ -34,7 +34,7 @@ SAMPLINGS = {
 def whole(request: Generate, lines, **changes):
     """Return the ids, log probabilities and end of an answer."""
     made = spec(eos_id=EOS, length_min=3, length_max=24, **changes)
-    batch = Batch(made, Speech.of(made, lines), random.Random(0))
+    batch = Batch(made, OutputGenerator.of(made, lines), random.Random(0))
     batch.submit(request, 0.0)
     ids, told, now = [], [], 0.0
     while True:

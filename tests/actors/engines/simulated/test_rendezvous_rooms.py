@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
-from actors.engines.simulated.rendezvous_rooms import Meetings
+from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import BOOTSTRAP, SimulatedSpec
 from protocol.cluster import Leg
-from protocol.errors import BadRequest, EngineLost, EngineRefused, Left
+from protocol.errors import AskerLeft, BadRequest, EngineLost, EngineRefused
 from protocol.messages import EngineLoad, FinishReason, Generate, HandOff, Rendezvous, Usage
 from protocol.strict.structure import structure
 from tests.rig.simulated_engines import generate, read, running, spec, timed
@@ -95,10 +95,10 @@ async def leave(engine: SimulatedEngine, after_s: float) -> None:
 @asynccontextmanager
 async def full_pair() -> AsyncIterator[tuple[SimulatedEngine, SimulatedEngine, trio.Nursery]]:
     """Run a prefill, and a decode with memory for one request, which it has."""
-    meetings, memory = Meetings(), {"kv_tokens_max": 40, "page_size": 4}
+    meetings, memory = RendezvousRooms(), {"kv_tokens_max": 40, "page_size": 4}
     async with (
-        running(leg_of(Leg.PREFILL), meetings=meetings) as prefill,
-        running(leg_of(Leg.DECODE, **memory), meetings=meetings) as decode,
+        running(leg_of(Leg.PREFILL), rendezvous_rooms=meetings) as prefill,
+        running(leg_of(Leg.DECODE, **memory), rendezvous_rooms=meetings) as decode,
         trio.open_nursery() as nursery,
     ):
         decode.submit(in_room("long", 1))
@@ -126,9 +126,9 @@ async def test_a_prefill_does_not_wait_for_a_decode_that_has_crashed(autojump_cl
     with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="crashed"), flatten_subgroups=True):
         async with full_pair() as (prefill, decode, _):
             decode.submit(in_room("a", 2))
-            assert prefill.meetings.wait(2, lambda: None)
+            assert prefill.rendezvous_rooms.wait(2, lambda: None)
             decode.crash()
-            assert not prefill.meetings.wait(2, lambda: None)
+            assert not prefill.rendezvous_rooms.wait(2, lambda: None)
 
 
 async def test_a_prompt_that_waits_for_its_decode_can_be_aborted_and_computes_nothing_meanwhile(autojump_clock):
@@ -138,7 +138,7 @@ async def test_a_prompt_that_waits_for_its_decode_can_be_aborted_and_computes_no
         await trio.sleep(12)
         assert await prefill.load() == EngineLoad(1, 0, 16)
         prefill.abort("a")
-        with pytest.raises(Left):
+        with pytest.raises(AskerLeft):
             await answer.result()
         assert await prefill.load() == EngineLoad(0, 0, 0)
 
@@ -216,7 +216,7 @@ async def test_memory_is_held_for_a_prompt_that_comes_and_given_back(autojump_cl
         engine.abort("a")
         await engine.wait_released("a")
         assert trio.current_time() == 1.5
-        with pytest.raises(Left):
+        with pytest.raises(AskerLeft):
             await first.result()
         assert (await second.result()).usage == Usage(16, 8)
         assert await engine.load() == EngineLoad(0, 0, 0)
@@ -228,7 +228,7 @@ async def test_a_decode_can_be_aborted_at_any_time(after_s, autojump_clock):
         answer = engine.submit(met(generate("a", prompt=8, tokens_max=9)))
         await trio.sleep(after_s)
         engine.abort("a")
-        with pytest.raises(Left):
+        with pytest.raises(AskerLeft):
             await answer.result()
         assert await engine.load() == EngineLoad(0, 0, 0)
         assert trio.current_time() <= after_s + 0.25
@@ -239,7 +239,7 @@ async def test_nothing_is_said_after_an_abort_though_the_prompt_comes_meanwhile(
         answer, heard = engine.submit(met(generate("a", prompt=8, tokens_max=9))), []
         await trio.sleep(3)
         engine.abort("a")
-        with pytest.raises(Left):
+        with pytest.raises(AskerLeft):
             await answer.relay(heard.append)
         assert (heard, trio.current_time()) == ([], 23)
 

@@ -44,7 +44,7 @@ def test_who_has_them_or_needs_no_mooncake_is_not_asked_for_it(tmp_path, install
     text = DISAGG.read_text().replace('leg = "', 'transfer = "nixl"\nleg = "')
     (tmp_path / "cluster.toml").write_text(text.replace('path = "', f'path = "{ROOT}/examples/'))
     libraries.check_libraries(load.read(tmp_path / "cluster.toml"), "prefill", "decode")
-    installed |= {name: f"lib{name}.so.1" for name in libraries.MOONCAKE}
+    installed |= {name: f"lib{name}.so.1" for name in libraries.MOONCAKE_LIBRARIES}
     libraries.check_libraries(cluster, "prefill", "decode")
 
 

@@ -16,18 +16,18 @@ import trio
 from attrs import Factory, define, field
 
 from actors.kit.calls import mailbox
-from actors.kit.priority_inbox import queue
+from actors.kit.priority_inbox import priority_inbox
 from protocol import codec
 from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import BadRequest, Draining, EngineDied, PeerLost, PeerViolation, StartFailed
 from protocol.messages import RunRank
 from protocol.peer import Peer
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import Here
-from supervisor.engines.sglang.ranks import Others, Own, other_rank
+from supervisor.cluster.workers import LocalWorker
+from supervisor.engines.sglang.ranks import Others, Own, run_follower_rank
 from supervisor.links.link import Link
-from supervisor.supervision.events import Kind
-from supervisor.supervision.registration import Plug
+from supervisor.supervision.events import ChildEventKind
+from supervisor.supervision.registration import Registration
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Backoff, Child, Tree
 from tests.system.simulator import SimTransport, counting, sim_pair, simulate, tasks
@@ -49,7 +49,7 @@ class Hosts:
     log: list[tuple[float, str]] = Factory(list)
     ports: dict[int, int | None] = Factory(dict)  # that the hosts alive were told, by rank
     ladder_s: dict[int, float] = Factory(lambda: dict.fromkeys(range(3), LADDER_S))
-    plug: Plug = Factory(Plug)
+    plug: Registration = Factory(Registration)
     changed: trio.lowlevel.ParkingLot = Factory(trio.lowlevel.ParkingLot)
 
     async def keep(self, rank, port, *, task_status=trio.TASK_STATUS_IGNORED):
@@ -72,7 +72,7 @@ class Hosts:
             with trio.move_on_after(LOAD_S):
                 await self.ends[rank].wait()
             task_status.started()
-            with self.plug.offering(SimpleNamespace(info=None)) if rank == 0 else nullcontext():
+            with self.plug.publish(SimpleNamespace(info=None)) if rank == 0 else nullcontext():
                 await self.ends[rank].wait()
         except trio.Cancelled:
             with trio.move_on_after(self.ladder_s[rank], shield=True):
@@ -101,8 +101,8 @@ class Group:
     gateway: str = "a"
     another: Callable[[], int | None] = lambda: None  # where the next life is met
     directory: Directory = Factory(lambda: Directory("a"))
-    plug: Plug = field(init=False)
-    here: Here = field(init=False)
+    plug: Registration = field(init=False)
+    here: LocalWorker = field(init=False)
     others: Others = field(init=False)
     asked: dict = Factory(dict)  # by node
     nodes: dict[str, Directory] = Factory(lambda: {name: Directory(name) for name in "bc"})
@@ -115,9 +115,9 @@ class Group:
     def __attrs_post_init__(self):
         self.plug = self.hosts.plug
         self.plug.changed = self.directory.changed
-        address, inbox = queue(4, lambda request: request.priority)
+        address, inbox = priority_inbox(4, lambda request: request.priority)
         offer = Offer("big", "tiny", Leg.BOTH, 4, up=False)
-        self.here = Here("a", offer, address, self.plug, self.directory.changed, inbox, self.directory)
+        self.here = LocalWorker("a", offer, address, self.plug, self.directory.changed, inbox, self.directory)
         self.directory.here["big"] = self.here
         self.others = Others("big", ("b", "c"), self.agreed, self.directory, LINKED_WITHIN_S, self.plug, self.gateway)
         for node, rank in (("b", 1), ("c", 2)):
@@ -125,7 +125,7 @@ class Group:
             address, inbox = mailbox(1)
             self.asked[node] = address
             own = Own(self.nodes[node], AGREED, PORTS)
-            run = partial(other_rank, inbox, own, partial(self.hosts.keep, rank))
+            run = partial(run_follower_rank, inbox, own, partial(self.hosts.keep, rank))
             self.nursery.start_soon(run, name=f"rank {rank}")
 
     def link(self, node, serves=None):
@@ -176,11 +176,15 @@ class Group:
 
     @property
     def ready(self):
-        return [each.at for each in self.happenings if each.path == "a/engine" and each.kind is Kind.STARTED]
+        return [each.at for each in self.happenings if each.path == "a/engine" and each.kind is ChildEventKind.STARTED]
 
     @property
     def why(self):
-        return [str(each.error) for each in self.happenings if each.path == "a/engine" and each.kind is Kind.FAILED]
+        return [
+            str(each.error)
+            for each in self.happenings
+            if each.path == "a/engine" and each.kind is ChildEventKind.FAILED
+        ]
 
     async def until_ready(self, times=1):
         with trio.fail_after(500):

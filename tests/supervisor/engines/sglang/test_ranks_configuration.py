@@ -19,18 +19,18 @@ from protocol.messages import Generate, RunRank
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.config import load
-from supervisor.engines.children import Worker, _spec, rank_of, worker
+from supervisor.engines.children import Worker, _spec, follower_child, worker
 from supervisor.engines.sglang import ranks
 from supervisor.engines.sglang import spawn as hosts_module
-from supervisor.engines.sglang.bootstrap_ports import PORTS
+from supervisor.engines.sglang.bootstrap_ports import BOOTSTRAP_PORTS
 from supervisor.launcher import preflight
 from supervisor.node import monitoring
 from supervisor.processes import run_folder
-from supervisor.processes.process import Hurry
+from supervisor.processes.process import GracePeriods
 from supervisor.sockets.descriptor_reserve import Reserve
-from supervisor.supervision.registration import Plug
+from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics
-from tests.rig.assembly import built
+from tests.rig.assembly import built_assembly
 
 ROOT = Path(__file__).parents[4]
 SPAN = f"""
@@ -222,16 +222,18 @@ def hosts(tmp_path):
         raise StartFailed("nothing starts here")
 
     cluster = load.read(tmp_path / "cluster.toml")
-    with run_folder.folder(tmp_path) as folder:
-        own = {"folder": folder, "logs": tmp_path, "hurry": Hurry(), "metrics": Metrics(), "reserve": Reserve()}
+    with run_folder.run_folder(tmp_path) as folder:
+        own = {"folder": folder, "logs": tmp_path, "hurry": GracePeriods(), "metrics": Metrics(), "reserve": Reserve()}
         world = SimpleNamespace(now=lambda: 5.0, **own)
         yield SimpleNamespace(cluster=cluster, starts=dict.fromkeys(cluster.engine, starts), world=world, boots=boots)
 
 
 async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(hosts):
     section = hosts.cluster.engine["p"]
-    others = ranks.Others("p", (), {}, Directory("a"), 1.0, Plug(), "a")
-    each = Worker("p", section, None, Plug(), inbox=None, came=lambda: None, turn_away=lambda: None, others=others)
+    others = ranks.Others("p", (), {}, Directory("a"), 1.0, Registration(), "a")
+    each = Worker(
+        "p", section, None, Registration(), inbox=None, came=lambda: None, turn_away=lambda: None, others=others
+    )
     for alone in (each, evolve(each, others=None)):
         child = worker(hosts.cluster, alone, hosts.starts, hosts.world).children[0]
         for _ in range(3):
@@ -239,20 +241,27 @@ async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(hos
                 await child.run(*child.args, task_status=trio.TASK_STATUS_IGNORED)
         told = [boot.arguments["disaggregation_bootstrap_port"] for boot in hosts.boots[-3:]]
         assert len(set(told)) == 3
-        assert set(told) <= set(range(section.bootstrap_port, section.bootstrap_port + PORTS))
+        assert set(told) <= set(range(section.bootstrap_port, section.bootstrap_port + BOOTSTRAP_PORTS))
 
 
 async def test_another_rank_of_a_prefill_is_started_with_the_port_that_its_node_is_told(hosts, nursery):
     first = hosts.cluster.engine["p"].bootstrap_port
     address, inbox = mailbox(1)
-    child = rank_of(hosts.cluster, "p", Directory("b"), inbox, hosts.starts, hosts.world)
+    child = follower_child(hosts.cluster, "p", Directory("b"), inbox, hosts.starts, hosts.world)
     await nursery.start(partial(child.run, *child.args))
     agreed = ranks.agreed(hosts.cluster, "p")
-    for port, refused in ((first, EngineLost), (first + PORTS - 1, EngineLost), (first + PORTS, BadRequest)):
+    for port, refused in (
+        (first, EngineLost),
+        (first + BOOTSTRAP_PORTS - 1, EngineLost),
+        (first + BOOTSTRAP_PORTS, BadRequest),
+    ):
         with pytest.raises(refused):
             async with address.ask(RunRank(agreed, port), 1) as answer:
                 await answer.result()
-    assert [boot.arguments["disaggregation_bootstrap_port"] for boot in hosts.boots] == [first, first + PORTS - 1]
+    assert [boot.arguments["disaggregation_bootstrap_port"] for boot in hosts.boots] == [
+        first,
+        first + BOOTSTRAP_PORTS - 1,
+    ]
     assert {boot.arguments["node_rank"] for boot in hosts.boots} == {1}
     nursery.cancel_scope.cancel()
 
@@ -261,7 +270,7 @@ async def test_another_rank_of_a_prefill_is_started_with_the_port_that_its_node_
 
 
 def children(cluster, node):
-    return [child.name for child in built(cluster, node)[0].tree.children]
+    return [child.name for child in built_assembly(cluster, node)[0].tree.children]
 
 
 SERVED = ("router-tiny", "processor-tiny")
@@ -272,7 +281,7 @@ def test_the_first_node_has_the_engine_and_every_other_one_its_rank(read):
     assert children(cluster, "a") == ["gateway", "links", "zygote", "big", "grammars-big", *SERVED]
     assert children(cluster, "b") == children(cluster, "c") == ["links", "zygote", "big"]
     for node in "abc":
-        serves = built(cluster, node)[0].links.serves
+        serves = built_assembly(cluster, node)[0].links.serves
         assert (("big", RunRank) in serves, ("big", Generate) in serves) == (node != "a", node == "a")
         assert ("", RunRank) not in serves  # what has no name can be asked by operators
 
@@ -295,7 +304,7 @@ def test_a_check_prints_the_group(read):
 
 def test_an_engine_that_waits_for_a_node_says_so(read):
     cluster = read()
-    house, _ = built(cluster, "a")
+    house, _ = built_assembly(cluster, "a")
     assert engine_control.unready(house.directory, ["tiny"]) == "engine big is starting"
     house.directory.here["big"].plug.lack("there is no link to node b")
     assert engine_control.unready(house.directory, ["tiny"]) == "engine big is starting: there is no link to node b"
@@ -333,7 +342,7 @@ def test_b18_an_engine_with_variables_of_its_own_is_forked_from_a_zygote_that_ha
     """Torch reads OMP_NUM_THREADS when it is imported, and so do others."""
     plain = '[engine.q]\nmodel = "tiny"\nnode = "b"\ndevice = "cpu"\nkv_tokens_max = 4096\n'
     own = plain.replace("engine.q", "engine.r") + '[engine.r.environment]\nOMP_NUM_THREADS = "3"\n'
-    house, _ = built(read("", plain + own), "b")
+    house, _ = built_assembly(read("", plain + own), "b")
     members = {child.name: child for child in house.tree.children}
     assert [name for name in members if name.startswith("zygote")] == ["zygote", "zygote-r"]
     assert "zygote" in members["q"].needs

@@ -8,12 +8,12 @@ import sys
 import pytest
 import trio
 
-from actors.engines.sglang.boot_message import Boot
+from actors.engines.sglang.boot_message import BootMessage
 from protocol.errors import EngineDied
 from supervisor.engines.sglang import spawn
-from supervisor.processes.output_log import Chatter
-from supervisor.processes.process import Hurry, Ladder
-from supervisor.supervision.registration import Plug
+from supervisor.processes.output_log import OutputLog
+from supervisor.processes.process import GracePeriods, Ladder
+from supervisor.supervision.registration import Registration
 
 pytestmark = pytest.mark.realtime
 
@@ -26,14 +26,14 @@ STANDS_STILL = (
 
 async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(tmp_path, monkeypatch):
     monkeypatch.setattr(spawn, "FORK_WITHIN_S", 0.2)
-    plug, ends = Plug(), []
+    plug, ends = Registration(), []
 
     async def keep(*, task_status):
         with pytest.raises(EngineDied, match="the zygote died"):
             await spawn.zygote(
                 plug,
-                Chatter(tmp_path / "zygote.log"),
-                Hurry(),
+                OutputLog(tmp_path / "zygote.log"),
+                GracePeriods(),
                 Ladder(asked_s=0.1, term_s=0.1, kill_s=5.0),
                 dict(os.environ),
                 (sys.executable, "-c", STANDS_STILL),
@@ -45,5 +45,5 @@ async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(tmp_pat
         async with trio.open_nursery() as nursery:
             await nursery.start(keep)
             with pytest.raises(EngineDied, match="did not fork"):
-                await plug.now.fork(Boot("e", str(tmp_path), {}, {}), spawn.Descriptors(0, 1, 2, 0))
+                await plug.now.fork(BootMessage("e", str(tmp_path), {}, {}), spawn.Descriptors(0, 1, 2, 0))
     assert ends == [None]

@@ -10,7 +10,7 @@ import wsproto
 
 from protocol.dialects import request_body
 from tests.rig.gateway import at_rest, chat, create, head, post, rig
-from tests.rig.sockets import upgraded, whole
+from tests.rig.sockets import websocket_client, whole
 
 FAMINE = b"famine"  # what has this in it is too much
 
@@ -59,13 +59,13 @@ async def test_a_body_for_which_there_is_no_memory_is_refused_and_may_come_again
         assert (await beside.ask(head())).status == 200
         await beside.stream.aclose()
         await at_rest(made)
-        assert made.door.bodies.held_bytes == 0
+        assert made.door.bodies.reserved_bytes == 0
 
 
 async def test_a_message_that_no_memory_is_left_to_decode_is_refused_alone(rather_slow, monkeypatch):
     starve(monkeypatch, request_body.msgspec.json, "decode", 0)
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=5 s=1", stream_id="a"))
         await client.events("response.created")
         await client.say(create("famine", stream_id="b"))
@@ -75,7 +75,7 @@ async def test_a_message_that_no_memory_is_left_to_decode_is_refused_alone(rathe
         assert (await whole(client, create("n=2")))["status"] == "completed"
         await client.stream.aclose()
         await at_rest(made)
-        assert made.door.bodies.held_bytes == 0
+        assert made.door.bodies.reserved_bytes == 0
 
 
 async def test_a_websocket_that_no_memory_is_left_to_read_is_closed_with_the_word_to_try_again(
@@ -83,7 +83,7 @@ async def test_a_websocket_that_no_memory_is_left_to_read_is_closed_with_the_wor
 ):
     starve(monkeypatch, wsproto.WSConnection, "receive_data", 1)
     async with rig() as made:
-        beside, client = await upgraded(made), await upgraded(made)
+        beside, client = await websocket_client(made), await websocket_client(made)
         await beside.say(create("n=5 s=1"))
         await client.say(create("famine"))
         with trio.fail_after(5):
@@ -93,4 +93,4 @@ async def test_a_websocket_that_no_memory_is_left_to_read_is_closed_with_the_wor
         await beside.stream.aclose()
         await client.stream.aclose()
         await at_rest(made)
-        assert made.door.bodies.held_bytes == 0
+        assert made.door.bodies.reserved_bytes == 0

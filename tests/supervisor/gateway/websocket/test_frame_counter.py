@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wsproto import WSConnection
 
-from supervisor.gateway.websocket.frame_counter import FrameHeads
+from supervisor.gateway.websocket.frame_counter import FrameCounter
 from tests.rig.gateway import create, frame, head, rig
-from tests.rig.sockets import upgraded, whole
+from tests.rig.sockets import websocket_client, whole
 
 CLIENTS = 12
 A_TURN = 64  # pieces of the one client whose turn it is
@@ -63,7 +63,7 @@ def seen(monkeypatch):
 
 async def test_clients_that_send_empty_frames_are_read_one_at_a_time(rather_slow, seen):
     async with rig() as made:
-        clients = [await upgraded(made) for _ in range(CLIENTS)]
+        clients = [await websocket_client(made) for _ in range(CLIENTS)]
         trio.lowlevel.add_instrument(seen)
         for each in clients:
             await each.send(frame(b"", 0x01) + EMPTY * 600)
@@ -159,7 +159,7 @@ async def test_whoever_sends_few_requests_ahead_waits_for_nobody_who_sends_many(
 
 async def test_whoever_sends_few_frames_waits_for_nobody_who_sends_many(rather_slow, seen):
     async with rig() as made:
-        many, few = await upgraded(made), await upgraded(made)
+        many, few = await websocket_client(made), await websocket_client(made)
         await made.door.reading.acquire()  # as if somebody had very many
         await many.send(frame(b"", 0x01) + EMPTY * 600)
         assert (await whole(few, create("n=2")))["status"] == "completed"
@@ -175,7 +175,7 @@ SIZES = st.one_of(st.integers(0, 300), st.sampled_from([125, 126, 65_535, 65_536
 @given(st.lists(SIZES, max_size=20), st.lists(st.integers(1, 400), max_size=60), st.integers(1, 5))
 def test_frames_are_counted_however_their_bytes_come(sizes, cuts, most):
     data = b"".join(frame(bytes(size), 0x00) for size in sizes)
-    heads, counted, read = FrameHeads(), 0, 0
+    heads, counted, read = FrameCounter(), 0, 0
     ends = [sum(cuts[:each]) for each in range(1, len(cuts) + 1)] + [len(data)]
     for end in ends:
         while read < min(end, len(data)):
@@ -197,7 +197,7 @@ def test_messages_are_kept_until_they_are_taken_however_their_bytes_come(message
             last = number == len(parts) - 1
             data += frame(bytes(size), 0x80 * last | (not number)) + frame(b"still there", 0x89)
         whole.append((len(data), sum(parts)))  # behind a ping, which is of no message
-    heads, read, taken = FrameHeads(), 0, 0
+    heads, read, taken = FrameCounter(), 0, 0
     for cut in [*cuts, len(data)]:
         end = min(read + cut, len(data))
         while read < end:

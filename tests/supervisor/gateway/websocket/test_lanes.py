@@ -9,7 +9,7 @@ import trio.testing
 from protocol.messages import Role, Turn
 from supervisor.gateway.websocket.history import TURN_BYTES, Memory, Said
 from tests.rig.gateway import Client, at_rest, create, rig
-from tests.rig.sockets import collected, said, types, upgraded, whole
+from tests.rig.sockets import collected, said, types, websocket_client, whole
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def rather_slow():
 
 async def test_lanes_run_together_and_each_of_them_in_order(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         for lane in ("a", "b", None):
             for number in (1, 2):
                 await client.say(create(f"{lane}{number} n=4 s=1", stream_id=lane))
@@ -42,7 +42,7 @@ async def test_lanes_run_together_and_each_of_them_in_order(rather_slow):
 
 async def test_only_so_many_responses_run_at_once_and_the_first_to_come_goes_first(rather_slow):
     async with rig(in_flight_max=2) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         for lane in "abcd":
             await client.say(create("n=2 s=1", stream_id=lane))
         await trio.sleep(1.5)
@@ -55,7 +55,7 @@ async def test_only_so_many_responses_run_at_once_and_the_first_to_come_goes_fir
 
 async def test_only_so_many_responses_wait(rather_slow):
     async with rig(queued_max=2, in_flight_max=1) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=3 s=1"))
         await client.events("response.output_text.delta")
         for number in range(4):
@@ -72,7 +72,7 @@ async def test_only_so_many_responses_wait(rather_slow):
 
 async def test_a_lane_that_waits_for_itself_holds_no_other_up(rather_slow):
     async with rig(in_flight_max=2) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         for _ in range(3):
             await client.say(create("n=5 s=1", stream_id="long"))
         await client.say(create("n=1", stream_id="short"))
@@ -83,7 +83,7 @@ async def test_a_lane_that_waits_for_itself_holds_no_other_up(rather_slow):
 
 async def test_only_so_many_lanes_have_names(rather_slow):
     async with rig(lanes_max=2) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=1", stream_id="a"))
         await client.events()
         await client.say(create("n=3 s=1", stream_id="b"))
@@ -99,7 +99,7 @@ async def test_only_so_many_lanes_have_names(rather_slow):
 
 async def test_a_lane_of_which_nothing_is_left_makes_room_for_another(rather_slow):
     async with rig(lanes_max=1) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create(model="other", stream_id="a"))
         assert (await client.event())["error"]["code"] == "model_not_found"
         await client.say(create("n=1", stream_id="b"))
@@ -109,7 +109,7 @@ async def test_a_lane_of_which_nothing_is_left_makes_room_for_another(rather_slo
 @pytest.mark.parametrize("name", ["", "x" * 257, "a b", "ä", 7, ["a"]])
 async def test_a_lane_with_a_name_that_is_none_is_refused(name, rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create(stream_id=name))
         refused = await client.event()
         assert (refused["type"], refused["status"], refused["error"]["code"]) == ("error", 400, "invalid_stream_id")
@@ -122,7 +122,7 @@ async def test_a_lane_with_a_name_that_is_none_is_refused(name, rather_slow):
 
 async def test_any_lane_continues_the_latest_response_of_any_other(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         first = await whole(client, create("first n=2", stream_id="a"))
         for lane in ("b", None):
             forked = await whole(client, create("fork n=2", stream_id=lane, previous_response_id=first["id"]))
@@ -137,7 +137,7 @@ async def test_any_lane_continues_the_latest_response_of_any_other(rather_slow):
 
 async def test_a_fork_waits_for_its_parent_to_end(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=5 s=1", stream_id="a"))
         parent = (await client.events("response.in_progress"))[-1]["response"]["id"]
         await client.say(create("fork n=1 s=0", stream_id="b", previous_response_id=parent))
@@ -155,7 +155,7 @@ async def test_a_fork_waits_for_its_parent_to_end(rather_slow):
 
 async def test_a_fork_of_what_failed_finds_nothing(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=5 s=1 fail=2", stream_id="a"))
         parent = (await client.events("response.in_progress"))[-1]["response"]["id"]
         await client.say(create("fork", stream_id="b", previous_response_id=parent))
@@ -167,7 +167,7 @@ async def test_a_fork_of_what_failed_finds_nothing(rather_slow):
 
 async def test_a_fork_keeps_what_was_there_when_it_came(rather_slow):
     async with rig(in_flight_max=1) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         first = await whole(client, create("first n=1", stream_id="a"))
         await client.say(create("second n=3 s=1", stream_id="a", previous_response_id=first["id"]))
         await client.say(create("fork n=1 s=0", stream_id="b", previous_response_id=first["id"]))
@@ -177,7 +177,7 @@ async def test_a_fork_keeps_what_was_there_when_it_came(rather_slow):
 
 async def test_a_fork_keeps_its_parent_however_long_it_waits_for_room(rather_slow):
     async with rig(in_flight_max=1) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("first n=3 s=1", stream_id="a"))
         parent = (await client.events("response.in_progress"))[-1]["response"]["id"]
         await client.say(create("second n=1 s=0", stream_id="a", previous_response_id=parent))
@@ -189,7 +189,7 @@ async def test_a_fork_keeps_its_parent_however_long_it_waits_for_room(rather_slo
 
 async def test_a_fork_that_fails_keeps_its_parent_and_a_lane_that_fails_forgets_it(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         parent = await whole(client, create("n=1", stream_id="a"))
         for fields in ({"model": "other"}, {"max_output_tokens": 5000}):
             await client.say(create("fork", stream_id="b", previous_response_id=parent["id"], **fields))
@@ -206,7 +206,7 @@ async def test_a_fork_that_fails_keeps_its_parent_and_a_lane_that_fails_forgets_
 @pytest.mark.parametrize("lane", ["a", None])
 async def test_what_cannot_be_read_counts_as_a_failure_of_its_lane(lane, rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         parent = await whole(client, create("n=1", stream_id=lane))
         for fields, code in [
             ({"stream_id": "b", "temperature": 9}, "invalid_request"),
@@ -223,7 +223,7 @@ async def test_what_cannot_be_read_counts_as_a_failure_of_its_lane(lane, rather_
 
 async def test_no_connection_remembers_what_another_said(rather_slow):
     async with rig() as made:
-        one, other = await upgraded(made), await upgraded(made)
+        one, other = await websocket_client(made), await websocket_client(made)
         response = await whole(one, create("n=1"))
         await other.say(create(previous_response_id=response["id"]))
         assert (await other.event())["error"]["code"] == "previous_response_not_found"
@@ -231,7 +231,7 @@ async def test_no_connection_remembers_what_another_said(rather_slow):
 
 async def test_a_full_memory_forgets_what_was_said_longest_ago(rather_slow):
     async with rig(connection_memory_bytes_max=2_300) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         ids = {}
         for lane in "abc":
             ids[lane] = (await whole(client, create("x" * 600 + " n=1", stream_id=lane)))["id"]
@@ -272,7 +272,7 @@ def test_memory_counts_what_it_holds():
 
 async def test_a_warm_up_says_nothing_and_can_be_continued(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("warm n=3", generate=False, stream_id="a"))
         events = await client.events()
         assert types(events) == ["response.created", "response.in_progress", "response.completed"]
@@ -291,6 +291,6 @@ async def test_c2_the_end_of_an_answer_that_waits_for_its_reader_is_counted(answ
         await client.upgrade()
         await client.say(create("n=240"))
         await trio.sleep(60)
-        assert (made.door.answers.held_bytes > 2000) is waits
+        assert (made.door.answers.reserved_bytes > 2000) is waits
         assert (await client.events())[-1]["type"] == "response.completed"
-        assert made.door.answers.held_bytes == 0
+        assert made.door.answers.reserved_bytes == 0

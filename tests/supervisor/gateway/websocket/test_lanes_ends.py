@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from tests.rig.gateway import Client, at_rest, create, frame, post, rig
-from tests.rig.sockets import collected, upgraded
+from tests.rig.sockets import collected, websocket_client
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def rather_slow():
 
 async def test_a_cancel_ends_the_lane_it_names_and_no_other(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         for lane in ("a", "b", None):
             await client.say(create("n=50 s=1", stream_id=lane))
         await trio.sleep(2.5)
@@ -47,7 +47,7 @@ async def test_a_cancel_ends_the_lane_it_names_and_no_other(rather_slow):
 
 async def test_a_cancel_ends_what_waits_and_lets_what_stands_behind_it_go(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=5 s=1", stream_id="a"))
         parent = (await client.events("response.in_progress"))[-1]["response"]["id"]
         await client.say(create("fork", stream_id="b", previous_response_id=parent))
@@ -63,7 +63,7 @@ async def test_a_cancel_ends_what_waits_and_lets_what_stands_behind_it_go(rather
 
 async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=50 s=1", stream_id="a"))
         parent = (await client.events("response.output_text.delta"))[0]["response"]["id"]
         await client.say(create("fork n=1 s=0", stream_id="b", previous_response_id=parent))
@@ -80,7 +80,7 @@ async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather
 @pytest.mark.parametrize("how", ["close frame", "close"])
 async def test_leaving_ends_every_lane_and_what_waits_is_never_asked(how, rather_slow):
     async with rig(in_flight_max=3) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         for number in range(6):
             await client.say(create("n=100 s=1", stream_id=f"l{number}"))
         await trio.sleep(2.5)
@@ -94,7 +94,7 @@ async def test_leaving_ends_every_lane_and_what_waits_is_never_asked(how, rather
 
 async def test_a_drain_waits_for_every_lane(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         for lane, tokens in (("a", 3), ("b", 6)):
             await client.say(create(f"n={tokens} s=1", stream_id=lane))
         await trio.sleep(1.5)
@@ -111,7 +111,7 @@ async def test_a_drain_waits_for_every_lane(rather_slow):
 
 async def test_a_socket_whose_time_is_up_lets_its_lanes_finish(rather_slow):
     async with rig(connection_s_max=100) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await trio.sleep(99)
         for lane in "ab":
             await client.say(create("n=3 s=1", stream_id=lane))
@@ -128,7 +128,7 @@ async def test_a_socket_whose_time_is_up_lets_its_lanes_finish(rather_slow):
 
 async def test_a_socket_on_which_nothing_is_said_is_let_go_and_a_ping_is_something(rather_slow):
     async with rig(websocket_idle_s=50) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=60 s=1"))
         await client.events()
         await trio.sleep(49)
@@ -143,7 +143,7 @@ async def test_a_socket_on_which_nothing_is_said_is_let_go_and_a_ping_is_somethi
 
 async def test_a_bug_fails_its_response_alone(rather_slow, caplog, monkeypatch):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=5 s=1", stream_id="a"))
         await client.events("response.in_progress")
 

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from tests.rig.gateway import Worker, at_rest, create, frame, rig
-from tests.rig.sockets import upgraded
+from tests.rig.sockets import websocket_client
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ async def reading(**limits):
             return function()
 
         made.door.aside = aside
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("a prompt that takes its time"))
         await client.events("response.in_progress")
         await client.say(create("x" * 200_000))
         yield made, client, may
         await client.stream.aclose()
         await at_rest(made)
-        assert made.door.bodies.held_bytes == 0
+        assert made.door.bodies.reserved_bytes == 0
 
 
 async def test_b1_behind_a_long_message_pings_are_answered_and_a_cancel_counts(rather_slow):
@@ -61,7 +61,7 @@ async def test_b5_a_drain_waits_for_the_answer_to_what_is_being_read(rather_slow
             answered = trio.Event()
 
             async def wait():
-                await made.door.wait_answered()
+                await made.door.wait_idle()
                 answered.set()
 
             nursery.start_soon(wait)

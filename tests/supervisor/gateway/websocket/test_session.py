@@ -14,7 +14,7 @@ import trio.testing
 from protocol.dialects import request_body, responses
 from supervisor.gateway.websocket import message_reader, session
 from tests.rig.gateway import Worker, at_rest, chat, create, frame, head, post, rig
-from tests.rig.sockets import said, types, upgraded
+from tests.rig.sockets import said, types, websocket_client
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def rather_slow():
 
 async def test_a_response_comes_in_the_order_that_clients_expect(rather_slow):
     async with rig(worker=Worker(cached=1)) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=3", stream_id="lane"))
         events = await client.events()
         assert types(events) == [
@@ -157,7 +157,7 @@ async def test_a_strange_key_leaves_nothing_behind(key, rather_slow):
 
 async def test_mistakes_on_a_socket_are_events_and_it_lives_on(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         for event, status, code in [
             (b"{", 400, "invalid_request"),
             ({"type": "nope"}, 400, "unsupported_parameter"),
@@ -178,7 +178,7 @@ async def test_mistakes_on_a_socket_are_events_and_it_lives_on(rather_slow):
 
 async def test_a_ping_is_answered_while_an_answer_streams(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=50 s=1"))
         await client.events("response.output_text.delta")
         await client.send(frame(b"are you there", 0x89))
@@ -194,7 +194,7 @@ async def test_a_ping_is_answered_while_an_answer_streams(rather_slow):
 
 async def test_cancelling_ends_a_response_as_incomplete_with_its_usage(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=50 s=1", stream_id="a"))
         started = await client.events("response.output_text.delta")
         response_id = started[0]["response"]["id"]
@@ -220,7 +220,7 @@ async def test_cancelling_ends_what_has_not_begun(requests_max, rather_slow):
         other = await made.client()
         await other.send(post(chat("n=100 s=1")))
         await trio.sleep(0.1)
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.send(
             b"".join(frame(json.dumps(each).encode()) for each in (create(), {"type": "response.cancel"}))
         )
@@ -236,7 +236,7 @@ async def test_cancelling_ends_what_has_not_begun(requests_max, rather_slow):
 
 async def test_a_response_continues_the_one_before(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("first n=2", instructions="Be kind."))
         first = (await client.events())[-1]["response"]
         await client.say(create("second n=2", previous_response_id=first["id"]))
@@ -254,7 +254,7 @@ async def test_a_response_continues_the_one_before(rather_slow):
 
 async def test_an_error_after_the_beginning_is_a_failed_response(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=9 fail=3"))
         events = await client.events()
         last = events[-1]["response"]
@@ -272,7 +272,7 @@ async def test_an_error_after_the_beginning_is_a_failed_response(rather_slow):
 
 async def test_a_socket_has_a_longest_time(rather_slow):
     async with rig(connection_s_max=100) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await trio.sleep(99)
         await client.say(create("n=3 s=1"))
         await client.say(create("n=3 s=1"))
@@ -288,7 +288,7 @@ async def test_a_socket_has_a_longest_time(rather_slow):
 @pytest.mark.parametrize("how", ["close frame", "close", "half", "reset"])
 async def test_leaving_a_socket_is_aborting(how, rather_slow, caplog):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say(create("n=100 s=1"))
         await client.say(create("n=100 s=1"))
         await client.events("response.output_text.delta")
@@ -318,7 +318,7 @@ async def test_leaving_a_socket_is_aborting(how, rather_slow, caplog):
 )
 async def test_garbage_on_a_socket_ends_it_and_the_client_hears_why(garbage, code, rather_slow, caplog):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.send(garbage)
         assert await client.close_code() == code
         assert await client.closed()
@@ -329,7 +329,7 @@ async def test_garbage_on_a_socket_ends_it_and_the_client_hears_why(garbage, cod
 
 async def test_too_long_a_message_closes_with_1009(rather_slow):
     async with rig(body_bytes_max=50_000) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         with trio.move_on_after(5):
             await client.say(b"x" * 3_000_000)
         assert await client.close_code() == 1009
@@ -339,7 +339,7 @@ async def test_too_long_a_message_closes_with_1009(rather_slow):
 
 async def test_nothing_follows_a_close_frame(rather_slow):
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.send(frame(json.dumps(create("n=50 s=1")).encode()) + frame(b"\x03\xe8", 0x88))
         assert await client.close_code() == 1000
         assert await client.closed()
@@ -357,7 +357,7 @@ async def test_an_event_that_cannot_be_read_is_decoded_once(rather_slow, monkeyp
     for module in (message_reader, responses.requests):
         monkeypatch.setattr(module, "decode", counting)
     async with rig() as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         await client.say({"type": "response.create", "model": "tiny", "input": 5, "stream_id": "lane"})
         [event] = await client.events()
         assert (event["type"], event["stream_id"], event["error"]["param"]) == ("error", "lane", "input")
@@ -375,7 +375,7 @@ async def test_whoever_leaves_is_noticed_while_a_long_message_waits_to_be_read(r
 
         made.door.aside = aside
         for leave in ("close", "end"):
-            client = await upgraded(made)
+            client = await websocket_client(made)
             await client.say(create("a prompt that takes its time"))
             await client.events("response.created")
             await client.say(create("x" * 200_000))
@@ -385,14 +385,14 @@ async def test_whoever_leaves_is_noticed_while_a_long_message_waits_to_be_read(r
 
 async def test_pings_without_end_take_no_more_memory_than_a_message(rather_slow):
     async with rig(body_bytes_max=100_000, bodies_bytes_max=1_000_000) as made:
-        client = await upgraded(made)
+        client = await websocket_client(made)
         for _ in range(100):
             await client.send(frame(b"x" * 125, 0x89) * 50)
             for _ in range(50):
                 assert (await client.frame())[0] == 0x8A
-        assert made.door.bodies.held_bytes <= 100_000
+        assert made.door.bodies.reserved_bytes <= 100_000
         await client.say(create("n=3"))
         assert said(await client.events()) == "The oak is"
-        assert made.door.bodies.held_bytes == 0
+        assert made.door.bodies.reserved_bytes == 0
         await client.stream.aclose()
         await at_rest(made)
