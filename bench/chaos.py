@@ -159,7 +159,7 @@ def aftermath(of: Cluster, right: dict[tuple[str, int | None], CompleteAnswer]) 
 
 def _asked(of: Cluster) -> dict[str, float]:
     text = of.front.get("/metrics")[1].decode()
-    return {name: metric(text, "espalier_calls_total", worker=cluster_engine_name(name)) for name in of.workers}
+    return {name: metric(text, "espalier_worker_calls_total", worker=cluster_engine_name(name)) for name in of.workers}
 
 
 def bugs(of: Cluster) -> list[str]:
@@ -177,7 +177,7 @@ def bugs(of: Cluster) -> list[str]:
                 said = json.loads(line)
             except ValueError:
                 said = {"event": line}
-            if said.get("happening") == "gave_up":
+            if said.get("child_event") == "gave_up":
                 continue
             last = str(said.get("traceback", "")).strip().rpartition("\n")[2]
             kind = f"{said.get('event')}: {last}"

@@ -153,7 +153,7 @@ def sample(of: Node) -> dict[tuple[str, str], float]:
         values[role, "MB"] = memory_bytes(pid, "Rss") / 1e6
         values[role, "fds"] = open_files(pid)
         values[role, "threads"] = threads(pid)
-    values["node", "tasks"] = of.metric("espalier_tasks")
+    values["node", "tasks"] = of.metric("espalier_node_tasks")
     values["node", "files"] = sum(1 for _ in of.tmp.rglob("*")) + len(of.names)  # these under /dev/shm
     return values
 
@@ -198,7 +198,7 @@ def main() -> int:
         text = of.get("/metrics")[1].decode()
     print(f"{arguments.requests} requests in {took_s:.0f} s, seed {arguments.seed}")
     print(dict(sorted(tally.outcomes.items())))
-    print(f"restarts of children: {metric(text, 'espalier_restarts_total'):g}")
+    print(f"restarts of children: {metric(text, 'espalier_child_restarts_total'):g}")
     bad = _slopes(samples, arguments.requests)
     held = {name: metric(text, f"espalier_engine_{name}") for name in ("running", "waiting", "kv_tokens_used")}
     print(f"at the end the engine holds {held}")

@@ -90,7 +90,7 @@ def _run(
     """Run nodes of a cluster, and return the exit code; nothing from here on waits for whoever reads the log."""
     alone = names[0] if len(names) == 1 and len(cluster.node) > 1 else None
     own = cluster.node[names[0]]  # of a launcher that of its first node is as good as any
-    terminal = logs.configure_logging(node=alone, lines_max=own.log_lines_max, bytes_max=own.log_bytes_max)
+    terminal = logs.configure_logging(node=alone, lines_max=own.log_queue_lines_max, bytes_max=own.log_queue_bytes_max)
     logs.log_interpreter_warnings()
     gc.collect()
     gc.freeze()  # what is there by now stays: to look through all of it again takes more than a turn, every few seconds

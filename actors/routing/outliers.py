@@ -27,8 +27,8 @@ class Ejection:
     failures_max: Annotated[int, Within(at_least=1, at_most=1_000)] = 5  # in a row
     window: Annotated[int, Within(at_least=1, at_most=1_000)] = 20  # answers that a rate of failures is taken from
     rate_max: Annotated[float, Within(above=0, at_most=1)] = 0.5  # of failures among those
-    aside_s: Annotated[float, Within(above=0, at_most=86_400)] = 10.0  # the first time; then twice as long each time
-    aside_max_s: Annotated[float, Within(above=0, at_most=86_400)] = 300.0
+    ejected_s: Annotated[float, Within(above=0, at_most=86_400)] = 10.0  # the first time; then twice as long each time
+    ejected_max_s: Annotated[float, Within(above=0, at_most=86_400)] = 300.0
     share_max: Annotated[float, Within(at_least=0, at_most=1)] = (
         0.5  # of the workers of one leg; one alone is never set aside
     )
@@ -192,8 +192,8 @@ class OutlierDetector:
 
     def _open(self, name: str, why: str, limits: Ejection, now: float) -> None:
         breaker = self._breakers[name]
-        again = not breaker.closed or now < breaker.closed_at + limits.aside_max_s
+        again = not breaker.closed or now < breaker.closed_at + limits.ejected_max_s
         breaker.opened = breaker.opened + 1 if again else 1
-        breaker.until = now + min(limits.aside_s * 2 ** min(breaker.opened - 1, 60), limits.aside_max_s)
+        breaker.until = now + min(limits.ejected_s * 2 ** min(breaker.opened - 1, 60), limits.ejected_max_s)
         breaker.closed, breaker.why = False, why
         self._aside.add(name)

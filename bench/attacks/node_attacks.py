@@ -165,7 +165,7 @@ def crashing_neighbours(folder: Path, verdict: Verdict) -> None:
 
 def restarts(of: Node) -> int:
     """Return how often children of a node's tree were started again, by its log: to read metrics takes a key."""
-    return of.output().count('"happening": "restarting"')
+    return of.output().count('"child_event": "restarting"')
 
 
 def huge_prompts(folder: Path, verdict: Verdict) -> None:

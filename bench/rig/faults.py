@@ -235,14 +235,14 @@ class FaultInjector:
         said = node.output()[self._written[name] :]
         self._told.pop(name, None)
         if why is None or why == "stopped":
-            was_up = f'"child": "{cluster_engine_name(name)}", "happening": "started"' in said
+            was_up = f'"child": "{cluster_engine_name(name)}", "child_event": "started"' in said
             if code == 1 and name in self._hurt and not was_up:
                 self.done["a start failed"] += 1
             else:
                 self._say(name, f"ended by itself, by {code}")
         elif why == "told":
             # Before anything has begun, a signal just kills, and nobody has yet swept what the one before had left.
-            began = '"happening"' in said
+            began = '"child_event"' in said
             if code != 0 and (began or code != -signal.SIGTERM):
                 self._say(name, f"was told to end and ended by {code}")
             if began and (left := node.left()):

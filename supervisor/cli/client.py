@@ -102,19 +102,19 @@ class ClusterClient:
         name = f"{OPERATOR_PREFIX}{self.new_nonce()[:NAME_BYTES].hex()}"
 
         async def ask(transport: Transport) -> None:
-            peer, heart = Peer(name, serves_max=0), Heartbeat(section.beat_s, section.silent_s)
+            peer, heart = Peer(name, serves_max=0), Heartbeat(section.heartbeat_s, section.silent_s)
             answers.append(await _answer(Link(transport, peer, lost_error=_Lost, heart=heart), request))
 
         async def talk(wire: websocket.WebSocketTransport) -> None:
             certified = wire.certified() if section.verifies_node_names else None
             greeter = Greeter("dials", section.name, name, self.secret, self.new_nonce(), certified=certified)
-            await websocket.greet(wire, greeter, section.greet_s)
+            await websocket.greet(wire, greeter, section.handshake_s)
             await ask(wire)
 
         if isinstance(at, Path):
             await _connected(at, ask)
         else:
-            await websocket.dial(at, self.tls.dials if self.tls else None, section.greet_s, talk)
+            await websocket.dial(at, self.tls.dials if self.tls else None, section.handshake_s, talk)
         if not answers or answers[0] is None:
             raise PeerLost(f"{at} ended the link before it answered")
         return answers[0]

@@ -156,7 +156,7 @@ class Mesh:
             section = self.section  # as it is by now
             failures, met_at = failures + 1, inf
             try:
-                await self.dial(at, self.tls.dials if self.tls else None, section.greet_s, talk)
+                await self.dial(at, self.tls.dials if self.tls else None, section.handshake_s, talk)
             except ActorError as error:
                 self._nodes.say(name or str(at), error)
             except Exception:
@@ -209,7 +209,7 @@ class Mesh:
             with trio.CancelScope() as scope:
                 self._strangers.add(stream, address_of(stream), scope)
                 self._make_room()
-                await self.accept(stream, self.tls.listens if self.tls else None, self.section.greet_s, talk)
+                await self.accept(stream, self.tls.listens if self.tls else None, self.section.handshake_s, talk)
         except ActorError as error:
             known = self._others if not who or who.startswith(OPERATOR_PREFIX) else self._nodes
             known.say("an operator" if who.startswith(OPERATOR_PREFIX) else who or host, error)
@@ -220,9 +220,9 @@ class Mesh:
 
     def _make_room(self) -> None:
         """End a stranger if there are too many: a node needs a moment only, and must not be kept out by others."""
-        most = self.section.greets_max
+        most = self.section.handshakes_max
         while len(self._strangers) > most and (oldest := self._strangers.close_oldest_of_busiest_address()) is not None:
-            said = f"more than {most} (greets_max) that do not say who they are"
+            said = f"more than {most} (handshakes_max) that do not say who they are"
             self._others.say(_host(oldest), PeerRefused(said))
 
     # One link ----------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class Mesh:
         nonce, incarnation = self.new_nonce(), self.incarnation
         certified = wire.certified() if self.section.verifies_node_names else None
         greeter = Greeter(role, self.section.name, self.name, self.secret, nonce, expects, incarnation, certified)
-        return await websocket.greet(wire, greeter, self.section.greet_s), greeter.peer_incarnation
+        return await websocket.greet(wire, greeter, self.section.handshake_s), greeter.peer_incarnation
 
     async def _carry(
         self, peer: str, wire: websocket.WebSocketTransport, dialer: str, incarnation: Incarnation = ANY
@@ -255,7 +255,7 @@ class Mesh:
             wire,
             Peer(self.name, serves_max=section.streams_max),
             {key: _of(server, peer) for key, server in self.serves.items()},
-            heart=Heartbeat(section.beat_s, section.silent_s, section.stalled_s),
+            heart=Heartbeat(section.heartbeat_s, section.silent_s, section.stalled_s),
             hearts=self.hearts,
             acknowledged_s=wire.acknowledged_s,
         )
@@ -278,7 +278,7 @@ class Mesh:
         except PeerLost as error:
             if link.farewell is None or link.farewell.code != NAME_CONFLICT:
                 raise
-            said, again_s = printable(link.farewell.detail), 2 * section.retry_max_s + section.greet_s
+            said, again_s = printable(link.farewell.detail), 2 * section.retry_max_s + section.handshake_s
             self.directory.twins[peer] = said, trio.current_time() + again_s
             raise PeerRefused(f"node {peer} refuses this one: {said}") from error
         finally:
@@ -306,7 +306,7 @@ class Mesh:
         if self._operators >= OPERATORS_MAX:
             raise PeerRefused(f"{self._operators} operators are here already")
         controls = {of: server for of, server in self.serves.items() if not of[0]}
-        heart = Heartbeat(self.section.beat_s, self.section.silent_s)
+        heart = Heartbeat(self.section.heartbeat_s, self.section.silent_s)
         link = Link(wire, Peer(self.name, serves_max=OPERATOR_STREAMS_MAX), controls, heart=heart)
         self._operators += 1
         try:
@@ -365,7 +365,7 @@ class Mesh:
         Their number is rounded, so that a node that comes or goes seldom changes it.
         """
         many = 1 << max(0, len(self._carried) - 1).bit_length()
-        pace_s = min(TELL_S_MAX, many / self.section.tells_max)
+        pace_s = min(TELL_S_MAX, many / self.section.announcements_max)
         self.directory.tell_s = pace_s if self.directory.routes and pace_s > self.section.tell_s else 0.0
 
     def _told(self, peer: str, one: _Carried, message: Message) -> None:

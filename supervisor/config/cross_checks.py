@@ -190,10 +190,10 @@ def _names_disagree(cluster: Cluster) -> Iterator[Mistake]:
 
 def _times_disagree(section: ClusterSection) -> Iterator[Mistake]:
     """Yield which times of links contradict each other, or would keep a node busy with nothing else."""
-    if section.beat_s < BEAT_S_MIN:
-        yield Mistake("cluster.beat_s", f"must be at least {BEAT_S_MIN:g}")
-    if section.silent_s < 2 * section.beat_s:
-        yield Mistake("cluster.silent_s", f"must be at least two beats of {section.beat_s:g} s")
+    if section.heartbeat_s < BEAT_S_MIN:
+        yield Mistake("cluster.heartbeat_s", f"must be at least {BEAT_S_MIN:g}")
+    if section.silent_s < 2 * section.heartbeat_s:
+        yield Mistake("cluster.silent_s", f"must be at least two beats of {section.heartbeat_s:g} s")
     if section.stalled_s < section.silent_s:
         yield Mistake("cluster.stalled_s", f"must be at least silent_s ({section.silent_s:g})")
     if section.retry_min_s > section.retry_max_s:

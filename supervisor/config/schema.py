@@ -39,11 +39,11 @@ class NodeSection:
     metrics: ListenAt | None = None  # for probes and scrapers: host:port
     drain_s: Seconds = 30.0  # that streams may take to finish after a signal
     logs: str | None = None  # a folder for what engines say; without one it is gone when the node is
-    chatter_bytes_max: Count = 4 * 1024 * 1024
+    output_log_bytes_max: Count = 4 * 1024 * 1024
     turn_max_s: Seconds = 0.02  # of one step of a task, in which nobody else has the event loop; more is told
-    hung_s: Seconds = 30.0  # without a turn of its event loop, after which a launcher ends and restarts the node
-    log_lines_max: Count = 10_000  # that wait for whoever reads the node's log; more are dropped and counted
-    log_bytes_max: Count = 4 * 1024 * 1024
+    watchdog_s: Seconds = 30.0  # without a turn of its event loop, after which a launcher ends and restarts the node
+    log_queue_lines_max: Count = 10_000  # that wait for whoever reads the node's log; more are dropped and counted
+    log_queue_bytes_max: Count = 4 * 1024 * 1024
 
     @property
     def dial_address(self) -> str | None:
@@ -68,13 +68,13 @@ class ClusterSection:
     tls_names: Literal["hosts", "nodes"] = "hosts"  # "nodes": a certificate must also name the node that shows it
     join: tuple[ListenAt, ...] = ()  # where nodes listen that know of a cluster which this file does not describe
     streams_max: Count = 1024  # that one node may have open on another
-    beat_s: Seconds = 1.0
+    heartbeat_s: Seconds = 1.0
     silent_s: Seconds = 3.0  # after which a silent node is asked nothing, and is lost if its kernel is silent too
     stalled_s: Seconds = 15.0  # after which it is lost though its kernel acknowledges what it is sent
-    greet_s: Seconds = 5.0
-    greets_max: Count = 32  # connections of other nodes at a time that have not proved yet who they are
+    handshake_s: Seconds = 5.0
+    handshakes_max: Count = 32  # connections of other nodes at a time that have not proved yet who they are
     tell_s: Seconds = 0.1  # between two words of how busy a node is
-    tells_max: Count = 500  # such words a second from all nodes together, to one that routes
+    announcements_max: Count = 500  # such words a second from all nodes together, to one that routes
     retry_min_s: Seconds = 0.1  # between two tries to reach a node
     retry_max_s: Seconds = 5.0
 

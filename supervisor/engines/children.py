@@ -36,7 +36,7 @@ from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 
 Work: TypeAlias = PriorityInbox[Generate, Started | Tokens, Finished]
 
-ZYGOTE_LADDER = Ladder(asked_s=0.5, term_s=0.5, kill_s=1.0)
+ZYGOTE_LADDER = Ladder(stop_s=0.5, term_s=0.5, kill_s=1.0)
 
 
 def starts(
@@ -314,7 +314,7 @@ def chatter_of(cluster: Cluster, node: str, world: Runtime) -> Callable[[str], O
     def of(name: str) -> OutputLog:
         path, logs = world.logs / f"{name}.log", world.metrics.logs
         if name not in logs:
-            logs[name] = output_writer(path, section.chatter_bytes_max, section.log_bytes_max)
-        return OutputLog(path, section.chatter_bytes_max, kept=section.logs is not None, file=logs[name])
+            logs[name] = output_writer(path, section.output_log_bytes_max, section.log_queue_bytes_max)
+        return OutputLog(path, section.output_log_bytes_max, kept=section.logs is not None, file=logs[name])
 
     return of

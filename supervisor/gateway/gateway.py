@@ -62,15 +62,17 @@ class GatewayLimits:
     body_bytes_max: Count = 4 * 1024 * 1024  # of an HTTP request, or of one WebSocket message
     backlog_bytes_max: Count = 1024 * 1024  # that a client has not read yet
     send_buffer_bytes: Count = 256 * 1024  # in the kernel, beside the backlog
-    queued_max: Count = 16  # responses that wait for their turn on one WebSocket, and messages that wait to be read
-    lanes_max: Count = 32  # of one WebSocket
-    in_flight_max: Count = 16  # responses that are being answered at once on one WebSocket
-    connection_memory_bytes_max: Count = 8 * 1024 * 1024  # of conversations that one WebSocket can continue
+    websocket_queue_max: Count = (
+        16  # responses that wait for their turn on one WebSocket, and messages that wait to be read
+    )
+    websocket_lanes_max: Count = 32  # of one WebSocket
+    websocket_running_max: Count = 16  # responses that are being answered at once on one WebSocket
+    history_bytes_max: Count = 8 * 1024 * 1024  # of conversations that one WebSocket can continue
     # Of all clients together, whatever each connection may have: a gateway of 1 GB survives all of them full.
     bodies_bytes_max: Count = 64 * 1024 * 1024  # of requests that are being read or answered
     answers_bytes_max: Count = 256 * 1024 * 1024  # of answers that are kept until they are whole
     key_share_max: Annotated[float, Within(above=0, at_most=1)] = 0.75  # of each of these two, that one key may hold
-    conversations_bytes_max: Count = 128 * 1024 * 1024  # that can be continued
+    histories_bytes_max: Count = 128 * 1024 * 1024  # that can be continued
     backlogs_bytes_max: Count = 128 * 1024 * 1024  # that clients have not read yet
     head_s: Seconds = 10.0
     body_s: Seconds = 30.0
@@ -78,7 +80,7 @@ class GatewayLimits:
     websocket_idle_s: Seconds = 900.0  # that nothing is said on a WebSocket, and nothing answered
     stall_s: Seconds = 30.0  # that a client with a backlog may read nothing
     close_s: Seconds = 2.0
-    connection_s_max: Seconds = 3600.0  # of one WebSocket
+    websocket_s_max: Seconds = 3600.0  # of one WebSocket
 
 
 def _unknown() -> dict[str, object]:
@@ -142,7 +144,7 @@ class Gateway:
         answers, share = "answers in one piece (answers_bytes_max)", lambda: self.limits.key_share_max
         self.bodies = MemoryBudget("requests (bodies_bytes_max)", lambda: self.limits.bodies_bytes_max, share)
         self.answers = MemoryBudget(answers, lambda: self.limits.answers_bytes_max, share)
-        self.histories = ResponseHistories(lambda: self.limits.conversations_bytes_max)
+        self.histories = ResponseHistories(lambda: self.limits.histories_bytes_max)
         self.backlogs = Backlogs(lambda: self.limits.backlogs_bytes_max)
 
     # Who knocks --------------------------------------------------------------------------

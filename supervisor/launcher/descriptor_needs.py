@@ -34,7 +34,7 @@ def needed(cluster: Cluster, name: str) -> dict[str, int]:
         "links": len(cluster.node) - 1 + len(cluster.cluster.join),
         "engines": OF_ENGINE * (engines + 1) if engines else 0,  # and what they are forked from
         "listeners": OF_LISTENERS
-        + cluster.cluster.greets_max * (section.listen is not None)
+        + cluster.cluster.handshakes_max * (section.listen is not None)
         + OF_METRICS * (section.metrics is not None),
         "the process": OF_PROCESS,
         "the reserve": RESERVE,

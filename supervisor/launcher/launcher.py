@@ -148,7 +148,7 @@ class Launcher:
     def _start(self, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
         assert self._nodes is not None
         self._kept[name], self._ended[name] = trio.CancelScope(), trio.Event()
-        self._ladders[name], self._hung_s[name] = _patience(cluster, name)[1], cluster.node[name].hung_s
+        self._ladders[name], self._hung_s[name] = _patience(cluster, name)[1], cluster.node[name].watchdog_s
         self._nodes.start_soon(self._keep, name, cluster, nursery)
 
     async def _keep(self, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
@@ -183,7 +183,7 @@ class Launcher:
         times, why = self._earlier.get(name, (0, ""))
         return ("--restarts", str(times), "--ended-by", why) if times else ()
 
-    def hung_s(self, name: str) -> float:
+    def watchdog_s(self, name: str) -> float:
         """Return for how long a node's event loop may stand still."""
         return self._hung_s[name]
 

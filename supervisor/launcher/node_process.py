@@ -81,7 +81,7 @@ async def _live(name: str, launcher: Launcher, life: _Life, is_up: Callable[[], 
             os.close(says)
         launcher.processes[name] = process
         watch = trio.CancelScope()
-        nursery.start_soon(_watch, name, launcher.hung_s(name), process, life, watch)
+        nursery.start_soon(_watch, name, launcher.watchdog_s(name), process, life, watch)
         try:
             await _hear(name, launcher, life, LineReader(stream), is_up)
         finally:
@@ -115,15 +115,15 @@ async def _hear(name: str, launcher: Launcher, life: _Life, lines: LineReader, i
                 life.done = True
 
 
-async def _watch(name: str, hung_s: float, process: Process, life: _Life, scope: trio.CancelScope) -> None:
+async def _watch(name: str, watchdog_s: float, process: Process, life: _Life, scope: trio.CancelScope) -> None:
     """End a node whose event loop has not turned for too long; before it first has, the limit for its start counts."""
-    tick_s = min(LOOKS_MAX_S, hung_s / LOOKS_PER_LIMIT)
+    tick_s = min(LOOKS_MAX_S, watchdog_s / LOOKS_PER_LIMIT)
     with scope:
-        while life.silent_s < hung_s:
+        while life.silent_s < watchdog_s:
             await trio.sleep(tick_s)
             life.silent_s += tick_s * life.pulsed
-        life.hung, life.why = True, f"its event loop did not turn for {hung_s:g} s"
-        log.error("node %s hangs, and is ended", name, extra={"silent_s": hung_s})
+        life.hung, life.why = True, f"its event loop did not turn for {watchdog_s:g} s"
+        log.error("node %s hangs, and is ended", name, extra={"silent_s": watchdog_s})
         life.stack.clear()
         process.send(signal.SIGQUIT)  # it says where all of its threads are, if it is not stopped
         await trio.sleep(STACK_S)

@@ -223,9 +223,9 @@ def _of_process(cluster: Cluster, name: str) -> str:
     """Return the limits of a node that are no actor's, but of its process."""
     section = cluster.node[name]
     return (
-        f"event loop: {section.turn_max_s:g} s a turn, hung after {section.hung_s:g} s without one\n"
-        f"log: {section.log_lines_max:,} lines, {section.log_bytes_max:,} bytes wait to be read;"
-        f" what engines say: {section.chatter_bytes_max:,} bytes each\n{descriptor_needs.check(cluster, name)}"
+        f"event loop: {section.turn_max_s:g} s a turn, hung after {section.watchdog_s:g} s without one\n"
+        f"log: {section.log_queue_lines_max:,} lines, {section.log_queue_bytes_max:,} bytes wait to be read;"
+        f" what engines say: {section.output_log_bytes_max:,} bytes each\n{descriptor_needs.check(cluster, name)}"
     )
 
 

@@ -28,14 +28,14 @@ TURN_LINKS_MAX = 64
 class Heartbeat:
     """How often an end says that it is alive, and after how long a silence the other is asked nothing, or is lost."""
 
-    beat_s: float = 1.0
+    heartbeat_s: float = 1.0
     silent_s: float = 3.0
     stalled_s: float = 15.0  # of one whose kernel still acknowledges what it is sent
 
     @property
     def early_s(self) -> float:
         """How much sooner a beat may be said, together with those of other links."""
-        return min(EARLY_S, self.beat_s / 4)
+        return min(EARLY_S, self.heartbeat_s / 4)
 
 
 @define(eq=False)
@@ -69,18 +69,18 @@ class Liveness:
         """Return why the other end counts as lost, None while it does not; this look was to be at `due_at`."""
         if not self.stalled:
             self.allowed_s = heart.silent_s
-        if now > due_at + heart.beat_s / 10:
+        if now > due_at + heart.heartbeat_s / 10:
             # It was this end that stood still: what has come meanwhile lies unread, and counts.
-            self.heard_at = max(self.heard_at, now - self.allowed_s + heart.beat_s)
+            self.heard_at = max(self.heard_at, now - self.allowed_s + heart.heartbeat_s)
         if now < self.look_at:
             return None
         acknowledged_s = self.acknowledged_s()
         # A kernel that lives acknowledges within milliseconds, and this end sends something in every beat.
-        if acknowledged_s is None or acknowledged_s > heart.beat_s or not may_stall:
+        if acknowledged_s is None or acknowledged_s > heart.heartbeat_s or not may_stall:
             return f"the other end has been silent for {self.allowed_s:g} s"
         if self.allowed_s >= heart.stalled_s:
             return f"the other end has stood still for {self.allowed_s:g} s"
-        self.allowed_s = min(self.allowed_s + heart.beat_s, heart.stalled_s)
+        self.allowed_s = min(self.allowed_s + heart.heartbeat_s, heart.stalled_s)
         if not self.stalled:
             self.stalled = True
             self.changed()

@@ -199,7 +199,7 @@ class Link:
                 if self.heart is not None:
                     if (hearts := self.hearts) is None:
                         nursery.start_soon((hearts := HeartbeatTask()).run)
-                    hearts.add(self, trio.current_time() + self.heart.beat_s)
+                    hearts.add(self, trio.current_time() + self.heart.heartbeat_s)
                 try:
                     await self._read_frames(nursery, task_status)
                 except PeerViolation as error:
@@ -377,16 +377,16 @@ class Link:
             await self._writer.park()
 
     def tend(self, due_at: float, now: float) -> float | None:
-        """Say that this end is alive if nothing else has, and end the link if the other end is not (`HeartbeatTask`)."""
+        """Say that this end is alive if nothing else has, and end the link if the other end is not."""
         if self._lost or (heart := self.heart) is None:
             return None
-        if now >= self._said_at + heart.beat_s - heart.early_s:
+        if now >= self._said_at + heart.heartbeat_s - heart.early_s:
             self._send(KeepAlive())
             self._said_at = now
         if (why := self._life.lost(heart, due_at, now, self.ready)) is not None:
             self.lose(PeerLost(why))
             return None
-        return min(self._said_at + heart.beat_s, self._life.look_at)
+        return min(self._said_at + heart.heartbeat_s, self._life.look_at)
 
     def lose(self, why: PeerLost | PeerViolation) -> None:
         """End the link at once: what the other end says does not count any more."""

@@ -293,9 +293,9 @@ def _linking(links: Mesh) -> Child:
         about=f"other nodes at {links.listen}" if links.listen else "dials the other nodes",
         limits=(
             ("streams of a node", section.streams_max),
-            *((f"{key} s", getattr(section, f"{key}_s")) for key in ("beat", "silent", "greet")),
-            ("greets", section.greets_max),
-            ("tells a second", section.tells_max),
+            *((f"{key} s", getattr(section, f"{key}_s")) for key in ("heartbeat", "silent", "handshake")),
+            ("greets", section.handshakes_max),
+            ("tells a second", section.announcements_max),
         ),
     )
 
@@ -363,7 +363,7 @@ def _door(
         flush_cache=partial(engine_control.flush_caches, directory),
     )
     gauge = ("Connections of clients", lambda: {"gateway": float(len(opened.connections))})
-    world.metrics.gauges["espalier_connections"] = gauge
+    world.metrics.gauges["espalier_client_connections"] = gauge
     return opened
 
 

@@ -16,11 +16,11 @@ from supervisor.telemetry.metrics import Metrics, pieces
 def add_node_gauges(metrics: Metrics, directory: Directory) -> None:
     """Let `metrics` tell how a node and the engines that run on it are."""
     metrics.gauges |= {
-        "espalier_tasks": (
+        "espalier_node_tasks": (
             "Tasks that live in the node",
             lambda: {"node": trio.lowlevel.current_statistics().tasks_living},
         ),
-        "espalier_draining": ("Whether the node drains", lambda: {"node": float(directory.draining)}),
+        "espalier_node_draining": ("Whether the node drains", lambda: {"node": float(directory.draining)}),
         "espalier_engine_up": (
             "Whether the engine can be asked",
             lambda: {each.load.name: float(each.offer.up) for each in directory.here.values()},
@@ -29,11 +29,11 @@ def add_node_gauges(metrics: Metrics, directory: Directory) -> None:
             "Requests that the engine computes at once",
             lambda: {each.load.name: float(each.offered.slots) for each in directory.here.values()},
         ),
-        "espalier_engine_asked": (
+        "espalier_engine_requests_assigned": (
             "Requests that the engine was given, those that wait for a slot included",
             lambda: {each.load.name: float(each.busy) for each in directory.here.values()},
         ),
-        "espalier_engine_refused": (
+        "espalier_engine_model_mismatch": (
             "Whether the engine is never asked, since its model is another one",
             partial(_refused, directory),
         ),
@@ -89,6 +89,6 @@ def link_families(directory: Directory, traffic: Mapping[str, Traffic]) -> Itera
         ),
     )
     yield from counter(
-        *("espalier_link_waits", "Waits of askers for a free stream", "node"),
+        *("espalier_link_stream_waits", "Waits of askers for a free stream", "node"),
         (((node,), each.waits) for node, each in crossed),
     )

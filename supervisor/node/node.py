@@ -169,7 +169,7 @@ class _Node:
             nursery.start_soon(self.terminal.run_live_line)
             nursery.start_soon(self._watch_turns)
             if self.pulse is not None:
-                nursery.start_soon(_pulses, self.pulse, self.cluster.node[self.house.directory.name].hung_s)
+                nursery.start_soon(_pulses, self.pulse, self.cluster.node[self.house.directory.name].watchdog_s)
             nursery.start_soon(self._answer_operators)
             if self._reloader is not None:
                 nursery.start_soon(self._reloader.run)
@@ -199,7 +199,7 @@ class _Node:
 
     async def _answer_operators(self) -> None:
         cluster, controls = self.cluster, self.house.controls
-        heart = Heartbeat(cluster.cluster.beat_s, cluster.cluster.silent_s)
+        heart = Heartbeat(cluster.cluster.heartbeat_s, cluster.cluster.silent_s)
         name = self.house.directory.name
         await unix_socket.serve(self.world.folder, cluster.file, name, controls.serves, heart)
 
@@ -280,11 +280,11 @@ class _Node:
         os._exit(self.exit_code)
 
 
-async def _pulses(pulse: Callable[[], None], hung_s: float) -> None:
+async def _pulses(pulse: Callable[[], None], watchdog_s: float) -> None:
     """Show for as long as this node's event loop turns that it does, to whoever ends a node that hangs."""
     while True:
         pulse()
-        await trio.sleep(min(PULSE_S, hung_s / PULSES_PER_LIMIT))
+        await trio.sleep(min(PULSE_S, watchdog_s / PULSES_PER_LIMIT))
 
 
 def _lock(door: Gateway, cluster: Cluster, keys: Keys) -> None:

@@ -28,9 +28,9 @@ from supervisor.threads.file_threads import FileThreads
 
 log = logging.getLogger(__name__)
 
-SILENCES = ("beat_s", "silent_s", "stalled_s")
-GREETED = ("greet_s", "greets_max", "tls_names")
-LINKED = ("streams_max", *SILENCES, *GREETED, "tell_s", "tells_max", "retry_min_s", "retry_max_s")
+SILENCES = ("heartbeat_s", "silent_s", "stalled_s")
+GREETED = ("handshake_s", "handshakes_max", "tls_names")
+LINKED = ("streams_max", *SILENCES, *GREETED, "tell_s", "announcements_max", "retry_min_s", "retry_max_s")
 TLS_FILES = ("tls_certificate", "tls_key", "tls_authority")
 AT_THE_GATE = ("requests_max", "admit_s", "waiting_max")
 ASKING = ("first_token_s", "total_s")

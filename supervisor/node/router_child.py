@@ -59,7 +59,7 @@ def ejected(routings: Mapping[str, Routing]) -> tuple[EjectionState, ...]:
 
 def gauge(routings: Mapping[str, Routing]) -> Iterator[Metric]:
     """Yield 1 for each worker, or pair, that is set aside."""
-    family = GaugeMetricFamily("espalier_routing_aside", "Whether a worker is set aside", labels=("model", "worker"))
+    family = GaugeMetricFamily("espalier_workers_ejected", "Whether a worker is set aside", labels=("model", "worker"))
     for each in ejected(routings):
         family.add_metric((each.model, each.worker), 1.0)
     yield family

@@ -18,14 +18,14 @@ from supervisor.processes import reaper
 class Ladder:
     """How long a process may take to end on each rung: after it was asked, after SIGTERM, after SIGKILL."""
 
-    asked_s: float = 5.0
+    stop_s: float = 5.0
     term_s: float = 2.0
     kill_s: float = 2.0
 
     @property
     def total_s(self) -> float:
         """The longest that the whole ladder takes."""
-        return self.asked_s + self.term_s + self.kill_s
+        return self.stop_s + self.term_s + self.kill_s
 
 
 @define(eq=False)
@@ -90,7 +90,7 @@ class Process:
             (lambda: self.signal_group(signal.SIGKILL), ladder.kill_s),
         ]
         if ask is not None:
-            rungs.insert(0, (ask, ladder.asked_s))
+            rungs.insert(0, (ask, ladder.stop_s))
         for step, seconds in rungs:
             step()
             with hurry.wait_at_most(seconds) as scope:

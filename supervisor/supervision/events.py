@@ -65,7 +65,7 @@ def log_event(happening: ChildEvent) -> None:
     elif happening.kind is ChildEventKind.GAVE_UP:
         level = logging.ERROR
     expected = error is None or _is_ours(error)  # anything else is a bug: show where it rose
-    fields = {"child": happening.path, "happening": happening.kind.name.lower()}
+    fields = {"child": happening.path, "child_event": happening.kind.name.lower()}
     log.log(level, "%s", happening, exc_info=None if expected else error, extra=fields)
 
 

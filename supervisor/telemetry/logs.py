@@ -26,7 +26,7 @@ from supervisor.threads.queued_writer import BYTES_MAX, LINES_MAX, QueuedWriter,
 log = logging.getLogger(__name__)
 
 FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-SAID = {"child", "happening"}  # a readable line has these in its words
+SAID = {"child", "child_event"}  # a readable line has these in its words
 LOUD = {"warning", "error", "critical"}
 PASSING = {"starting", "stopping"}  # and where a live line shows these, they need no line of their own
 TICK_S = 0.2
@@ -73,7 +73,7 @@ def readable_line(node: str, text: str) -> str | None:
     try:
         match json.loads(text):
             case {"time": str(time), "level": str(level), "event": str(event), **given}:
-                if given.get("happening") in PASSING:
+                if given.get("child_event") in PASSING:
                     return None
                 trace = given.pop("traceback", None)
                 given.pop("node", None)
@@ -249,7 +249,7 @@ def configure_logging(
     handler = _Handler(terminal.line)
     handler.setFormatter(formatter)
     if live:
-        handler.addFilter(lambda record: getattr(record, "happening", None) not in PASSING)
+        handler.addFilter(lambda record: getattr(record, "child_event", None) not in PASSING)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("trio-websocket").setLevel(logging.WARNING)
     return terminal

@@ -89,8 +89,10 @@ class LoopMonitor(trio.abc.Instrument):
 
     def families(self) -> Iterator[Metric]:
         """Yield the metric families of the steps that took too long."""
-        turns = CounterMetricFamily("espalier_slow_turns", "Steps of tasks beyond their budget", labels=("task",))
-        longest = GaugeMetricFamily("espalier_longest_turn_seconds", "The longest of these", labels=("task",))
+        turns = CounterMetricFamily(
+            "espalier_event_loop_slow_turns", "Steps of tasks beyond their budget", labels=("task",)
+        )
+        longest = GaugeMetricFamily("espalier_event_loop_turn_max_seconds", "The longest of these", labels=("task",))
         for name, each in list(self._exceeded.items()):  # another thread's collection may add one
             turns.add_metric((name,), each.count)
             longest.add_metric((name,), each.longest_s)

@@ -173,24 +173,37 @@ class Metrics:
             _histogram_family("gen_ai_server_time_per_output_token", "Time from token to token", "model", self._gap),
             _histogram_family("gen_ai_server_request_duration", "Time for a request", "model outcome", self._duration),
             _counter_family("espalier_requests", "Requests ended, by how", "model door outcome", self._requests),
-            _counter_family("espalier_aborts", "Requests whose client left or cancelled", "model", self._aborts),
-            _counter_family("espalier_tokens", "Tokens of ended requests, by kind", "model kind", self._tokens),
-            _counter_family("espalier_restarts", "Children of the tree started again", "child", self._restarts),
-            _counter_family("espalier_refused", "Requests and connections refused at the door", "code", self._refused),
-            _counter_family("espalier_clients_dropped", "Clients that were dropped, by why", "reason", self._dropped),
-            _counter_family("espalier_answers_cut", "Whole answers that clients got in part", "door reason", self._cut),
             _counter_family(
-                "espalier_calls", "Answers of workers, by how each ended", "model worker outcome", self._calls
+                "espalier_requests_cancelled", "Requests whose client left or cancelled", "model", self._aborts
+            ),
+            _counter_family("espalier_tokens", "Tokens of ended requests, by kind", "model kind", self._tokens),
+            _counter_family("espalier_child_restarts", "Children of the tree started again", "child", self._restarts),
+            _counter_family("espalier_refusals", "Requests and connections refused at the door", "code", self._refused),
+            _counter_family("espalier_clients_dropped", "Clients that were dropped, by why", "reason", self._dropped),
+            _counter_family(
+                "espalier_responses_incomplete", "Whole answers that clients got in part", "door reason", self._cut
             ),
             _counter_family(
-                "espalier_ejections", "Workers set aside, by what they failed", "model worker code", self._ejections
+                "espalier_worker_calls", "Answers of workers, by how each ended", "model worker outcome", self._calls
+            ),
+            _counter_family(
+                "espalier_worker_ejections",
+                "Workers set aside, by what they failed",
+                "model worker code",
+                self._ejections,
             ),
             _counter_family("espalier_resumes", "Requests that went on elsewhere", "model code kind", self._resumes),
             _histogram_family(
-                "espalier_time_to_abort", "Time from an asker's leaving to its slot's release", "engine", self._to_abort
+                "espalier_engine_abort_duration",
+                "Time from an asker's leaving to its slot's release",
+                "engine",
+                self._to_abort,
             ),
             _histogram_family(
-                "espalier_grammar_check", "Time to check a grammar, by verdict", "model verdict", self._grammars
+                "espalier_grammar_check_duration",
+                "Time to check a grammar, by verdict",
+                "model verdict",
+                self._grammars,
             ),
             gauges("espalier_engine_slots_stuck", "Slots not freed in time", "engine", self._stuck.items()),
         ):

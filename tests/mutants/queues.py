@@ -73,7 +73,7 @@ QUEUE: Bugs = {
         ),
     ),
     "supervisor/gateway/websocket/message_reader.py": (
-        Bug("any number of messages waits to be read", "if many > self.door.limits.queued_max:", "if False:"),
+        Bug("any number of messages waits to be read", "if many > self.door.limits.websocket_queue_max:", "if False:"),
         Bug("a short message passes those that wait", "passes = not self._waiting or (", "passes = True or ("),
         Bug("a cancel waits behind a long message", "and self.at_once(event)", "and False"),
         Bug("a message that was read is kept", "                held.release()\n", ""),

@@ -77,7 +77,7 @@ SIM: Bugs = {
     "supervisor/links/heartbeat.py": (
         Bug(
             "a node that stands still is lost, whatever its kernel acknowledges",
-            "if acknowledged_s is None or acknowledged_s > heart.beat_s or not may_stall:",
+            "if acknowledged_s is None or acknowledged_s > heart.heartbeat_s or not may_stall:",
             "if not self.stalled:",
         ),
     ),

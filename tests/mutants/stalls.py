@@ -8,20 +8,24 @@ STALL: Bugs = {
     "supervisor/links/heartbeat.py": (
         Bug(
             "a process that stands still is lost as if its host were gone",
-            "acknowledged_s is None or acknowledged_s > heart.beat_s",
+            "acknowledged_s is None or acknowledged_s > heart.heartbeat_s",
             "acknowledged_s is None or acknowledged_s >= 0",
         ),
-        Bug("a host that is gone counts as one that stands still", "acknowledged_s > heart.beat_s", "False"),
+        Bug("a host that is gone counts as one that stands still", "acknowledged_s > heart.heartbeat_s", "False"),
         Bug(
             "who stands still is kept for ever",
             """        if self.allowed_s >= heart.stalled_s:
             return f"the other end has stood still for {self.allowed_s:g} s"
-        self.allowed_s = min(self.allowed_s + heart.beat_s, heart.stalled_s)
+        self.allowed_s = min(self.allowed_s + heart.heartbeat_s, heart.stalled_s)
 """,
-            "        self.allowed_s += heart.beat_s\n",
+            "        self.allowed_s += heart.heartbeat_s\n",
         ),
         Bug("who stood still is never used again", "            self.stalled = False\n", ""),
-        Bug("an end that stood still judges others by that", " - self.allowed_s + heart.beat_s", " - self.allowed_s"),
+        Bug(
+            "an end that stood still judges others by that",
+            " - self.allowed_s + heart.heartbeat_s",
+            " - self.allowed_s",
+        ),
     ),
     "supervisor/links/link.py": (
         Bug(

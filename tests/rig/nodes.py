@@ -23,7 +23,7 @@ from supervisor.supervision.registration import Registration
 from tests.rig.fake_engine import generate
 
 QUICK = ClusterSection(
-    name="grove", beat_s=0.1, silent_s=0.5, greet_s=1.0, tell_s=0.01, retry_min_s=0.02, retry_max_s=0.2
+    name="grove", heartbeat_s=0.1, silent_s=0.5, handshake_s=1.0, tell_s=0.01, retry_min_s=0.02, retry_max_s=0.2
 )
 SECRET = b"a secret that is long enough to be one"
 LOOPBACK_HOSTS = "127.0.0.1"

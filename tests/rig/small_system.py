@@ -20,7 +20,7 @@ from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GetI
 from protocol.peer import Peer
 from supervisor.links.link import Link
 from supervisor.supervision.registration import Registration
-from supervisor.supervision.supervise import Happening, supervise
+from supervisor.supervision.supervise import ChildEvent, supervise
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 from tests.rig.fake_engine import Costs, FakeHost, generate, whole
 from tests.system.simulator import SimTransport, sim_pair, tasks
@@ -53,7 +53,7 @@ class SmallSystem:
     lines: dict[int, Link] = Factory(dict)
     wires: dict[str, SimTransport] = Factory(dict)
     server: Link | None = None  # the front's other end
-    happenings: list[Happening] = Factory(list)
+    happenings: list[ChildEvent] = Factory(list)
     tasks: list[str] = Factory(list)
     scope: trio.CancelScope = field(factory=trio.CancelScope)  # around the tree
     over: trio.Event = field(factory=trio.Event)

@@ -30,10 +30,10 @@ LIMITS = {
     "send_buffer_bytes": 8192,
     "head_bytes_max": 8192,
     "body_bytes_max": 100_000,
-    "queued_max": 3,
-    "in_flight_max": 3,
-    "lanes_max": 3,
-    "connection_memory_bytes_max": 2000,
+    "websocket_queue_max": 3,
+    "websocket_running_max": 3,
+    "websocket_lanes_max": 3,
+    "history_bytes_max": 2000,
     "connections_max": 150,
 }
 

@@ -131,7 +131,7 @@ async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upg
 
 
 async def test_a_response_that_is_cancelled_while_it_waits_is_a_span_too(lines):
-    async with rig(in_flight_max=1) as made:
+    async with rig(websocket_running_max=1) as made:
         client = await websocket_client(made, traceparent=PARENT)
         await client.say(create("n=1000 s=1", stream_id="runs"))
         await client.events("response.in_progress")

@@ -29,8 +29,8 @@ class SimulatedEngine:
     seed, the prompt and, at a temperature above 0, the request's seed or id; of how tokens are to be chosen it heeds no
     more than `logit_bias` of 100 or -100 and beyond: penalties, `top_p` and the like change nothing. `chance` draws
     the faults and nothing else. A prefill waits until a decode with the same `rendezvous_rooms` has room for what it
-    computed; else each says and takes what it would if they met, whatever becomes of the other. In virtual time everything is the
-    same again when it is asked the same again.
+    computed; else each says and takes what it would if they met, whatever becomes of the other. In virtual time
+    everything is the same again when it is asked the same again.
     """
 
     spec: SimulatedSpec

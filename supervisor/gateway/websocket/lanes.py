@@ -90,7 +90,7 @@ class Lanes:
     _waiting: list[_Waiting] = field(factory=list)  # in the order in which they came
 
     def __attrs_post_init__(self) -> None:
-        most, owner = self.door.limits.connection_memory_bytes_max, "" if self.key is None else self.key.name
+        most, owner = self.door.limits.history_bytes_max, "" if self.key is None else self.key.name
         self._memory = Memory(most, self.door.histories, owner)
 
     @property
@@ -104,7 +104,7 @@ class Lanes:
         """Answer a request of so many bytes when its turn comes; raises `StreamLimitReached` or `Overloaded`."""
         limits, lane, wanted = self.door.limits, create.stream_id, create.previous_response_id
         named = {*self._running, *(each.create.stream_id for each in self._waiting), *self._memory.lanes} - {None}
-        if lane is not None and lane not in named and len(named) >= limits.lanes_max:
+        if lane is not None and lane not in named and len(named) >= limits.websocket_lanes_max:
             raise StreamLimitReached(f"this connection has {len(named)} lanes, as many as it may", param="stream_id")
         held = self.door.bodies.hold(self.door.memory_owner(self.key), REQUEST_BYTES_FREE)
         held.grow(size_bytes)
@@ -115,7 +115,7 @@ class Lanes:
             waiting.parent = next((each for each in others if each.events.id == wanted), None)
         self._waiting.append(waiting)
         self._advance()
-        if len(self._waiting) > limits.queued_max and self._waiting[-1] is waiting:
+        if len(self._waiting) > limits.websocket_queue_max and self._waiting[-1] is waiting:
             self._waiting.pop()
             held.release()
             raise Overloaded(f"{len(self._waiting)} responses wait for their turn on this connection")
@@ -175,7 +175,7 @@ class Lanes:
         """Begin with whatever can begin: first come, first served."""
         taken = set(self._running)
         for waiting in tuple(self._waiting):
-            if len(self._running) >= self.door.limits.in_flight_max:
+            if len(self._running) >= self.door.limits.websocket_running_max:
                 break
             lane = waiting.create.stream_id
             if lane not in taken and waiting.parent is None:

@@ -62,7 +62,7 @@ class MessageReader:
             self.hear(event, data, message.__sizeof__())
             return
         many = len(self._waiting)
-        if many > self.door.limits.queued_max:
+        if many > self.door.limits.websocket_queue_max:
             self.hear(Overloaded(f"{many} messages wait to be read on this connection"), data, 0)
             return
         held = self.door.bodies.hold(self.door.memory_owner(self.key), MESSAGE_BYTES_FREE)

@@ -241,7 +241,7 @@ class Session:
                 self._lanes.close()
 
     async def _run(self) -> None:
-        self._expires_at = trio.current_time() + self.door.limits.connection_s_max
+        self._expires_at = trio.current_time() + self.door.limits.websocket_s_max
         async with trio.open_nursery() as nursery:
             self._scope = nursery.cancel_scope
             lanes = Lanes(

@@ -22,7 +22,7 @@ from supervisor.node import router_child
 from tests.actors.test_router import Fake, FakePool, Play, ask, check_whole, generate, routed
 from tests.system.simulator import simulate
 
-LIMITS = Ejection(failures_max=3, window=10, rate_max=0.5, aside_s=10, aside_max_s=60, share_max=0.5)
+LIMITS = Ejection(failures_max=3, window=10, rate_max=0.5, ejected_s=10, ejected_max_s=60, share_max=0.5)
 
 
 def fail(outliers, name="a", times=1, at=0.0, peers=4, limits=LIMITS) -> list[bool]:
@@ -237,7 +237,7 @@ async def test_b11_a_clients_own_mistakes_set_nobody_aside(autojump_clock):
 
 
 async def test_b11_who_tries_whether_a_worker_is_well_again_loses_nothing(autojump_clock):
-    limits = FailoverLimits(ejection=Ejection(failures_max=3, aside_s=5, aside_max_s=5))
+    limits = FailoverLimits(ejection=Ejection(failures_max=3, ejected_s=5, ejected_max_s=5))
     async with routed(*four(InternalError("a bug")), limits=limits) as world:
         assert len(await many(world, 300)) <= 5, "those before it was known"
         tries = len(world.worker("bad").asked)
@@ -278,7 +278,7 @@ async def test_b11_a_pair_that_is_set_aside_is_not_asked_while_the_others_are_on
 
     prefill = Fake("p", leg=Leg.PREFILL, slots=64, bootstrap=("p", 1))
     bad, good = Cut("d0", leg=Leg.DECODE, slots=1), Fake("d1", leg=Leg.DECODE, slots=1)
-    limits = FailoverLimits(resumes_max=20, ejection=Ejection(failures_max=1, aside_s=3600, aside_max_s=3600))
+    limits = FailoverLimits(resumes_max=20, ejection=Ejection(failures_max=1, ejected_s=3600, ejected_max_s=3600))
     async with routed(prefill, bad, good, limits=limits) as world:
         assert await many(world, 20) == []
         assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["p+d0"]
@@ -305,7 +305,7 @@ def pairs(many_prefills, many_decodes) -> list[Fake]:
 
 
 FOR_LONG = FailoverLimits(
-    ejection=Ejection(aside_s=3600, aside_max_s=3600)
+    ejection=Ejection(ejected_s=3600, ejected_max_s=3600)
 )  # where answers one after the other take minutes
 
 
@@ -380,7 +380,7 @@ async def test_b11_of_two_prefills_that_fail_both_are_set_aside_and_no_decode(au
 
 
 async def test_b11_a_prefill_that_hands_over_again_is_tried_by_one_request_and_comes_back(autojump_clock):
-    limits = FailoverLimits(ejection=Ejection(failures_max=3, aside_s=600, aside_max_s=600))
+    limits = FailoverLimits(ejection=Ejection(failures_max=3, ejected_s=600, ejected_max_s=600))
     async with routed(*pairs(4, 8), limits=limits) as world:
         assert await one_by_one(world, 10) == ["p0"]
         tries = met(world, "p0")

@@ -116,7 +116,7 @@ async def test_a_place_that_is_let_go_is_had_at_once_by_whoever_waits(autojump_c
 
 
 async def test_a_worker_that_was_tried_is_had_at_once_by_whoever_waits(autojump_clock):
-    limits = FailoverLimits(ejection=Ejection(failures_max=1, aside_s=1))
+    limits = FailoverLimits(ejection=Ejection(failures_max=1, ejected_s=1))
     workers = Fake("a"), Fake("b", slots=0), Fake("c", slots=0)
     async with routed(*workers, limits=limits) as world, trio.open_nursery() as nursery:
         routing, got = world.routing, list[Route]()

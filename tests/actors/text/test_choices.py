@@ -32,10 +32,10 @@ from protocol.messages import (
     Turn,
     Usage,
 )
-from tests.actors.test_processor import CONTENTS, Limits, ask, respond, running, spy
+from tests.actors.test_processor import CONTENTS, PromptLimits, ask, respond, running, spy
 from tests.rig.gateway import INFO, TINY, Worker, ids, load_with_fixed_clock
 
-ROOMY = Limits(INFO, 2048, 1024)
+ROOMY = PromptLimits(INFO, 2048, 1024)
 
 
 def said(replies, choice=0):
@@ -138,7 +138,7 @@ async def test_a_long_echo_is_read_aside_and_once_a_prompt(autojump_clock):
         return said
 
     long, short = tuple(ids("n=1 " + "oak " * OFFLOAD_SIZE_MIN))[:OFFLOAD_SIZE_MIN], tuple(ids("n=1 x"))
-    async with running(known=Limits(INFO, 10**6, 10**6), aside=aside) as address:
+    async with running(known=PromptLimits(INFO, 10**6, 10**6), aside=aside) as address:
         replies, _ = await ask(address, Respond("b" * 32, token_lists=(long, short), n=2, echo=True))
         assert read == [TINY.decode(long)]
         prompts = [TINY.decode(long), "n=1 x"]
@@ -157,7 +157,7 @@ async def test_of_several_prompts_the_likeliest_choices_begin_with_their_own(aut
 async def test_an_id_that_reads_as_nothing_is_refused_before_the_request_is_accepted(autojump_clock):
     worker, replies = Worker(), []
     asked = Respond("b" * 32, token_lists=((599,),), echo=True, params={"turns": "prompt"})
-    padded = Limits(evolve(INFO, vocabulary_size=600), 2048, 2048)  # engines round it up
+    padded = PromptLimits(evolve(INFO, vocabulary_size=600), 2048, 2048)  # engines round it up
     async with running(worker, known=padded) as address, address.ask(asked, 10_000) as answer:
         with pytest.raises(BadRequest, match="not all token ids") as caught:
             await answer.relay(replies.append)
@@ -236,7 +236,7 @@ async def test_the_longest_prompt_that_may_be_is_taken(autojump_clock):
 
 
 async def test_a_grammar_that_the_engine_does_not_know_is_refused_by_name(autojump_clock):
-    plain = Limits(evolve(INFO, grammars=()), 2048, 2048)
+    plain = PromptLimits(evolve(INFO, grammars=()), 2048, 2048)
     grammar = Grammar(GrammarKind.REGEX, "a+")
     async with running(known=plain) as address:
         with pytest.raises(Unsupported) as caught:
@@ -271,7 +271,7 @@ def talk(count):
 async def test_truncation_leaves_out_the_oldest_turns_and_no_more(autojump_clock):
     worker = spy()
     turns = talk(41)
-    limits = Limits(INFO, 300, 300)
+    limits = PromptLimits(INFO, 300, 300)
     async with running(worker, known=limits) as address:
         with pytest.raises(ContextTooLong):
             await ask(address, respond(turns=turns, tokens_max=20))
@@ -287,7 +287,7 @@ async def test_truncation_leaves_out_the_oldest_turns_and_no_more(autojump_clock
 @pytest.mark.parametrize("kept", [0, 1])
 async def test_a_truncated_conversation_begins_with_a_user(count, kept, autojump_clock):
     model, worker, turns = load_with_fixed_clock(CONTENTS, ALTERNATING), spy(), talk(count)[1 - kept :]
-    async with running(worker, model, Limits(INFO, 300, 300)) as address:
+    async with running(worker, model, PromptLimits(INFO, 300, 300)) as address:
         await ask(address, respond(turns=turns, tokens_max=20, truncate=True))
     cuts = [turns[:kept] + turns[kept + cut :] for cut in range(0, count, 2)]
     wanted = next(tokens for cut in cuts if len(tokens := model.encode(cut)) + 20 <= 300)

@@ -17,7 +17,7 @@ from bench.rolling import Load
 
 ASK = CheckedRequest("stream", "Tell me about the oak", None)
 GOES_ON, NEVER_GOES_ON = 2, 1  # seeds of one harm
-UP = f'{{"child": "{cluster_engine_name("w1")}", "happening": "started"}}'
+UP = f'{{"child": "{cluster_engine_name("w1")}", "child_event": "started"}}'
 
 
 # The plan --------------------------------------------------------------------------------

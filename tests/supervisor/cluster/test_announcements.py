@@ -281,7 +281,7 @@ async def test_d1_what_a_gateway_hears_of_many_workers_is_bounded_in_steps_and_b
     idle, busy = (found[f"{what}: steps of the gateway a second"] for what in ("idle", "asked by others"))
     assert found["links of a worker"] == 1
     assert idle <= 4.3 * many, "two to write a heartbeat a second and two to hear one; one task beats for all links"
-    assert busy - idle <= ClusterSection().tells_max
+    assert busy - idle <= ClusterSection().announcements_max
     assert found["asked by the gateway: steps of the gateway a second"] <= idle + 1, "it knows what it asks itself"
-    assert found["asked by others: bytes a second of the gateway"] <= 100 * ClusterSection().tells_max
+    assert found["asked by others: bytes a second of the gateway"] <= 100 * ClusterSection().announcements_max
     assert found["idle: bytes a second of a worker"] <= 20

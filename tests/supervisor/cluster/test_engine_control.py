@@ -171,7 +171,7 @@ async def test_counts_that_cannot_be_are_left_out(lie, autojump_clock):
 async def counted(directory, metrics):
     """Return how many calls each worker is told to have ended."""
     told = (await engine_control.cluster_metrics_text(directory, metrics)).decode().splitlines()
-    calls = (line.split('worker="')[1].split('"} ') for line in told if line.startswith("espalier_calls_total{"))
+    calls = (line.split('worker="')[1].split('"} ') for line in told if line.startswith("espalier_worker_calls_total{"))
     return {worker: float(count) for worker, count in calls}
 
 

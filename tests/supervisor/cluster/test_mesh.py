@@ -494,7 +494,7 @@ async def test_no_page_in_a_browser_opens_a_link(origin, lines):
 
 
 async def test_two_hundred_silent_connections_keep_no_node_out(lines):
-    a, b = Node("a"), Node("b", section=evolve(QUICK, greet_s=60.0, greets_max=20))
+    a, b = Node("a"), Node("b", section=evolve(QUICK, handshake_s=60.0, handshakes_max=20))
     async with linked_nodes(b) as nursery:
         silent = [await trio.open_tcp_stream(LOOPBACK_HOSTS, b.links.port) for _ in range(200)]
         await until(lambda: len(b.links._strangers) == 20)
@@ -508,7 +508,7 @@ async def test_two_hundred_silent_connections_keep_no_node_out(lines):
 
 
 async def test_a_slow_handshake_has_its_time():
-    a = Node("a", section=evolve(QUICK, greet_s=0.2))
+    a = Node("a", section=evolve(QUICK, handshake_s=0.2))
     async with linked_nodes(a), raw_connection(a) as stream:
         with trio.fail_after(2):
             with pytest.raises(trio.BrokenResourceError):

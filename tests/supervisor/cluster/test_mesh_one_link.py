@@ -174,7 +174,7 @@ async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_read
     section = node.section
     await trio.sleep(2 * section.retry_max_s)
     assert said == []
-    await trio.sleep(section.greet_s + 1)
+    await trio.sleep(section.handshake_s + 1)
     assert said == ["ready"]
 
 

@@ -55,7 +55,7 @@ async def test_a_stopped_process_is_lost_within_stalled_s_and_comes_back(other):
         stopped_at = trio.current_time()
         await until(lambda: link.lost)
         took_s = trio.current_time() - stopped_at
-        assert QUICK.silent_s - QUICK.beat_s - 0.05 <= took_s <= QUICK.silent_s + 0.25
+        assert QUICK.silent_s - QUICK.heartbeat_s - 0.05 <= took_s <= QUICK.silent_s + 0.25
         await until(lambda: a.linked == set() and len(a.directory.workers("oak")) == 1)  # a turn later
         os.kill(process.pid, signal.SIGCONT)
         await until(lambda: "b" in a.linked and len(a.directory.workers("oak")) == 2)

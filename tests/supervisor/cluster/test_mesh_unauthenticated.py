@@ -52,15 +52,15 @@ async def crowd(monkeypatch):
 
 @pytest.fixture
 def patient():
-    return Node("b", section=evolve(QUICK, greet_s=60.0))
+    return Node("b", section=evolve(QUICK, handshake_s=60.0))
 
 
 async def test_d9_a_slow_node_keeps_its_place_however_many_come_from_elsewhere(crowd, patient):
     async with linked_nodes(patient):
         slow = await crowd.connect(patient, far=False)
-        for _ in range(4 * QUICK.greets_max):
+        for _ in range(4 * QUICK.handshakes_max):
             await crowd.connect(patient, far=True)
-        await until(lambda: len(patient.links._strangers) == QUICK.greets_max)
+        await until(lambda: len(patient.links._strangers) == QUICK.handshakes_max)
         with trio.fail_after(5):
             await slow.send_all(UPGRADE)
             assert b" 101 " in await slow.receive_some()
@@ -72,7 +72,7 @@ async def test_d9_nodes_link_while_one_address_connects_without_end(crowd, patie
     async with linked_nodes(patient) as nursery:
         for _ in range(4):
             nursery.start_soon(crowd.connect_without_end, patient)
-        await until(lambda: len(patient.links._strangers) == QUICK.greets_max)
+        await until(lambda: len(patient.links._strangers) == QUICK.handshakes_max)
         a.directory.expect("b", patient.at)
         await nursery.start(a.run)
         await all_linked(a, patient)

@@ -126,7 +126,7 @@ async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_n
     assert status.refused == (f"engine b/w0 is not asked: {why}",)
     metrics = Metrics()
     gauges.add_node_gauges(metrics, directory)
-    assert 'espalier_engine_refused{of="b/w0"} 1.0' in metrics.text({}).decode()
+    assert 'espalier_engine_model_mismatch{of="b/w0"} 1.0' in metrics.text({}).decode()
     assert engine_control.engines_up(directory) == {"a/w0": 1.0, "b/w0": 0.0}
     assert engine_control.unready(directory, ["oak"]) is None
 
@@ -239,6 +239,6 @@ def test_c1_why_workers_are_refused_is_told_once_at_a_scrape_and_not_for_each_of
     gauges.add_node_gauges(metrics, directory)
     whys = ModelIdentities.rejections.fget
     monkeypatch.setattr(ModelIdentities, "rejections", property(lambda self: looks.append(1) or whys(self)))
-    _, read = metrics.gauges["espalier_engine_refused"]
+    _, read = metrics.gauges["espalier_engine_model_mismatch"]
     assert sum(read().values()) == 5
     assert len(looks) == 1

@@ -109,7 +109,7 @@ async def test_a_bug_in_an_answer_is_told_as_one_and_as_no_refusal(
         await client.stream.aclose()
         await at_rest(made)
         assert (told(), bugs()) == (INTERNAL, 1)
-        assert "espalier_refused_total{" not in made.metrics.text({}).decode()
+        assert "espalier_refusals_total{" not in made.metrics.text({}).decode()
 
 
 @pytest.mark.parametrize("name", ["begin", "delta", "finish"])
@@ -122,7 +122,7 @@ async def test_a_bug_in_a_lane_is_told_as_one_and_as_no_refusal(name, rather_slo
         error = last["error"] if last["type"] == "error" else last["response"]["error"]
         assert error["code"] in {"internal", "server_error"}
         assert (told(), bugs()) == (INTERNAL, 1)
-        assert "espalier_refused_total{" not in made.metrics.text({}).decode()
+        assert "espalier_refusals_total{" not in made.metrics.text({}).decode()
         monkeypatch.undo()
         await client.say(create())
         assert (await client.events())[-1]["type"] == "response.completed"
@@ -131,7 +131,7 @@ async def test_a_bug_in_a_lane_is_told_as_one_and_as_no_refusal(name, rather_slo
 # Leaving -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", ["requests_max", "in_flight_max"])
+@pytest.mark.parametrize("limit", ["requests_max", "websocket_running_max"])
 async def test_whoever_cancels_what_waits_was_not_refused(limit, rather_slow, told):
     """It waits at the gate, or on its connection before it has got that far."""
     async with rig(**{limit: 1}) as made:
@@ -143,7 +143,7 @@ async def test_whoever_cancels_what_waits_was_not_refused(limit, rather_slow, to
         await client.say({"type": "response.cancel", "stream_id": "b"})
         assert (await client.events("response.incomplete"))[-1]["stream_id"] == "b"
         assert told() == [("request ended", 408, "left")]
-        assert "espalier_refused_total{" not in made.metrics.text({}).decode()
+        assert "espalier_refusals_total{" not in made.metrics.text({}).decode()
 
 
 # Probes ------------------------------------------------------------------------------------------
@@ -159,6 +159,6 @@ async def test_o12_a_probe_that_waits_for_the_server_is_no_line_of_the_log(told,
         await trio.sleep(3)
         assert told() == [("request refused", 503, "not_ready")] * 30
         assert {each.levelname for each in caplog.records if each.name == "espalier.requests"} == {"DEBUG"}
-        assert number(made, 'espalier_refused_total{code="not_ready"}') == 30
+        assert number(made, 'espalier_refusals_total{code="not_ready"}') == 30
         assert (await client.ask(head(path="/nothing"))).status == 404
     assert [each.levelname for each in caplog.records if each.name == "espalier.requests"][30:] == ["INFO"]

@@ -168,7 +168,7 @@ async def test_a_request_that_left_the_line_counts_no_longer(rather_slow):
 @pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize("state", ["running", "waiting", "remembered"])
 async def test_lanes(state, most, rather_slow):
-    async with rig(lanes_max=most, in_flight_max=1 if state == "waiting" else 16) as made:
+    async with rig(websocket_lanes_max=most, websocket_running_max=1 if state == "waiting" else 16) as made:
         client, other = await websocket_client(made), await websocket_client(made)
         if state == "waiting":
             await client.say(create("n=9 s=1"))
@@ -191,7 +191,7 @@ async def test_lanes(state, most, rather_slow):
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 async def test_responses_in_flight_and_responses_that_wait(most, rather_slow):
-    async with rig(in_flight_max=most, queued_max=2) as made:
+    async with rig(websocket_running_max=most, websocket_queue_max=2) as made:
         client, other = await websocket_client(made), await websocket_client(made)
         for lane in range(most + 2):
             await client.say(create("n=2 s=1", stream_id=f"l{lane}"))
@@ -210,7 +210,7 @@ async def test_responses_in_flight_and_responses_that_wait(most, rather_slow):
 
 
 async def test_a_request_that_waits_for_its_own_lane_takes_a_place_of_those_that_wait(rather_slow):
-    async with rig(in_flight_max=8, queued_max=2) as made:
+    async with rig(websocket_running_max=8, websocket_queue_max=2) as made:
         client = await websocket_client(made)
         for _ in range(4):
             await client.say(create("n=2 s=1", stream_id="a"))
@@ -222,7 +222,7 @@ async def test_a_request_that_waits_for_its_own_lane_takes_a_place_of_those_that
 
 
 async def test_what_waits_and_is_cancelled_makes_room(rather_slow):
-    async with rig(worker=Worker(mute=True), in_flight_max=1, queued_max=1) as made:
+    async with rig(worker=Worker(mute=True), websocket_running_max=1, websocket_queue_max=1) as made:
         client = await websocket_client(made)
         for lane in "abc":
             await client.say(create(stream_id=lane))

@@ -279,7 +279,7 @@ async def test_each_of_many_prompts_is_counted_by_itself_and_the_one_that_is_too
 async def test_what_a_connection_remembers(lanes, more, fine, rather_slow):
     said = "x" * 50 + " n=1"
     size = Said.after(None, "", Turn(Role.USER, said), Turn(Role.ASSISTANT, "The")).size_bytes
-    async with rig(connection_memory_bytes_max=size * len(lanes) - more) as made:
+    async with rig(history_bytes_max=size * len(lanes) - more) as made:
         client = await websocket_client(made)
         ids = {lane: (await whole(client, create(said, stream_id=lane)))["id"] for lane in lanes}
         await client.say(create(said, stream_id="a", previous_response_id=ids["a"]))

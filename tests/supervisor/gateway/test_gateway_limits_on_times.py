@@ -246,7 +246,7 @@ async def test_a_websocket_that_is_being_answered_is_not_idle(rather_slow):
 
 
 async def test_the_longest_time_of_a_websocket(rather_slow):
-    async with rig(connection_s_max=100) as made:
+    async with rig(websocket_s_max=100) as made:
         client = await websocket_client(made)
         await trio.sleep(100 - JUST)
         assert (await whole(client, create("n=1 s=0")))["status"] == "completed"
@@ -259,7 +259,7 @@ async def test_the_longest_time_of_a_websocket(rather_slow):
 
 
 async def test_what_began_before_the_longest_time_ends_whole_after_it(rather_slow):
-    async with rig(connection_s_max=100) as made:
+    async with rig(websocket_s_max=100) as made:
         client = await websocket_client(made)
         await trio.sleep(100 - JUST)
         await client.say(create("n=5 s=10"))
@@ -270,7 +270,7 @@ async def test_what_began_before_the_longest_time_ends_whole_after_it(rather_slo
 
 
 async def test_a_handshake_on_a_connection_that_was_idle_takes_no_time_from_the_websocket(rather_slow):
-    async with rig(connection_s_max=100, idle_s=75) as made:
+    async with rig(websocket_s_max=100, idle_s=75) as made:
         client = await made.client()
         assert (await client.ask(head())).status == 200
         await trio.sleep(75 - JUST)

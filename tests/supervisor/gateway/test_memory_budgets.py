@@ -136,7 +136,7 @@ async def test_d11_bodies_of_all_clients_share_a_limit_and_what_is_promised_take
 
 
 async def test_d11_requests_that_wait_in_lanes_share_it_too(rather_slow):
-    async with rig(bodies_bytes_max=50_000, in_flight_max=1) as made:
+    async with rig(bodies_bytes_max=50_000, websocket_running_max=1) as made:
         client = await websocket_client(made)
         await client.say(create("n=1 s=5 " + "x" * 600, stream_id="a"))
         for lane in "bcdefg":
@@ -297,5 +297,5 @@ async def test_d11_backlogs_of_all_clients_share_a_limit_and_an_honest_one_is_no
 
 
 async def test_after_all_of_it_a_probe_is_answered(rather_slow):
-    async with rig(bodies_bytes_max=1, answers_bytes_max=1, conversations_bytes_max=1, backlogs_bytes_max=1) as made:
+    async with rig(bodies_bytes_max=1, answers_bytes_max=1, histories_bytes_max=1, backlogs_bytes_max=1) as made:
         assert (await (await made.client()).ask(head())).status == 200

@@ -183,7 +183,7 @@ async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(lines, rat
     (line,) = lines()
     assert (line.outcome, line.cut) == ("cut", "drain")
     assert 0 < line.bytes < 100_000
-    assert b'espalier_answers_cut_total{door="chat",reason="drain"} 1.0' in metrics.text({})
+    assert b'espalier_responses_incomplete_total{door="chat",reason="drain"} 1.0' in metrics.text({})
     assert b'outcome="length"' not in metrics.text({})
     del client
 
@@ -214,7 +214,7 @@ async def test_b5_a_client_that_is_dropped_because_it_reads_nothing_has_not_left
         assert line.outcome == "slow_client"
         text = made.metrics.text({})
         assert b'outcome="slow_client"' in text
-        assert b"espalier_aborts_total{" not in text
+        assert b"espalier_requests_cancelled_total{" not in text
 
 
 async def test_b5_a_client_that_leaves_with_a_backlog_has_cut_it_itself(lines, rather_slow):

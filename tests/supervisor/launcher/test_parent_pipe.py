@@ -111,8 +111,11 @@ def test_b4_a_launcher_that_does_not_read_stops_no_node_and_is_told_the_end_when
             {"level": "error", "event": "a bug", "traceback": "Trace\n  back"},
             "07:08:09 error: one: a bug\nTrace\n  back",
         ),
-        ({"level": "info", "event": "one/links is ready", "happening": "started"}, "07:08:09 one: one/links is ready"),
-        ({"level": "info", "event": "one/links is starting", "happening": "starting"}, None),
+        (
+            {"level": "info", "event": "one/links is ready", "child_event": "started"},
+            "07:08:09 one: one/links is ready",
+        ),
+        ({"level": "info", "event": "one/links is starting", "child_event": "starting"}, None),
     ],
 )
 def test_what_a_node_logs_is_shown_to_a_person_with_the_nodes_name(given, wanted):

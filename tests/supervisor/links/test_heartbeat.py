@@ -28,7 +28,7 @@ from tests.supervisor.cluster.test_directory import waiting
 from tests.supervisor.links.test_link import answering
 from tests.system.simulator import sim_pair
 
-HEART = Heartbeat(beat_s=1.0, silent_s=3.0, stalled_s=15.0)
+HEART = Heartbeat(heartbeat_s=1.0, silent_s=3.0, stalled_s=15.0)
 OFFER = Offer("b-0", "oak", Leg.BOTH, 4, up=True, engine=INFO)
 
 
@@ -177,7 +177,7 @@ async def test_d8_a_host_that_goes_while_its_process_stands_still_is_lost_a_beat
         await trio.sleep_until(6.5)
         assert ends.links["here"].stalled
         ends.near.swallow()
-        await trio.sleep(2 * HEART.beat_s + 0.1)
+        await trio.sleep(2 * HEART.heartbeat_s + 0.1)
         assert ends.ended["here"][0] == "the other end has been silent for 7 s"
 
 
@@ -257,7 +257,7 @@ async def linked(node, nursery):
 
 
 async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(nursery, autojump_clock):
-    node = Node("a", section=evolve(Node("a").section, beat_s=1.0, silent_s=3.0, stalled_s=15.0))
+    node = Node("a", section=evolve(Node("a").section, heartbeat_s=1.0, silent_s=3.0, stalled_s=15.0))
     directory, (address, inbox) = node.directory, priority_inbox(2, lambda request: request.priority)
     plug, offer = Registration(directory.changed), Offer("a-0", "oak", Leg.BOTH, 2, up=False)
     here = directory.here["a-0"] = LocalWorker("a", offer, address, plug, directory.changed, inbox, directory)
@@ -277,7 +277,7 @@ async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(nurse
 async def test_d8_nobody_chooses_a_node_that_stands_still_and_readiness_and_metrics_say_why(
     nursery, autojump_clock, caplog
 ):
-    node = Node("a", section=evolve(Node("a").section, beat_s=1.0, silent_s=3.0, stalled_s=15.0))
+    node = Node("a", section=evolve(Node("a").section, heartbeat_s=1.0, silent_s=3.0, stalled_s=15.0))
     del node.directory.here["a-0"]
     far = await linked(node, nursery)
     link = node.directory.nodes["b"][1]

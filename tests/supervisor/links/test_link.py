@@ -637,7 +637,7 @@ def test_every_stream_is_whole_over_a_bad_network(seed):
 
 # Hearts -----------------------------------------------------------------------------------
 
-HEART = Heartbeat(beat_s=1.0, silent_s=3.0)
+HEART = Heartbeat(heartbeat_s=1.0, silent_s=3.0)
 
 
 async def test_c1_what_has_piled_up_in_one_message_is_heard_in_many_turns(autojump_clock):

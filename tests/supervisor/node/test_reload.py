@@ -36,7 +36,7 @@ drain_s = 30
 listen = "127.0.0.1:7402"
 
 [cluster]
-beat_s = 1.0
+heartbeat_s = 1.0
 
 [gateway]
 node = "front"
@@ -112,7 +112,7 @@ async def test_the_limits_of_gate_door_and_asking_change_at_once(front, autojump
             "requests_max = 8\n",
             (
                 "requests_max = 4\nwaiting_max = 7\nadmit_s = 2\nfirst_token_s = 3\ntotal_s = 4\nprompt_tokens_max = 99\n"
-                'names = ["Here"]\norigins = ["https://app.example"]\n[gateway.limits]\nlanes_max = 5\nhead_s = 2.5\n'
+                'names = ["Here"]\norigins = ["https://app.example"]\n[gateway.limits]\nwebsocket_lanes_max = 5\nhead_s = 2.5\n'
             ),
         ),
         ("drain_s = 30", "drain_s = 12.5"),
@@ -121,7 +121,7 @@ async def test_the_limits_of_gate_door_and_asking_change_at_once(front, autojump
     assert (door.gate.requests_max, door.gate.waiting_max, door.gate.admit_s) == (4, 7, 2)
     assert (door.asking.first_token_s, door.asking.total_s, live.prompt_tokens_max) == (3, 4, 99)
     assert (door.names, door.origins) == ({"here"}, {"https://app.example"})
-    assert (door.limits.lanes_max, door.limits.head_s, door.limits.body_s) == (5, 2.5, 30)
+    assert (door.limits.websocket_lanes_max, door.limits.head_s, door.limits.body_s) == (5, 2.5, 30)
     assert node.drain_s == 12.5
     assert told.not_changed == ()
     assert "gateway.requests_max is 4 now, and was 8" in told.changed
@@ -178,9 +178,9 @@ async def test_the_limits_of_a_router_change_at_once(front, autojump_clock):
 
 async def test_the_times_of_links_change_for_those_that_are_made_from_then_on(front, autojump_clock):
     node = front()
-    told = await node.reload(("beat_s = 1.0", "beat_s = 0.5\nretry_max_s = 1"))
-    assert (node.house.links.section.beat_s, node.house.links.section.retry_max_s) == (0.5, 1)
-    assert told.changed == ("cluster.beat_s is 0.5 now, and was 1", "cluster.retry_max_s is 1 now, and was 5")
+    told = await node.reload(("heartbeat_s = 1.0", "heartbeat_s = 0.5\nretry_max_s = 1"))
+    assert (node.house.links.section.heartbeat_s, node.house.links.section.retry_max_s) == (0.5, 1)
+    assert told.changed == ("cluster.heartbeat_s is 0.5 now, and was 1", "cluster.retry_max_s is 1 now, and was 5")
 
 
 NEW = """
@@ -251,10 +251,10 @@ async def test_a_launcher_is_asked_each_time_and_starts_nodes_of_its_own_host_th
 async def test_d9_names_are_asked_for_of_the_next_link_where_tls_is_spoken(front, tmp_path, autojump_clock):
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key", "-nodes", names="subjectAltName=DNS:front,DNS:one")
     certificate.make(tmp_path / "b.pem", tmp_path / "b.key", "-nodes", names="subjectAltName=DNS:one")
-    shown = 'beat_s = 1.0\ntls_certificate = "a.pem"\ntls_key = "a.key"\ntls_authority = "a.pem"\n'
-    plain, node = front(), front(text=FILE.replace("beat_s = 1.0\n", shown))
+    shown = 'heartbeat_s = 1.0\ntls_certificate = "a.pem"\ntls_key = "a.key"\ntls_authority = "a.pem"\n'
+    plain, node = front(), front(text=FILE.replace("heartbeat_s = 1.0\n", shown))
     strict = (shown, f'{shown}tls_names = "nodes"\n')
-    told = await plain.reload(("beat_s = 1.0\n", strict[1]))
+    told = await plain.reload(("heartbeat_s = 1.0\n", strict[1]))
     assert told.not_changed[-1].startswith("cluster.tls_names stays hosts until")
     assert not plain.house.links.section.verifies_node_names
     node.house.links.tls = preflight.link_tls(node.cluster)
@@ -281,8 +281,8 @@ async def test_a_file_that_could_not_be_started_with_changes_nothing_but_the_key
     node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'))
     (tmp_path / "a.toml").write_text(line("carol", "carols-secret-of-32-characters-01"))
     for broken, why in [
-        (("beat_s = 1.0", "beat_s = "), "is not TOML"),
-        (("beat_s = 1.0", "beat_s = 2.0"), "cluster.silent_s: must be at least two beats of 2 s"),
+        (("heartbeat_s = 1.0", "heartbeat_s = "), "is not TOML"),
+        (("heartbeat_s = 1.0", "heartbeat_s = 2.0"), "cluster.silent_s: must be at least two beats of 2 s"),
         (("[node.front]", "[node.operator-1]\n[node.front]"), "is an operator's name"),
         (('keys = "a.toml"', 'host = "0.0.0.0"\nnames = ["x"]'), "is not loopback, so clients need keys"),
         (("127.0.0.1:7401", "0.0.0.0:7401"), "links need a secret"),

@@ -23,7 +23,7 @@ from supervisor.supervision.registration import Registration
 
 pytestmark = pytest.mark.realtime
 
-LADDER = Ladder(asked_s=0.1, term_s=0.5, kill_s=5.0)
+LADDER = Ladder(stop_s=0.1, term_s=0.5, kill_s=5.0)
 FORKS = """
 import errno, os, signal, sys
 from actors.engines.sglang.host import zygote

@@ -12,7 +12,7 @@ import trio.testing
 from attrs import evolve, frozen
 
 from protocol.errors import EngineDied, StartFailed
-from supervisor.supervision.supervise import Happening, Kind, RestartsExceeded, supervise
+from supervisor.supervision.supervise import ChildEvent, ChildEventKind, RestartsExceeded, supervise
 from supervisor.supervision.tree import Backoff, Child, Restart, Strategy, Tree, render
 
 ONE, REST, ALL = Strategy.ONE_FOR_ONE, Strategy.REST_FOR_ONE, Strategy.ONE_FOR_ALL
@@ -86,13 +86,13 @@ class Watch:
         return [f"{x.at:g} {x.path} {x.kind.name}" for x in self.all if not kinds or x.kind in kinds]
 
     def starts(self):
-        return [f"{x.at:g} {x.path.rpartition('/')[2]}" for x in self.all if x.kind is Kind.STARTED]
+        return [f"{x.at:g} {x.path.rpartition('/')[2]}" for x in self.all if x.kind is ChildEventKind.STARTED]
 
     def stops(self):
-        return [f"{x.at:g} {x.path.rpartition('/')[2]}" for x in self.all if x.kind is Kind.STOPPED]
+        return [f"{x.at:g} {x.path.rpartition('/')[2]}" for x in self.all if x.kind is ChildEventKind.STOPPED]
 
     def waits(self):
-        return [x.wait_s for x in self.all if x.kind is Kind.RESTARTING]
+        return [x.wait_s for x in self.all if x.kind is ChildEventKind.RESTARTING]
 
 
 async def watched(tree, seconds=99_999, rng=None, watch=None):
@@ -283,7 +283,7 @@ async def test_a_later_child_that_fails_while_it_is_stopped_counts_for_nothing(a
     b, c = child("b", Life(lasts_s=1)), Child(name="c", run=run)
     watch = await watched(tree(b, c, strategy=REST, restarts_max=1), 5)
     assert watch.starts() == ["0 b", "0 c", "1 b", "1 c"]
-    assert len(watch.lines(Kind.RESTARTING)) == 1
+    assert len(watch.lines(ChildEventKind.RESTARTING)) == 1
 
 
 @pytest.mark.parametrize("strategy", [REST, ALL])
@@ -295,7 +295,7 @@ async def test_one_that_falls_together_with_what_it_needs_counts_for_nothing(aut
     d = child("d", Life(cleans_up_s=2))
     watch = await watched(tree(a, c, d, strategy=strategy, restarts_max=1), 9)
     assert watch.starts() == ["0 a", "0 c", "0 d", "3 a", "3 c", "3 d"]
-    assert watch.lines(Kind.RESTARTING) == ["1 t/a RESTARTING"]
+    assert watch.lines(ChildEventKind.RESTARTING) == ["1 t/a RESTARTING"]
 
 
 async def test_two_that_fail_at_once_are_both_restarted_and_both_counted(autojump_clock):
@@ -313,7 +313,7 @@ async def test_an_earlier_end_during_the_restart_of_the_rest_takes_them_along(au
     b = child("b", Life(lasts_s=1), Life(ready_after_s=4), Life(ready_after_s=1))
     watch = await watched(tree(a, b, child("c"), strategy=REST), 9)
     assert watch.starts() == ["0 a", "0 b", "0 c", "2 a", "3 b", "3 c"]
-    assert watch.lines(Kind.STOPPING)[:2] == ["1 t/c STOPPING", "2 t/b STOPPING"]  # b was ended in mid-start
+    assert watch.lines(ChildEventKind.STOPPING)[:2] == ["1 t/c STOPPING", "2 t/b STOPPING"]  # b was ended in mid-start
     assert watch.waits() == [0, 0]  # and that was no failure of its own
 
 
@@ -430,8 +430,8 @@ async def test_restarts_multiply_over_the_levels(autojump_clock):
     with pytest.raises(RestartsExceeded) as caught:
         await watched(tree(inner, restarts_max=2, restarts_window_s=60), watch=watch)
     assert trio.current_time() == 12
-    assert len(watch.lines(Kind.STARTED)) == 12 + 3
-    assert watch.lines(Kind.GAVE_UP) == [
+    assert len(watch.lines(ChildEventKind.STARTED)) == 12 + 3
+    assert watch.lines(ChildEventKind.GAVE_UP) == [
         "4 t/inner GAVE_UP",
         "8 t/inner GAVE_UP",
         "12 t/inner GAVE_UP",
@@ -656,7 +656,7 @@ async def test_a_nested_tree_that_cannot_come_up_again_is_retried_by_its_parent(
     a = child("a", Life(lasts_s=1), FAILS_TO_START, Life(), Life())
     inner = tree(child("y"), a, name="inner", restarts_max=0)
     watch = await watched(tree(inner, backoff=Backoff(min_s=3, jitter=0)), 20)
-    assert watch.lines(Kind.RESTARTING, Kind.GAVE_UP) == [
+    assert watch.lines(ChildEventKind.RESTARTING, ChildEventKind.GAVE_UP) == [
         "1 t/inner GAVE_UP",
         "1 t/inner RESTARTING",
         "1 t/inner RESTARTING",
@@ -718,7 +718,7 @@ async def test_a_deadline_is_not_granted_twice(autojump_clock):
     """The tree is cancelled while it already waits for the child."""
     deaf = child("deaf", Life(cleans_up_s=9), stop_within_s=4)
     watch = await watched(tree(child("a"), child("b", Life(lasts_s=1)), deaf, strategy=REST), 2)
-    assert watch.lines(Kind.IGNORES_CANCEL) == ["5 t/deaf IGNORES_CANCEL"]
+    assert watch.lines(ChildEventKind.IGNORES_CANCEL) == ["5 t/deaf IGNORES_CANCEL"]
 
 
 async def test_no_second_life_begins_beside_one_that_does_not_end(autojump_clock):
@@ -726,7 +726,9 @@ async def test_no_second_life_begins_beside_one_that_does_not_end(autojump_clock
     value = tree(child("b", Life(lasts_s=1), Life(lasts_s=4)), deaf, child("z"), strategy=REST)
     watch = await watched(value, 20)
     assert watch.starts() == ["0 b", "0 deaf", "0 z", "3 b", "7 b", "10 deaf", "10 z"]
-    assert watch.lines(Kind.IGNORES_CANCEL) == ["3 t/deaf IGNORES_CANCEL"]  # once, though it was asked again at 7
+    assert watch.lines(ChildEventKind.IGNORES_CANCEL) == [
+        "3 t/deaf IGNORES_CANCEL"
+    ]  # once, though it was asked again at 7
 
 
 async def test_whoever_watches_cannot_bring_the_tree_down(autojump_clock, caplog):
@@ -850,9 +852,11 @@ def test_a_tree_may_take_as_long_to_stop_as_its_children():
 
 
 def test_a_happening_reads_as_a_sentence():
-    assert str(Happening("n/a", Kind.STARTED, 1.0)) == "n/a is ready"
-    assert str(Happening("n/a", Kind.RESTARTING, 1.0, wait_s=1.23456)) == "n/a will be started again in 1.23 s"
-    assert str(Happening("n/a", Kind.FAILED, 1.0, KeyError("x"))) == "n/a has failed: KeyError: 'x'"
+    assert str(ChildEvent("n/a", ChildEventKind.STARTED, 1.0)) == "n/a is ready"
+    assert (
+        str(ChildEvent("n/a", ChildEventKind.RESTARTING, 1.0, wait_s=1.23456)) == "n/a will be started again in 1.23 s"
+    )
+    assert str(ChildEvent("n/a", ChildEventKind.FAILED, 1.0, KeyError("x"))) == "n/a has failed: KeyError: 'x'"
 
 
 def test_a_tree_is_printed_with_all_its_policies_and_limits():

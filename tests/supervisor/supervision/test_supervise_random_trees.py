@@ -10,7 +10,7 @@ import trio
 from attrs import evolve
 
 from protocol.errors import StartFailed
-from supervisor.supervision.supervise import Kind, RestartsExceeded, supervise
+from supervisor.supervision.supervise import ChildEventKind, RestartsExceeded, supervise
 from supervisor.supervision.tree import Backoff, Child, Restart, Strategy, Tree
 
 ONE = Strategy.ONE_FOR_ONE
@@ -99,30 +99,32 @@ class World:
         path, kind = happening.path, happening.kind
         parent = path.rpartition("/")[0]
         match kind:
-            case Kind.STARTING:
+            case ChildEventKind.STARTING:
                 self.check_start(path, parent)
                 self.state[path], self.restarts[path], self.begun[path] = "starting", [], set()
                 self.begun.setdefault(parent, set()).add(path)
-            case Kind.STARTED:
+            case ChildEventKind.STARTED:
                 assert self.state[path] == "starting"
                 self.state[path] = "ready"
-            case Kind.STOPPING:
+            case ChildEventKind.STOPPING:
                 self.check_stop(path, parent)
                 self.state[path] = "stopping"
                 if any(deaf.startswith(f"{path}/") for deaf in self.deaf):
                     self.deaf.add(path)
-            case Kind.IGNORES_CANCEL:
+            case ChildEventKind.IGNORES_CANCEL:
                 assert path not in self.deaf
                 above = [path[:at] for at, letter in enumerate(path) if letter == "/"]
                 self.deaf |= {path, *(tree for tree in above if self.state[tree] == "stopping")}
-            case Kind.STOPPED:
+            case ChildEventKind.STOPPED:
                 assert self.state[path] == "stopping"
                 self.state[path] = "over"
                 self.deaf.discard(path)
-            case Kind.ENDED | Kind.FAILED if not str(happening.error).startswith(f"{path} was not ready"):
+            case ChildEventKind.ENDED | ChildEventKind.FAILED if not str(happening.error).startswith(
+                f"{path} was not ready"
+            ):
                 assert self.state[path] in ("starting", "ready")
                 self.state[path] = "over"
-            case Kind.RESTARTING:
+            case ChildEventKind.RESTARTING:
                 times = self.restarts.setdefault(parent, [])
                 times.append(happening.at)
                 spec = self.members[parent]

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from protocol.errors import EngineDied, StartFailed
-from supervisor.supervision.supervise import Kind, supervise
+from supervisor.supervision.supervise import ChildEventKind, supervise
 from supervisor.supervision.tree import Backoff, Strategy, render
 from tests.supervisor.supervision.test_supervise import (
     FAILS_TO_START,
@@ -74,7 +74,7 @@ async def test_who_needs_another_starts_after_it_and_stops_before_it(autojump_cl
     watch = await watched(value, 20)
     assert sorted(watch.starts()[:2]) == ["3 a", "3 b"]
     assert watch.starts()[2:] == ["6 c", "6 d", "6 e"]
-    assert watch.lines(Kind.STOPPING) == [
+    assert watch.lines(ChildEventKind.STOPPING) == [
         "20 t/e STOPPING",
         "20 t/d STOPPING",
         "20 t/b STOPPING",
@@ -151,9 +151,9 @@ async def test_b7_one_engine_that_keeps_failing_is_alone_in_it(autojump_clock):
     value = tree(child("gateway"), bad, child("good", needs=()), restarts_max=5, restarts_window_s=300)
     watch = await watched(value, 200)
     assert {line for line in watch.starts() if "gateway" in line or "good" in line} == {"0 gateway", "0 good"}
-    crashes = [x.at for x in watch.all if x.kind is Kind.FAILED]
+    crashes = [x.at for x in watch.all if x.kind is ChildEventKind.FAILED]
     assert crashes[:8] == [1, 3, 6, 11, 20, 29, 38, 47]  # waits of 1, 2, 4, 8 and then 8 s, a second's life between
-    assert watch.lines(Kind.GAVE_UP) == []
+    assert watch.lines(ChildEventKind.GAVE_UP) == []
 
 
 async def test_b7_a_gpu_that_is_gone_ends_neither_its_node_nor_its_neighbours(autojump_clock):

@@ -18,7 +18,7 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.supervision.supervise import Happening, Kind
+from supervisor.supervision.supervise import ChildEvent, ChildEventKind
 from supervisor.telemetry.logs import (
     CLEAR,
     TICK_S,
@@ -61,8 +61,8 @@ class Gone(Screen):
 log = logging.getLogger("espalier.test")
 
 
-def happening(path, kind=Kind.STARTING):
-    return Happening(path, kind, trio.current_time())
+def happening(path, kind=ChildEventKind.STARTING):
+    return ChildEvent(path, kind, trio.current_time())
 
 
 def shown(text):
@@ -135,11 +135,11 @@ async def test_the_live_line_says_what_is_starting_and_for_how_long(autojump_clo
             terminal.watch(happening(path))
         await settled(terminal, 1.05)
         assert shown(out.getvalue())[-1] == "  starting main/zygote 1.0 s, starting main/tiny-0/engine 1.0 s"
-        terminal.watch(happening("main/zygote", Kind.STARTED))
+        terminal.watch(happening("main/zygote", ChildEventKind.STARTED))
         await settled(terminal, TICK_S)
         assert shown(out.getvalue())[-1] == "  starting main/tiny-0/engine 1.2 s"
         for path in ("main/tiny-0/engine", "main/tiny-0", "main"):
-            terminal.watch(happening(path, Kind.STARTED))
+            terminal.watch(happening(path, ChildEventKind.STARTED))
         await settled(terminal, TICK_S)
         assert shown(out.getvalue())[-1] == ""
         size = len(out.getvalue())
@@ -178,7 +178,7 @@ async def test_a_terminal_that_is_gone_ends_nothing_but_its_live_line(autojump_c
     terminal = Terminal(out, live=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(terminal.run_live_line)
-        terminal.watch(happening("main", Kind.STOPPING))
+        terminal.watch(happening("main", ChildEventKind.STOPPING))
         await settled(terminal, 1.05)
         assert out.tries == 6
         terminal.tell("Ready")

@@ -54,8 +54,8 @@ async def test_a_step_beyond_its_budget_is_counted_by_its_function_and_logged(tu
     metrics = Metrics()
     metrics.sources.append(turns.families)
     text = metrics.text({}).decode()
-    assert 'espalier_slow_turns_total{task="test_loop_monitor.works"} 1.0' in text
-    assert 'espalier_longest_turn_seconds{task="test_loop_monitor.works"} 0.5' in text
+    assert 'espalier_event_loop_slow_turns_total{task="test_loop_monitor.works"} 1.0' in text
+    assert 'espalier_event_loop_turn_max_seconds{task="test_loop_monitor.works"} 0.5' in text
 
 
 async def test_waiting_is_no_turn_however_long(turns, clock):

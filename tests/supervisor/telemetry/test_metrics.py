@@ -126,9 +126,9 @@ def test_a_router_tells_how_calls_end_and_why_requests_went_on():
     watch.called("back/tiny-0", "ended")
     watch.call_resumed("hand_off_failed", 0)
     watch.call_resumed("engine_lost", 7)
-    assert lines(metrics, "espalier_calls_total") == {
-        'espalier_calls_total{model="tiny",outcome="hand_off_failed",worker="back/tiny-0"}': 1.0,
-        'espalier_calls_total{model="tiny",outcome="ended",worker="back/tiny-0"}': 1.0,
+    assert lines(metrics, "espalier_worker_calls_total") == {
+        'espalier_worker_calls_total{model="tiny",outcome="hand_off_failed",worker="back/tiny-0"}': 1.0,
+        'espalier_worker_calls_total{model="tiny",outcome="ended",worker="back/tiny-0"}': 1.0,
     }
     assert lines(metrics, "espalier_resumes_total") == {
         'espalier_resumes_total{code="hand_off_failed",kind="retried",model="tiny"}': 1.0,

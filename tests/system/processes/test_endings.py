@@ -19,7 +19,7 @@ def test_a_node_survives_its_parts(folder):
         texts = endings.references(of)
         for scene in endings.ON_A_NODE.values():
             scene(of, texts)
-        assert of.metric("espalier_restarts_total", child="main/zygote/process") == 1
+        assert of.metric("espalier_child_restarts_total", child="main/zygote/process") == 1
         assert of.metric("espalier_engine_running") == of.metric("espalier_engine_kv_tokens_used") == 0
         of.signal(signal.SIGTERM)
         endings.ended(of, 0, time.perf_counter(), within_s=20.0)

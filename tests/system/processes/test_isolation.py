@@ -99,7 +99,7 @@ def test_b7_an_engine_that_crashes_again_and_again_is_noticed_by_nobody(folder):
     with served(folder, "simulated.faults.crash_after_s = 0.3") as of:
         ready(of)
         honest = Honest(of.port, 200)  # ten seconds
-        assert wait_until(lambda: of.metric("espalier_restarts_total", child="main/bad-0/engine") >= 4, WITHIN_S)
+        assert wait_until(lambda: of.metric("espalier_child_restarts_total", child="main/bad-0/engine") >= 4, WITHIN_S)
         told = []
         wait_until(lambda: told.append(get(of, "/ready")) or "failed" in told[-1][1], WITHIN_S, every_s=0.05)
         status, why = told[-1]

@@ -156,7 +156,7 @@ def test_ctrl_c_while_nodes_load_ends_all_of_them(folder):
         of.signal(signal.SIGINT)
         assert of.wait_exit(WITHIN_S) is not None, of.output()
         assert (of.process.returncode, of.left()) == (0, [])
-        assert not [each for each in lines(of) if each.get("happening") == "restarting"]
+        assert not [each for each in lines(of) if each.get("child_event") == "restarting"]
 
 
 def test_a_hang_up_is_for_the_nodes_to_hear_and_ends_none(folder):
@@ -231,7 +231,7 @@ def test_a_new_node_that_cannot_start_disturbs_nobody_and_is_tried_again(running
             lambda: [
                 each
                 for each in lines(running)
-                if each.get("child") == "three/process" and each["happening"] == "started"
+                if each.get("child") == "three/process" and each["child_event"] == "started"
             ],
             WITHIN_S,
         )
@@ -259,7 +259,7 @@ def test_a_node_that_is_in_the_file_no_more_runs_until_it_ends_and_is_not_remade
     assert wait_until(lambda: events_logged(running, last), WITHIN_S) is not None, running.output()
     assert asked(running) == (200, 4)
     assert list(nodes(running)) == ["front", "one"]
-    assert not [each for each in lines(running) if each.get("happening") == "restarting"]
+    assert not [each for each in lines(running) if each.get("child_event") == "restarting"]
 
 
 def test_nodes_of_a_second_file_join_serve_leave_and_come_back_and_the_others_stay(running, folder):
@@ -293,7 +293,7 @@ def test_nodes_of_a_second_file_join_serve_leave_and_come_back_and_the_others_st
             assert (second.process.returncode, second.left()) == (0, [])
         assert asked(running) == (200, 4)
     assert pids(nodes(running)) == pids(before)
-    assert not [each for each in lines(running) if each.get("happening") == "restarting"]
+    assert not [each for each in lines(running) if each.get("child_event") == "restarting"]
 
 
 @pytest.mark.parametrize("name", ["one", "front"])
@@ -313,7 +313,7 @@ def test_kill_9_of_a_node_remakes_it_and_requests_go_on(name, running):
     assert {each for each in NAMES if before[each].pid != after[each].pid} == {name}
 
     def restarting():
-        return [each["child"] for each in lines(running) if each.get("happening") == "restarting"]
+        return [each["child"] for each in lines(running) if each.get("child_event") == "restarting"]
 
     assert wait_until(restarting, WITHIN_S) is not None
     assert restarting() == [f"{name}/process"]
@@ -328,7 +328,7 @@ def test_a_node_that_is_told_to_end_stays_ended_and_the_launcher_ends_with_the_l
         assert wait_until(lambda: len(nodes(running)) == 3 - count, WITHIN_S) is not None, running.output()  # noqa: B023
     assert running.wait_exit(WITHIN_S) is not None
     assert (running.process.returncode, running.left()) == (0, [])
-    assert not [each for each in lines(running) if each.get("happening") == "restarting"]
+    assert not [each for each in lines(running) if each.get("child_event") == "restarting"]
 
 
 def test_a_node_that_cannot_start_ends_all_with_its_sentence(folder):
@@ -406,7 +406,7 @@ def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(fo
 
 def test_d8_a_node_that_is_stopped_is_ended_and_made_anew_and_says_why(folder):
     ports = free_ports(3)
-    text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.one]", "[node.one]\nhung_s = 2.0")
+    text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.one]", "[node.one]\nwatchdog_s = 2.0")
     with running_launcher(folder, text, ports[0]) as of:
         assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
         before = pids(nodes(of))

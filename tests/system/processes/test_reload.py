@@ -75,7 +75,7 @@ def test_a_hang_up_lets_new_keys_in_and_old_ones_out_and_broken_ones_change_noth
             0,
         )
         assert processes(of) == before
-        assert "restarting" not in {each.get("happening") for each in lines(of)}
+        assert "restarting" not in {each.get("child_event") for each in lines(of)}
         assert ALICE not in of.output()
         assert BOB not in of.output()
 

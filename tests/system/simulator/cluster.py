@@ -23,7 +23,7 @@ from tests.system.simulator.legs import LegCosts, LegHost
 from tests.system.simulator.nodes import ClusterPlan, NodeSlot, SimLinks, check_inboxes, check_links
 from tests.system.simulator.system import System, prompt_of
 
-SECTION = ClusterSection(greet_s=2.0, retry_max_s=1.0)
+SECTION = ClusterSection(handshake_s=2.0, retry_max_s=1.0)
 LINKED_WITHIN_S = 20.0
 SETTLED_S = 10.0  # for what is over to be over everywhere, after anything that went wrong
 BRIEF_S = 3.0  # the same where nothing went wrong

@@ -177,7 +177,7 @@ class Stopped(LinkedAlone):
 
     def __attrs_post_init__(self) -> None:
         LinkedAlone.__attrs_post_init__(self)
-        longest_s = SECTION.stalled_s - 2 * SECTION.beat_s
+        longest_s = SECTION.stalled_s - 2 * SECTION.heartbeat_s
         self.gateway = self.rng.random() < 0.4
         shorter, longer = (2.0, SECTION.silent_s + 2.0, longest_s), (2.0, longest_s, SECTION.stalled_s + 5.0)
         self.lasts_s = self.rng.choice(shorter if self.gateway else longer)
@@ -185,7 +185,7 @@ class Stopped(LinkedAlone):
     @property
     def within_s(self) -> float:
         # What a gateway asks in that time comes when it is over; from a node that stands still others take over.
-        return self.lasts_s if self.gateway else min(self.lasts_s, SECTION.silent_s + SECTION.beat_s)
+        return self.lasts_s if self.gateway else min(self.lasts_s, SECTION.silent_s + SECTION.heartbeat_s)
 
     async def go_wrong(self) -> None:
         net, until = self.system.plan.net, trio.current_time() + self.lasts_s
@@ -197,11 +197,11 @@ class Stopped(LinkedAlone):
             net.mute(who, until)
         else:
             net.stop(who, until)
-        await trio.sleep(min(self.lasts_s, SECTION.silent_s + SECTION.beat_s))
-        if self.lasts_s > SECTION.silent_s + SECTION.beat_s:
+        await trio.sleep(min(self.lasts_s, SECTION.silent_s + SECTION.heartbeat_s))
+        if self.lasts_s > SECTION.silent_s + SECTION.heartbeat_s:
             link = self.link(of=self.spot.life.directory, to="main") if self.gateway else before
             assert link.stalled, "nobody has noticed"
-        await trio.sleep_until(until + SECTION.beat_s)
+        await trio.sleep_until(until + SECTION.heartbeat_s)
         if self.lasts_s < SECTION.stalled_s:
             assert before is not None
             assert not before.lost, "a link was lost though the kernel at its other end answers"

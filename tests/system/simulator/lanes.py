@@ -142,7 +142,7 @@ class LaneClient(HttpClient):
     _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     def true(self, code: str) -> bool:
-        crowded = code == "overloaded" and self.transcript.open > self.system.limits.queued_max
+        crowded = code == "overloaded" and self.transcript.open > self.system.limits.websocket_queue_max
         return crowded or HttpClient.true(self, code)
 
     def __attrs_post_init__(self) -> None:

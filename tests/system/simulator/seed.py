@@ -100,8 +100,8 @@ class Run:
                 LIMITS,
                 # More than one step of an engine says at once; over TLS nothing of it leaves before its task runs.
                 backlog_bytes_max=rng.choice((24_000 if tls else 6000, 100_000)),
-                in_flight_max=rng.choice((1, 2, 16)),
-                queued_max=rng.choice((1, 16)),
+                websocket_running_max=rng.choice((1, 2, 16)),
+                websocket_queue_max=rng.choice((1, 16)),
             ),
             "requests_max": rng.choice((3, 8, 16)),
             "waiting_max": rng.choice((1, 16)),

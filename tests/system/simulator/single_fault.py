@@ -32,7 +32,10 @@ SOON_S = 2.0  # for what takes no longer than it must
 def ejection(rng: random.Random) -> Ejection:
     """Draw when a worker that keeps failing is set aside, and for how long."""
     return Ejection(
-        failures_max=rng.choice((1, 3, 5)), window=rng.choice((4, 20)), aside_s=rng.choice((0.3, 1.0)), aside_max_s=4.0
+        failures_max=rng.choice((1, 3, 5)),
+        window=rng.choice((4, 20)),
+        ejected_s=rng.choice((0.3, 1.0)),
+        ejected_max_s=4.0,
     )
 
 
@@ -111,10 +114,10 @@ class FailingEngine(SingleFault):
             for client in clients:
                 nursery.start_soon(self._ask_until, client, lambda: trio.current_time() >= ends_at)
         self.end(hole)
-        tries = 2 + log2(1 + lasts_s / limits.aside_s)
+        tries = 2 + log2(1 + lasts_s / limits.ejected_s)
         most = self.pairs * (limits.failures_max + 2 * self.capacity + tries)
         assert hole.failed <= most, f"an engine that fails everything is asked on, {hole.failed} times"
-        with trio.fail_after(limits.aside_max_s + 10 * SOON_S):
+        with trio.fail_after(limits.ejected_max_s + 10 * SOON_S):
             async with trio.open_nursery() as nursery:
                 for client in clients:
                     nursery.start_soon(self._ask_until, client, lambda: not system.routing.outliers)

@@ -306,7 +306,7 @@ class System(SmallSystem):
         self.door.keys = Keys()
         self.door.asking.first_token_s = self.door.asking.total_s = 300.0
         self.door.gate.admit_s, self.door.gate.waiting_max = 300.0, 16
-        self.door.limits = evolve(self.door.limits, in_flight_max=16, queued_max=16)
+        self.door.limits = evolve(self.door.limits, websocket_running_max=16, websocket_queue_max=16)
 
     @property
     def answered_within_s(self) -> float:

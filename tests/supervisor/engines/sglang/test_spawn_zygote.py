@@ -34,7 +34,7 @@ async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(tmp_pat
                 plug,
                 OutputLog(tmp_path / "zygote.log"),
                 GracePeriods(),
-                Ladder(asked_s=0.1, term_s=0.1, kill_s=5.0),
+                Ladder(stop_s=0.1, term_s=0.1, kill_s=5.0),
                 dict(os.environ),
                 (sys.executable, "-c", STANDS_STILL),
                 task_status=task_status,

@@ -41,7 +41,7 @@ async def test_lanes_run_together_and_each_of_them_in_order(rather_slow):
 
 
 async def test_only_so_many_responses_run_at_once_and_the_first_to_come_goes_first(rather_slow):
-    async with rig(in_flight_max=2) as made:
+    async with rig(websocket_running_max=2) as made:
         client = await websocket_client(made)
         for lane in "abcd":
             await client.say(create("n=2 s=1", stream_id=lane))
@@ -54,7 +54,7 @@ async def test_only_so_many_responses_run_at_once_and_the_first_to_come_goes_fir
 
 
 async def test_only_so_many_responses_wait(rather_slow):
-    async with rig(queued_max=2, in_flight_max=1) as made:
+    async with rig(websocket_queue_max=2, websocket_running_max=1) as made:
         client = await websocket_client(made)
         await client.say(create("n=3 s=1"))
         await client.events("response.output_text.delta")
@@ -71,7 +71,7 @@ async def test_only_so_many_responses_wait(rather_slow):
 
 
 async def test_a_lane_that_waits_for_itself_holds_no_other_up(rather_slow):
-    async with rig(in_flight_max=2) as made:
+    async with rig(websocket_running_max=2) as made:
         client = await websocket_client(made)
         for _ in range(3):
             await client.say(create("n=5 s=1", stream_id="long"))
@@ -82,7 +82,7 @@ async def test_a_lane_that_waits_for_itself_holds_no_other_up(rather_slow):
 
 
 async def test_only_so_many_lanes_have_names(rather_slow):
-    async with rig(lanes_max=2) as made:
+    async with rig(websocket_lanes_max=2) as made:
         client = await websocket_client(made)
         await client.say(create("n=1", stream_id="a"))
         await client.events()
@@ -98,7 +98,7 @@ async def test_only_so_many_lanes_have_names(rather_slow):
 
 
 async def test_a_lane_of_which_nothing_is_left_makes_room_for_another(rather_slow):
-    async with rig(lanes_max=1) as made:
+    async with rig(websocket_lanes_max=1) as made:
         client = await websocket_client(made)
         await client.say(create(model="other", stream_id="a"))
         assert (await client.event())["error"]["code"] == "model_not_found"
@@ -166,7 +166,7 @@ async def test_a_fork_of_what_failed_finds_nothing(rather_slow):
 
 
 async def test_a_fork_keeps_what_was_there_when_it_came(rather_slow):
-    async with rig(in_flight_max=1) as made:
+    async with rig(websocket_running_max=1) as made:
         client = await websocket_client(made)
         first = await whole(client, create("first n=1", stream_id="a"))
         await client.say(create("second n=3 s=1", stream_id="a", previous_response_id=first["id"]))
@@ -176,7 +176,7 @@ async def test_a_fork_keeps_what_was_there_when_it_came(rather_slow):
 
 
 async def test_a_fork_keeps_its_parent_however_long_it_waits_for_room(rather_slow):
-    async with rig(in_flight_max=1) as made:
+    async with rig(websocket_running_max=1) as made:
         client = await websocket_client(made)
         await client.say(create("first n=3 s=1", stream_id="a"))
         parent = (await client.events("response.in_progress"))[-1]["response"]["id"]
@@ -230,7 +230,7 @@ async def test_no_connection_remembers_what_another_said(rather_slow):
 
 
 async def test_a_full_memory_forgets_what_was_said_longest_ago(rather_slow):
-    async with rig(connection_memory_bytes_max=2_300) as made:
+    async with rig(history_bytes_max=2_300) as made:
         client = await websocket_client(made)
         ids = {}
         for lane in "abc":

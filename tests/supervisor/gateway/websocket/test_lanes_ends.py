@@ -79,7 +79,7 @@ async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather
 
 @pytest.mark.parametrize("how", ["close frame", "close"])
 async def test_leaving_ends_every_lane_and_what_waits_is_never_asked(how, rather_slow):
-    async with rig(in_flight_max=3) as made:
+    async with rig(websocket_running_max=3) as made:
         client = await websocket_client(made)
         for number in range(6):
             await client.say(create("n=100 s=1", stream_id=f"l{number}"))
@@ -110,7 +110,7 @@ async def test_a_drain_waits_for_every_lane(rather_slow):
 
 
 async def test_a_socket_whose_time_is_up_lets_its_lanes_finish(rather_slow):
-    async with rig(connection_s_max=100) as made:
+    async with rig(websocket_s_max=100) as made:
         client = await websocket_client(made)
         await trio.sleep(99)
         for lane in "ab":

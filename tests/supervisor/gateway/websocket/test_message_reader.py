@@ -86,7 +86,7 @@ async def test_b1_what_comes_behind_a_long_message_is_heard_in_its_order(rather_
 
 
 async def test_b1_more_messages_than_may_wait_behind_a_long_one_are_refused_by_name(rather_slow):
-    async with reading(queued_max=2) as (_, client, may):
+    async with reading(websocket_queue_max=2) as (_, client, may):
         for number in range(5):
             await client.say(create(f"short {number}", stream_id=f"lane-{number}"))
         with trio.fail_after(1):

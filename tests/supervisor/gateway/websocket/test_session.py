@@ -271,7 +271,7 @@ async def test_an_error_after_the_beginning_is_a_failed_response(rather_slow):
 
 
 async def test_a_socket_has_a_longest_time(rather_slow):
-    async with rig(connection_s_max=100) as made:
+    async with rig(websocket_s_max=100) as made:
         client = await websocket_client(made)
         await trio.sleep(99)
         await client.say(create("n=3 s=1"))

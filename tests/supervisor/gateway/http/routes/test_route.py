@@ -174,10 +174,10 @@ async def test_a_server_tells_about_itself_if_it_can(rather_slow):
         client = await made.client()
         assert (await client.ask(head(path="/server_info"))).status == 404
         made.door.server_info = lambda: {"version": "1", "engines": {}}
-        made.door.limits = evolve(made.door.limits, lanes_max=3)  # as a reload does
+        made.door.limits = evolve(made.door.limits, websocket_lanes_max=3)  # as a reload does
         for path in ("/server_info", "/get_server_info"):
             told = (await client.ask(head(path=path))).json
-            assert told.pop("limits")["lanes_max"] == 3
+            assert told.pop("limits")["websocket_lanes_max"] == 3
             assert told == {"version": "1", "engines": {}}
 
 
