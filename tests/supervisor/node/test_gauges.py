@@ -43,7 +43,7 @@ def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster_is(met
     sizes = {family.name: len(family.samples) for family in families}
     assert text.count(b"# TYPE ") == text.count(b"# HELP ") == len(sizes) == len(families)  # each stands there once
     of_nodes = {name for name, size in sizes.items() if size == len(NODES)}
-    links = {f"espalier_link_{name}" for name in ("up", "silence_seconds", "queued_bytes", "waits")}
+    links = {f"espalier_link_{name}" for name in ("up", "silence_seconds", "queued_bytes", "stream_waits")}
     assert links | {"espalier_worker_calls", "espalier_engine_up", "espalier_engine_running"} <= of_nodes
     assert sizes["espalier_link_streams"] == sizes["espalier_link_bytes"] == 2 * len(NODES)
     assert sizes["gen_ai_server_request_duration_seconds"] == 100 * OF_HISTOGRAM
