@@ -15,21 +15,17 @@ from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_
 from actors.text.model import TextModel
 from actors.text.prompts import PromptLimits, echoed, encoded, generates, spelled
 from protocol.errors import BadRequest, ContextTooLong, NotReady
-from protocol.messages import (
+from protocol.messages import Finished, Generate, Grammar, Started, Tokens
+from protocol.text_messages import (
     Accepted,
     Answered,
     ChoiceEnded,
     Detokenize,
     Detokenized,
-    Finished,
-    Generate,
-    Grammar,
     Respond,
-    Started,
     Text,
     Tokenize,
     Tokenized,
-    Tokens,
 )
 
 TextRequest: TypeAlias = Respond | Tokenize | Detokenize

@@ -12,12 +12,7 @@ from attrs import evolve
 from protocol.cluster import Drain, GetStatus, LoadUpdate, NodeState, Reload, Reloaded, Status
 from protocol.errors import PeerViolation
 from protocol.messages import (
-    Accepted,
-    Answered,
     CheckGrammar,
-    ChoiceEnded,
-    Detokenize,
-    Detokenized,
     Done,
     Embedded,
     EngineInfo,
@@ -30,15 +25,22 @@ from protocol.messages import (
     GrammarChecked,
     Ping,
     RankStarted,
-    Respond,
     RunRank,
     Started,
-    Text,
-    Tokenize,
-    Tokenized,
     Tokens,
 )
 from protocol.tensors import Tensor, check, size_bytes
+from protocol.text_messages import (
+    Accepted,
+    Answered,
+    ChoiceEnded,
+    Detokenize,
+    Detokenized,
+    Respond,
+    Text,
+    Tokenize,
+    Tokenized,
+)
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that lie: the last two for text that is not UTF-8, and for nesting without end."""

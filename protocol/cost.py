@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from protocol.messages import Generate, Respond
+from protocol.messages import Generate
+from protocol.text_messages import Respond
 
 TOKEN_BYTES = 8
 """What a token of a gathered answer takes in memory, as text."""

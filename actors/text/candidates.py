@@ -9,7 +9,8 @@ import trio
 from attrs import define, evolve, field
 
 from actors.text.detokenizer import IncrementalDetokenizer
-from protocol.messages import Accepted, ChoiceEnded, Logprob, Started, Text, Tokens
+from protocol.messages import Logprob, Started, Tokens
+from protocol.text_messages import Accepted, ChoiceEnded, Text
 
 TOKENS_A_TURN = 16  # with their likeliest neighbours: about a millisecond
 

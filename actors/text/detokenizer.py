@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 
 from actors.text.logprobs import PendingLogprobs
 from actors.text.stop_strings import StopScanner, StopStrings
-from protocol.messages import Logprob, Text
+from protocol.messages import Logprob
+from protocol.text_messages import Text
 
 REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 CHARACTER_BYTES_MAX = 4

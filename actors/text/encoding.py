@@ -11,7 +11,7 @@ from functools import partial
 
 from actors.kit.offload import Offload
 from actors.text.model import TextModel
-from protocol.messages import Turn
+from protocol.text_messages import Turn
 
 TURN_CHARACTERS = 32  # that a chat template puts around each turn
 FIRST_CHARACTERS_A_TOKEN = 4  # of the first part: most texts that fit are no longer, and are tokenised once

@@ -11,7 +11,8 @@ from functools import lru_cache
 from attrs import define, field, frozen
 from tokenizers import Tokenizer
 
-from protocol.messages import Logprob, TokenText
+from protocol.messages import Logprob
+from protocol.text_messages import TokenText
 
 TokenData = Callable[[int], bytes]
 """What a token adds to a text: its bytes, which may be a part of a character; none for a special token."""

@@ -14,8 +14,8 @@ from actors.text.chat_template import compiled, rendered
 from actors.text.logprobs import TokenData, token_data
 from actors.text.token_bounds import characters_a_token
 from protocol.errors import BadRequest, StartFailed
-from protocol.messages import Role, Turn
 from protocol.model_folder import FILES, Digest, digest
+from protocol.text_messages import Role, Turn
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from attrs import define, field
 
 from protocol.dialects.logprobs import parted
-from protocol.messages import Text
+from protocol.text_messages import Text
 
 SCORED_A_PIECE = 4  # tokens with log probabilities
 PIECES_A_STEP = 2  # more than come, so that those that wait become fewer

@@ -11,7 +11,8 @@ from actors.kit.offload import Offload
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.model import TextModel
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
-from protocol.messages import EngineInfo, Generate, Respond, Role, Sampling, Turn
+from protocol.messages import EngineInfo, Generate, Sampling
+from protocol.text_messages import Respond, Role, Turn
 
 
 @frozen

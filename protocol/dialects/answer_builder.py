@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from attrs import define, field
 
-from protocol.messages import Accepted, Answered, ChoiceEnded, Started, Text
+from protocol.messages import Started
+from protocol.text_messages import Accepted, Answered, ChoiceEnded, Text
 
 PIECE_BYTES = 64 * 1024
 

@@ -18,9 +18,9 @@ from protocol.dialects.choices import ChoiceChunks, in_full, shared
 from protocol.dialects.logprobs import listed
 from protocol.dialects.options import ChoiceOptions, Holds, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.request_body import decode, read_checked
-from protocol.messages import Answered, ChoiceEnded, Respond, Role, Text, TokenText, Turn
 from protocol.strict.mistakes import Mistake
 from protocol.strict.structure import Harmless, tag
+from protocol.text_messages import Answered, ChoiceEnded, Respond, Role, Text, TokenText, Turn
 
 _encode = msgspec.json.Encoder().encode
 

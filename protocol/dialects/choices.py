@@ -11,7 +11,8 @@ from protocol.dialects.answer_builder import AnswerBody
 from protocol.dialects.http import error_body
 from protocol.dialects.options import ChoiceOptions
 from protocol.errors import RequestError
-from protocol.messages import Answered, ChoiceEnded, Text, Usage
+from protocol.messages import Usage
+from protocol.text_messages import Answered, ChoiceEnded, Text
 
 _encode = msgspec.json.Encoder().encode
 

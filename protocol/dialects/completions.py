@@ -18,9 +18,9 @@ from protocol.dialects.logprobs import Columns, Tabulating
 from protocol.dialects.options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.prompt import Prompts
 from protocol.dialects.request_body import decode, read_checked
-from protocol.messages import Answered, ChoiceEnded, Respond, Text
 from protocol.strict.mistakes import Mistake
 from protocol.strict.structure import Harmless
+from protocol.text_messages import Answered, ChoiceEnded, Respond, Text
 
 KIND = "text_completion"  # of a chunk, too
 TOKENS_MAX = 16  # where a request names no other number, as with OpenAI

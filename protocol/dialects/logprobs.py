@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from attrs import Factory, define, field, frozen
 
-from protocol.messages import Text, TokenText
+from protocol.text_messages import Text, TokenText
 
 LEAST = -9999.0  # what OpenAI says of a token that is as good as impossible; JSON has no infinity
 

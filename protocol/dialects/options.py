@@ -9,10 +9,11 @@ from typing import Annotated, ClassVar
 from attrs import frozen
 
 from protocol.dialects.formats import JsonObjectOrText, Pattern, ResponseFormat
-from protocol.messages import Grammar, GrammarKind, Respond, Turn
+from protocol.messages import Grammar, GrammarKind
 from protocol.strict.checks import Holds, Matches, Within
 from protocol.strict.mistakes import Mistake, describe
 from protocol.strict.structure import Harmless
+from protocol.text_messages import Respond, Turn
 
 __all__ = ["Holds", "Matches", "Within"]
 

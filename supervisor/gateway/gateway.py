@@ -20,7 +20,8 @@ from protocol.dialects.options import Within
 from protocol.dialects.request_body import reading_work
 from protocol.errors import BadRequest, Draining, Forbidden, NotFound, RequestError, StartFailed
 from protocol.grammars import kinds
-from protocol.messages import Answered, Grammar, GrammarKind, Respond
+from protocol.messages import Grammar, GrammarKind
+from protocol.text_messages import Answered, Respond
 from protocol.trace import Trace
 from supervisor.config.keyfile import clamp_priority
 from supervisor.config.tls import Certificate

@@ -23,7 +23,8 @@ from protocol.errors import (
     RequestError,
     SlowClient,
 )
-from protocol.messages import Accepted, Answered, ChoiceEnded, FinishReason, Respond, Started, Text, Usage
+from protocol.messages import FinishReason, Started, Usage
+from protocol.text_messages import Accepted, Answered, ChoiceEnded, Respond, Text
 from protocol.trace import Trace, fields
 from supervisor.gateway.access_log import AccessLog
 from supervisor.gateway.keys import Key

@@ -16,18 +16,8 @@ from actors.processor import processor
 from actors.text.model import Defaults
 from actors.text.prompts import PromptLimits
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, NotReady, StartFailed
-from protocol.messages import (
-    Accepted,
-    Answered,
-    ChoiceEnded,
-    FinishReason,
-    Respond,
-    Role,
-    Started,
-    Text,
-    Turn,
-    Usage,
-)
+from protocol.messages import FinishReason, Started, Usage
+from protocol.text_messages import Accepted, Answered, ChoiceEnded, Respond, Role, Text, Turn
 from tests.rig.gateway import FILES, FOLDER, INFO, TINY, Worker, load_with_fixed_clock
 
 MOST = 100

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from protocol.cost import LOGPROB_BYTES, TOKEN_BYTES, cost, generations_of, multiplying_field, work
 from protocol.errors import BadRequest, Overloaded
-from protocol.messages import Generate, Respond, Role, Sampling, Turn
+from protocol.messages import Generate, Sampling
+from protocol.text_messages import Respond, Role, Turn
 from supervisor.config.keyfile import KeySection
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.keys import Key, KeySources, digest

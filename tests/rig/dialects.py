@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 from protocol.dialects.http import error_body
 from protocol.errors import RequestError
-from protocol.messages import ChoiceEnded, FinishReason, Respond, Text
+from protocol.messages import FinishReason
+from protocol.text_messages import ChoiceEnded, Respond, Text
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

@@ -11,7 +11,8 @@ from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, Choice, 
 from protocol.dialects.http import error_object, error_type
 from protocol.dialects.logprobs import listed, parted
 from protocol.errors import RequestError
-from protocol.messages import Answered, ChoiceEnded, FinishReason, Text, Usage
+from protocol.messages import FinishReason, Usage
+from protocol.text_messages import Answered, ChoiceEnded, Text
 
 if TYPE_CHECKING:  # what is asked is read elsewhere, and only looked at here
     from protocol.dialects.formats import TextFormat

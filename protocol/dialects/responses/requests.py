@@ -18,9 +18,10 @@ from protocol.dialects.formats import TextFormat
 from protocol.dialects.options import Holds, Matches, Name, Options, TokenCount, TopLogprobs, respond
 from protocol.dialects.request_body import decode, read, read_checked
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
-from protocol.messages import Grammar, Respond, Role, Turn
+from protocol.messages import Grammar
 from protocol.strict.mistakes import Mistake, describe, wrong
 from protocol.strict.structure import Harmless, tag
+from protocol.text_messages import Respond, Role, Turn
 
 STREAM_ID = "[A-Za-z0-9_.-]{1,256}"
 LOGPROBS = "message.output_text.logprobs"

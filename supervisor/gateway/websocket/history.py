@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from attrs import define, field, frozen
 
-from protocol.messages import Turn
+from protocol.text_messages import Turn
 
 TURN_BYTES = 200  # of a turn, beside its text
 UNBOUNDED = 2**63  # for a connection that shares with no other

@@ -21,7 +21,8 @@ from actors.routing.load import Load, least_loaded
 from actors.routing.reservations import Reservations
 from protocol.cluster import Leg
 from protocol.errors import RequestError
-from protocol.messages import Accepted, Generate, Respond, Sampling
+from protocol.messages import Generate, Sampling
+from protocol.text_messages import Accepted, Respond
 from supervisor.cluster.pool import RankedWorkers
 from supervisor.config import load
 from supervisor.config.load import Cluster

@@ -23,7 +23,8 @@ from actors.text.prompts import PromptLimits
 from actors.text.stop_strings import StopScanner, StopStrings
 from protocol.dialects import chat, completions
 from protocol.dialects.answer_builder import PIECE_BYTES, AnswerBody
-from protocol.messages import Answered, ChoiceEnded, FinishReason, Respond, Text, Tokens, Usage
+from protocol.messages import FinishReason, Tokens, Usage
+from protocol.text_messages import Answered, ChoiceEnded, Respond, Text
 from tests.actors.test_processor import running
 from tests.rig.fake_engine import logprob_at
 from tests.rig.gateway import INFO, TINY, Client, Worker, at_rest, create, head, ids, post, rig

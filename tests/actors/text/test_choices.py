@@ -11,26 +11,19 @@ from attrs import evolve
 
 from actors.kit.offload import OFFLOAD_SIZE_MIN
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Unsupported
-from protocol.messages import (
+from protocol.messages import Finished, FinishReason, Grammar, GrammarKind, Logprob, Started, Tokens, Usage
+from protocol.text_messages import (
     Accepted,
     Answered,
     ChoiceEnded,
     Detokenize,
     Detokenized,
-    Finished,
-    FinishReason,
-    Grammar,
-    GrammarKind,
-    Logprob,
     Respond,
     Role,
-    Started,
     Text,
     Tokenize,
     Tokenized,
-    Tokens,
     Turn,
-    Usage,
 )
 from tests.actors.test_processor import CONTENTS, PromptLimits, ask, respond, running, spy
 from tests.rig.gateway import INFO, TINY, Worker, ids, load_with_fixed_clock

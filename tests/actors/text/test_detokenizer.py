@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from actors.text.detokenizer import HELD_IDS_MAX, IncrementalDetokenizer
 from actors.text.stop_strings import StopStrings
-from protocol.messages import Text
+from protocol.text_messages import Text
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 TINY = Tokenizer.from_file(str(Path(__file__).parents[3] / "examples" / "tiny" / "tokenizer.json"))

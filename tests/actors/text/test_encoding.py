@@ -18,7 +18,7 @@ from actors.text.encoding import SEAM_TOKENS, TooManyTokens, tokenize_conversati
 from actors.text.prompts import PromptLimits
 from actors.text.token_bounds import COMPOSED_CHARACTERS_MAX, characters_a_token
 from protocol.errors import BadRequest, ContextTooLong
-from protocol.messages import Role, Tokenize, Turn
+from protocol.text_messages import Role, Tokenize, Turn
 from tests.actors.test_processor import CONTENTS, ask, respond, running
 from tests.rig.gateway import INFO, TINY, load_with_fixed_clock
 

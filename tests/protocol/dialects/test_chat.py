@@ -10,7 +10,8 @@ from openai.types.model import Model as OpenAIModel
 from protocol.dialects.chat import ChatRequest, parse, to_respond
 from protocol.dialects.http import Model, error_body, error_headers, models_body
 from protocol.errors import ERRORS_BY_CODE, BadRequest, InternalError, Overloaded, RequestError, Unsupported
-from protocol.messages import Grammar, GrammarKind, Respond, Role, Turn
+from protocol.messages import Grammar, GrammarKind
+from protocol.text_messages import Respond, Role, Turn
 from tests.rig.dialects import check_answered_or_refused, json_values
 
 ID = "0123456789abcdef0123456789abcdef"

@@ -6,7 +6,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from protocol.dialects.chat import ChatRequest, Chunks, Completion, completion_id, parse
 from protocol.errors import EngineLost
-from protocol.messages import Answered, FinishReason, Started, Text, TokenText, Usage
+from protocol.messages import FinishReason, Started, Usage
+from protocol.text_messages import Answered, Text, TokenText
 from tests.rig.dialects import ended, events, extras, streamed
 
 ID = "0123456789abcdef0123456789abcdef"

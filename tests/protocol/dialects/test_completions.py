@@ -10,7 +10,8 @@ from protocol.dialects import completions
 from protocol.dialects.completions import Chunks, CompletionRequest, completion_id, parse, to_respond
 from protocol.dialects.prompt import IDS_MAX
 from protocol.errors import BadRequest, EngineLost, Unsupported
-from protocol.messages import Answered, FinishReason, Respond, Started, Text, TokenText, Usage
+from protocol.messages import FinishReason, Started, Usage
+from protocol.text_messages import Answered, Respond, Text, TokenText
 from tests.rig.dialects import check_answered_or_refused, ended, events, extras, json_values, streamed
 
 ID = "0123456789abcdef0123456789abcdef"

@@ -20,8 +20,9 @@ from protocol.dialects.options import (
     TOP_LOGPROBS_MAX,
 )
 from protocol.errors import BadRequest, RequestError, Unsupported
-from protocol.messages import Grammar, GrammarKind, Respond
+from protocol.messages import Grammar, GrammarKind
 from protocol.strict.checks import Within
+from protocol.text_messages import Respond
 
 ID = "0123456789abcdef0123456789abcdef"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}

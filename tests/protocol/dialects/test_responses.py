@@ -14,7 +14,8 @@ from protocol.dialects.responses import (
     to_respond,
 )
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
-from protocol.messages import Grammar, GrammarKind, Respond, Role, Turn
+from protocol.messages import Grammar, GrammarKind
+from protocol.text_messages import Respond, Role, Turn
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"type": "response.create", "model": "m", "input": "Hi"}

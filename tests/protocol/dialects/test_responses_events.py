@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from protocol.dialects.responses import LOGPROBS, Completion, Events, error_event, parse, parse_http, response_id
 from protocol.dialects.responses.events import FORMAT_ECHOED_MAX, LOGPROBS_A_DELTA_MAX, LOGPROBS_REPEATED_MAX
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Overloaded
-from protocol.messages import Answered, ChoiceEnded, FinishReason, Text, TokenText, Usage
+from protocol.messages import FinishReason, Usage
+from protocol.text_messages import Answered, ChoiceEnded, Text, TokenText
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"type": "response.create", "model": "m", "input": "Hi"}

@@ -15,7 +15,7 @@ from protocol.dialects.responses import (
     to_respond,
 )
 from protocol.errors import BadRequest, RequestError, Unsupported
-from protocol.messages import Respond, Role, Turn
+from protocol.text_messages import Respond, Role, Turn
 from tests.protocol.dialects.test_responses import BASE, ID, create, refused
 
 

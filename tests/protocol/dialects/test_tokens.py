@@ -12,7 +12,7 @@ from protocol.dialects.tokens import (
     tokenized,
 )
 from protocol.errors import BadRequest, Unsupported
-from protocol.messages import Detokenize, Detokenized, Role, Tokenize, Tokenized, Turn
+from protocol.text_messages import Detokenize, Detokenized, Role, Tokenize, Tokenized, Turn
 
 USER = {"role": "user", "content": "Hi"}
 

@@ -37,7 +37,8 @@ from protocol.frames import (
     encode,
 )
 from protocol.greeting import Incarnation
-from protocol.messages import EngineInfo, Text, Tokens
+from protocol.messages import EngineInfo, Tokens
+from protocol.text_messages import Text
 from supervisor.links import websocket
 from supervisor.links.handshake_stream import STRANGER_BYTES_MAX, STRANGER_READ_BYTES, LimitedStream
 from supervisor.links.tls import LinkTls

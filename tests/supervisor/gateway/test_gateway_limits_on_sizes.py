@@ -17,9 +17,9 @@ import trio.testing
 from actors.text.prompts import PromptLimits
 from protocol.cluster import Leg, Offer
 from protocol.errors import SlowClient
-from protocol.messages import Role, Turn
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
+from protocol.text_messages import Role, Turn
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.config import load

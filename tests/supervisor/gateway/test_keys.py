@@ -658,7 +658,7 @@ async def test_where_keys_are_wanted_a_request_without_one_is_refused_even_past_
 
 
 def respond():
-    from protocol.messages import Respond
+    from protocol.text_messages import Respond
 
     return Respond("r")
 

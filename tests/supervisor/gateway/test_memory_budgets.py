@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import Overloaded
-from protocol.messages import Role, Turn
+from protocol.text_messages import Role, Turn
 from supervisor.gateway.http.exchange import BODY_BYTES_FREE
 from supervisor.gateway.keys import KEYS, Keys, KeySources
 from supervisor.gateway.memory_budgets import MemoryBudget

@@ -7,7 +7,8 @@ import pytest
 from protocol import codec
 from protocol.errors import ActorLost, AskerLeft, PeerViolation
 from protocol.frames import Fail
-from protocol.messages import FlushCache, GetInfo, Respond
+from protocol.messages import FlushCache, GetInfo
+from protocol.text_messages import Respond
 from supervisor.config import load
 from supervisor.links.encoding import ANSWERS, failure, reply_rules
 from tests.rig.assembly import built_assembly

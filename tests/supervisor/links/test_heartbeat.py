@@ -14,8 +14,9 @@ from actors.kit.priority_inbox import priority_inbox
 from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import ActorLost, LinkLost, PeerLost
 from protocol.frames import VERSION, Hello, KeepAlive, encode
-from protocol.messages import FlushCache, Text
+from protocol.messages import FlushCache
 from protocol.peer import Peer
+from protocol.text_messages import Text
 from supervisor.cluster import engine_control
 from supervisor.cluster.workers import LocalWorker
 from supervisor.links import encoding

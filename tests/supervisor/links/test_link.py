@@ -44,9 +44,10 @@ from protocol.frames import (
     Step,
     encode,
 )
-from protocol.messages import Done, Embedded, FlushCache, GetLoad, Started, Text, Tokens
+from protocol.messages import Done, Embedded, FlushCache, GetLoad, Started, Tokens
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from protocol.tensors import Tensor
+from protocol.text_messages import Text
 from supervisor.links import encoding
 from supervisor.links.encoding import BODY_BYTES_MAX, FREE_REPLIES_MAX, RECEIVED_A_TURN
 from supervisor.links.heartbeat import EARLY_S, TURN_LINKS_MAX, Heartbeat, HeartbeatTask

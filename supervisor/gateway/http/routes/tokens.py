@@ -14,7 +14,7 @@ from protocol.dialects import tokens
 from protocol.dialects.answer_builder import AnswerBody
 from protocol.dialects.request_body import BYTES_A_CHARACTER
 from protocol.errors import BadRequest, DeadlineExceeded
-from protocol.messages import Detokenized, Tokenized
+from protocol.text_messages import Detokenized, Tokenized
 from supervisor.config.keyfile import clamp_priority
 from supervisor.gateway.http.exchange import JSON, Exchange
 from supervisor.gateway.http.routes.route import noted

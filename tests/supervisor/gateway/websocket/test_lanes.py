@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.messages import Role, Turn
+from protocol.text_messages import Role, Turn
 from supervisor.gateway.websocket.history import TURN_BYTES, Memory, Said
 from tests.rig.gateway import Client, at_rest, create, rig
 from tests.rig.sockets import collected, said, types, websocket_client, whole

@@ -1,0 +1,159 @@
+"""Requests to a processor and its replies: prompts and answers as text, one frozen type each.
+
+A request is answered by a stream of replies that ends in one result or in a `RequestError`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from attrs import Factory, frozen
+
+from protocol.messages import FinishReason, Grammar, Usage
+from protocol.trace import Trace
+
+
+class Role(StrEnum):
+    """Who said a turn of a conversation."""
+
+    SYSTEM = "system"
+    DEVELOPER = "developer"
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+@frozen
+class Turn:
+    """One thing said in a conversation."""
+
+    role: Role
+    content: str
+
+
+@frozen
+class Respond:
+    """Continue prompts in text; answered by `Accepted`, `Started`, then `Text` and `ChoiceEnded`, and `Answered`.
+
+    The prompt is a conversation (`turns`), or else each of `texts`, or each of `token_lists`. Every prompt gets `n`
+    choices, numbered from 0 through all prompts. `tokens_max` None asks for as many as the model's limits leave.
+    `params` says how the client spelled a field, so that an error names the client's own.
+    """
+
+    id: str
+    turns: tuple[Turn, ...] = ()
+    texts: tuple[str, ...] = ()
+    token_lists: tuple[tuple[int, ...], ...] = ()
+    n: int = 1
+    best_of: int | None = None  # so many are computed, and the `n` likeliest answered
+    tokens_max: int | None = None
+    tokens_min: int = 0
+    temperature: float | None = None  # None: the model's own default
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    stop: tuple[str, ...] = ()
+    stop_included: bool = False  # the text ends with the stop string that ended it
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logit_bias: dict[int, float] = Factory(dict)
+    grammar: Grammar | None = None
+    logprobs: int | None = None  # how many of the likeliest tokens beside the chosen one; None: no log probabilities
+    token_ids: bool = False  # `Text` tells its token ids too
+    echo: bool = False  # each choice begins with its prompt
+    truncate: bool = False  # of a conversation that is too long, leave out the oldest turns
+    warm_up: bool = False  # compute the prompt, and end each choice before its first text
+    priority: int | None = None  # of those who wait, the higher goes first; None leaves it to whoever admits
+    cache_salt: str | None = None
+    params: dict[str, str] = Factory(dict)
+    trace: Trace | None = None
+    owner: str = ""  # the name of the client's key
+    total_max: int | None = None  # tokens of a prompt and an answer as it was admitted with; 0: nothing was ready yet
+
+    @property
+    def choices(self) -> int:
+        """How many choices there will be."""
+        return max(1, len(self.texts), len(self.token_lists)) * self.n
+
+
+@frozen
+class Accepted:
+    """The request is valid and on its way to an engine; `prompt_tokens` of all prompts together."""
+
+    prompt_tokens: int
+
+
+@frozen
+class TokenText:
+    """One token as text: what it adds to an answer is its `data`, which may be part of a character."""
+
+    text: str
+    data: bytes
+    logprob: float
+    top: tuple[tuple[str, bytes, float], ...] = ()  # the likeliest tokens here, the likeliest first
+
+
+@frozen
+class Text:
+    """The next piece of one choice, and how many tokens it stands for.
+
+    `logprobs` has one entry a token that ends in this piece, and `ids` one a token, if they were asked for.
+    """
+
+    text: str
+    tokens: int
+    choice: int = 0
+    logprobs: tuple[TokenText, ...] = ()
+    ids: tuple[int, ...] = ()
+
+
+@frozen
+class ChoiceEnded:
+    """One choice is whole; `matched` is the stop string or token id that ended it, if one did."""
+
+    reason: FinishReason
+    choice: int = 0
+    matched: str | int | None = None
+
+
+@frozen
+class Answered:
+    """Every choice is whole; `usage` counts each prompt once, and the tokens of everything that was computed."""
+
+    usage: Usage
+
+
+@frozen
+class Tokenize:
+    """Ask for the token ids of a conversation, or of a text as it is; the result is `Tokenized`."""
+
+    turns: tuple[Turn, ...] = ()
+    text: str = ""
+    special: bool = True  # add what the tokenizer puts around a text
+    owner: str = ""  # the name of the client's key
+
+
+@frozen
+class Tokenized:
+    """Token ids, and how many of them one request may have."""
+
+    ids: list[int]
+    context_max: int
+
+
+@frozen
+class Detokenize:
+    """Ask for the text of token ids; the result is `Detokenized`."""
+
+    ids: tuple[int, ...]
+    owner: str = ""  # the name of the client's key
+
+
+@frozen
+class Detokenized:
+    """What token ids read as."""
+
+    text: str
