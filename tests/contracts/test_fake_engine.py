@@ -1,4 +1,4 @@
-"""The fake engine keeps the same promises as the real one, at hand and behind a link."""
+"""The engine of most tests keeps the engine contract, in this process and behind a link."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import trio
 from protocol.errors import EngineLost
 from protocol.messages import EngineLoad
 from tests.contracts.engine import CHECKS, check_engine
-from tests.rig.fake_engine import Costs, FakeEngine, far_engine, generate, near_engine, whole
+from tests.rig.fake_engine import Costs, FakeEngine, generate, near_engine, whole
+from tests.rig.fake_host import far_engine
 from tests.system.simulator import simulate
 
 COSTS = {"step_s": 0.01, "prefill_s": 0.001, "release_s": 0.02}
@@ -67,10 +68,10 @@ class Trusting(FakeEngine):
 
 
 class Short(FakeEngine):
-    def _told(self, turn):
+    def _tell(self, turn):
         for _, finished in turn.ended:
             object.__setattr__(finished.usage, "completion_tokens", finished.usage.completion_tokens - 1)
-        super()._told(turn)
+        super()._tell(turn)
 
 
 @pytest.mark.parametrize("liar", [Forgetful, Leaky, Hasty, Trusting, Short])
@@ -116,7 +117,7 @@ async def test_a_step_gives_each_running_request_one_token(autojump_clock):
 async def test_a_prompt_takes_its_time(autojump_clock):
     async with near_engine(Costs(step_s=1, prefill_s=0.5)) as engine:
         await anext(engine.submit(generate("a", prompt=9)))
-        assert trio.current_time() == 5
+        assert trio.current_time() == 5.5
 
 
 async def test_an_abort_takes_its_time_and_the_slot_counts_until_then(autojump_clock):
@@ -125,7 +126,7 @@ async def test_an_abort_takes_its_time_and_the_slot_counts_until_then(autojump_c
         after = engine.submit(generate("b", tokens_max=1))
         await trio.sleep(1.5)
         engine.abort("a")
-        assert await engine.load() == EngineLoad(1, 1, 5)
+        assert await engine.load() == EngineLoad(1, 1, 4)
         await engine.wait_released("a")
         assert trio.current_time() == 3.5
         await after.over.wait()

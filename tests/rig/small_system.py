@@ -22,7 +22,8 @@ from supervisor.links.link import Link
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.supervise import ChildEvent, supervise
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
-from tests.rig.fake_engine import Costs, FakeHost, generate, whole
+from tests.rig.fake_engine import Costs, generate, whole
+from tests.rig.fake_host import FakeHost
 from tests.system.simulator import SimTransport, sim_pair, tasks
 
 DEADLINES = Deadlines(first_token_s=4.0, gap_s=2.0, total_s=12.0, release_s=1.0, leak_s=2.0)

@@ -11,7 +11,7 @@ from attrs import define, evolve, field, frozen
 
 from actors.kit.calls import Address
 from protocol import codec, frames
-from protocol.errors import EngineLost, EngineRefused
+from protocol.errors import EngineLost, EngineRefused, InternalError
 from protocol.frames import Open
 from protocol.trace import Trace, child_span
 from supervisor.cluster.workers import RemoteWorker
@@ -106,7 +106,7 @@ async def test_what_asks_no_model_and_what_is_refused_names_its_trace_too(lines)
 
 async def test_a_bug_is_logged_with_its_trace(lines, monkeypatch):
     async with rig() as made:
-        monkeypatch.setattr("supervisor.gateway.http.routes.completions.in_one_piece", None)
+        monkeypatch.setattr("supervisor.gateway.http.routes.completions.reply_whole", None)
         assert (await (await made.client()).ask(post(chat(), traceparent=PARENT))).status == 500
     (line,) = lines("a bug failed a request")
     assert (line.trace, line.parent) == (ID, SPAN)
@@ -225,7 +225,7 @@ async def test_a_bug_of_a_worker_names_the_trace_whoever_began_it(lines, autojum
 
     trace = child_span(None, OWN)
     async with test_decode.working(engine=Buggy(Costs())) as worker:
-        with pytest.raises(test_decode.Internal):
+        with pytest.raises(InternalError):
             await asked(worker, evolve(generate("r"), trace=trace))
     (line,) = lines("a bug failed a request")
     assert (line.request_id, span(line)) == ("r", trace)

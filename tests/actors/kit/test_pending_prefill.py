@@ -199,7 +199,7 @@ ENDS = {
     "ends": (Costs(slots=4), 1e3),
     "leaves before it begins": (Costs(slots=4), 0.5),
     "leaves in the middle": (Costs(slots=4), 1.5),
-    "is too late": (Costs(slots=4, prefill_s=10), 1e3),
+    "is too late": (Costs(slots=4, prefill_s=1.8), 1e3),
     "is refused": (Costs(slots=4, refused=lambda name: name.startswith("first")), 1e3),
     "keeps its slot": (Costs(slots=4, stuck=True), 0.5),
     "keeps its slot in the middle": (Costs(slots=4, stuck=True), 1.5),

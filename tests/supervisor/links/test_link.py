@@ -52,7 +52,8 @@ from supervisor.links import encoding
 from supervisor.links.encoding import BODY_BYTES_MAX, FREE_REPLIES_MAX, RECEIVED_A_TURN
 from supervisor.links.heartbeat import EARLY_S, TURN_LINKS_MAX, Heartbeat, HeartbeatTask
 from supervisor.links.link import Link
-from tests.rig.fake_engine import Costs, far_engine, generate, whole
+from tests.rig.fake_engine import Costs, generate, whole
+from tests.rig.fake_host import far_engine
 from tests.system.simulator import SimTransport, counting, sim_pair, simulate
 
 

@@ -150,7 +150,7 @@ class HttpClient:
                 if not ahead:
                     await reader.send(self._post(wanted, x_request_id=self.name))
                 await reader.hear(heard)
-            outcome = self._judge(wanted, heard, call_not_resumed=not left.cancelled_caught)
+            outcome = self._judge(wanted, heard, stayed=not left.cancelled_caught)
             self.note(wanted.turns[-1][1].split()[0], outcome)
             if heard.status and not ahead:
                 assert heard.headers["x-request-id"] == self.name
@@ -175,7 +175,7 @@ class HttpClient:
         return post(chat(wanted), **headers)
 
     def _judge(self, wanted: Wanted, heard: judge.Heard, *, stayed: bool) -> str:
-        return judge.http(wanted, heard, self.true, call_not_resumed=stayed)
+        return judge.http(wanted, heard, self.true, stayed=stayed)
 
     async def _check_gone(self, asked: list[Wanted]) -> None:
         """Wait for as long as slots may be held for one who has left, or has been answered; then none may be."""

@@ -16,12 +16,13 @@ from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.config.load import ClusterSection
 from supervisor.supervision.tree import Child
-from tests.rig.fake_engine import FakeHost
+from tests.rig.fake_engine import prompt_of
+from tests.rig.fake_host import FakeHost
 from tests.rig.scheduler import tasks
 from tests.rig.small_system import LONG_S, SmallSystem, living
 from tests.system.simulator.legs import LegCosts, LegHost
 from tests.system.simulator.nodes import ClusterPlan, NodeSlot, SimLinks, check_inboxes, check_links
-from tests.system.simulator.system import System, prompt_of
+from tests.system.simulator.system import System
 
 SECTION = ClusterSection(handshake_s=2.0, retry_max_s=1.0)
 LINKED_WITHIN_S = 20.0
@@ -74,10 +75,7 @@ class Cluster(System):
             yield from (host for number, host in world.hosts.items() if world.engines[number].now is not None)
 
     def holding(self, prompt: list[int]) -> bool:
-        held = (
-            each for host in self.all_hosts() for each in (*host.scheduler.running.values(), *host.scheduler.waiting)
-        )
-        return any(list(prompt_of(each.request)) == prompt for each in held)
+        return any(list(prompt_of(each)) == prompt for host in self.all_hosts() for each in host.scheduler.requests)
 
     def given(self, prompt: list[int], seed: int | None) -> int:
         asked = tuple(prompt), seed

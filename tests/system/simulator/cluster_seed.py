@@ -206,7 +206,7 @@ class ClusterRun(Run):
         costs = LegCosts(
             slots=rng.randint(1, 3),
             step_s=rng.choice((0.02, 0.05, 0.1)),
-            prefill_s=rng.choice((0.0, 0.002, 0.02)),
+            prefill_s=rng.choice((0.0, 0.0002, 0.002)),
             release_s=rng.choice((0.0, 0.01, 0.5)),
             vocabulary_size=VOCABULARY,
             leg=leg,
@@ -273,7 +273,7 @@ class ClusterRun(Run):
         rooms, freeing = self.system.plan.rooms, self.faults.freeing
         while True:
             for number, room, gone in rooms.lonely():
-                within_s = BOTH_WITHIN_S + max(engine.costs.release_s for engine in room.legs.values())
+                within_s = BOTH_WITHIN_S + max(engine.live.release_s for engine in room.legs.values())
                 due_at = room.alone_since + within_s
                 if freeing.periods:
                     due_at = max(due_at, freeing.due(room.alone_since, 0.0)[0])

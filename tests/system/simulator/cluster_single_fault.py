@@ -257,7 +257,7 @@ class Twin(LinkedAlone):
             life.scope.cancel(reason="the twin is ended")
             await life.over.wait()
             for host in life.hosts.values():
-                host.scheduler.crash()
+                host.crash()
 
 
 def _submitted(log: list[str]) -> int:

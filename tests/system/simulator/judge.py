@@ -30,7 +30,7 @@ class Heard:
 
 def http(wanted: Wanted, heard: Heard, may: May, *, stayed: bool) -> str:
     """Judge the answer to a completion, of a chat or of a text; return what became of it."""
-    outcome = _http(wanted, heard, with_refusal(may, wanted), call_not_resumed=stayed)
+    outcome = _http(wanted, heard, with_refusal(may, wanted), stayed=stayed)
     assert not (wanted.refused and outcome == "whole"), "what the engine refused was answered"
     return outcome
 
@@ -42,16 +42,16 @@ def with_refusal(may: May, wanted: Wanted) -> May:
 
 def _http(wanted: Wanted, heard: Heard, may: May, *, stayed: bool) -> str:
     if heard.status == 0:
-        return unheard("unanswered", may, call_not_resumed=stayed)
+        return unheard("unanswered", may, stayed=stayed)
     if heard.status != 200:
         if not heard.whole:
-            return unheard("cut", may, call_not_resumed=stayed)
+            return unheard("cut", may, stayed=stayed)
         return error(json.loads(heard.body)["error"], may, heard)
     if wanted.stream:
         assert heard.headers["content-type"].startswith("text/event-stream")
-        return _Stream(wanted, may, heard).judge(call_not_resumed=stayed)
+        return _Stream(wanted, may, heard).judge(stayed=stayed)
     if not heard.whole:
-        return unheard("cut", may, call_not_resumed=stayed)
+        return unheard("cut", may, stayed=stayed)
     said = json.loads(heard.body)
     choices = [(_text(each), each["finish_reason"]) for each in said["choices"]]
     assert [each["index"] for each in said["choices"]] == list(range(wanted.n))
@@ -136,7 +136,7 @@ class _Stream:
             return "whole"
         assert not self.heard.whole, "an answer that was cut looks whole"
         assert not (stayed and rest) or self.may("cut"), "half an event"
-        return self.failed or unheard("cut", self.may, call_not_resumed=stayed)
+        return self.failed or unheard("cut", self.may, stayed=stayed)
 
     def _event(self, said: dict) -> None:
         if "error" in said:

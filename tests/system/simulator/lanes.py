@@ -128,9 +128,9 @@ class Transcript:
                 assert self.may(code), f"closed as {code}"
         begun = sum(each.end is None for each in self.responses.values())
         if begun:
-            judge.unheard("cut", self.may, call_not_resumed=stayed)
+            judge.unheard("cut", self.may, stayed=stayed)
         if self.open > begun:
-            judge.unheard("unanswered", self.may, call_not_resumed=stayed)
+            judge.unheard("unanswered", self.may, stayed=stayed)
 
 
 @define(eq=False)
@@ -160,7 +160,7 @@ class LaneClient(HttpClient):
                 nursery.start_soon(self._listen, reader, nursery.cancel_scope)
                 with suppress(*GONE):  # who is not heard any more may still hear why
                     await self._talk(reader)
-        self.transcript.closed(call_not_resumed=not patience.cancelled_caught)
+        self.transcript.closed(stayed=not patience.cancelled_caught)
         ends = [each.end for each in self.transcript.responses.values()]
         self.note(self.name, *ends, *self.transcript.errors, self.transcript.close_code)
         if patience.cancelled_caught:
@@ -258,7 +258,7 @@ class DeafLaneClient(LaneClient):
             await trio.sleep(0.5)
             self.system.check_backlogs()
         await self._listen(reader, trio.CancelScope())
-        self.transcript.closed(call_not_resumed=True)
+        self.transcript.closed(stayed=True)
         self.note(self.name, "deaf in lanes", self.transcript.close_code)
         reader.hang_up()
         await self._check_gone([wanted for wanted, _ in self.transcript.asked.values()])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 import trio
 from attrs import Factory, define, evolve, field
 
+from actors.engines.simulated.batch import Turn, _Held
+from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from protocol.cluster import Leg
 from protocol.errors import RequestError
-from protocol.messages import EngineInfo, Finished, FinishReason, Generate, HandOff, Usage
-from tests.rig.fake_engine import Costs, Turn, _Held
-from tests.system.simulator.system import Seeded, SeededHost
+from protocol.messages import EngineInfo, Generate
+from tests.rig.fake_engine import Costs, FakeEngine, Scheduler
+from tests.rig.fake_host import FakeHost
 
 BOTH_WITHIN_S = 1.0  # from the end of one leg to the end of the other, a release not counted
 OTHER = {Leg.PREFILL: Leg.DECODE, Leg.DECODE: Leg.PREFILL}
@@ -21,15 +24,12 @@ OTHER = {Leg.PREFILL: Leg.DECODE, Leg.DECODE: Leg.PREFILL}
 class LegCosts(Costs):
     """What one leg's engine is made of."""
 
-    leg: Leg = Leg.BOTH
     node: str = ""
 
     @property
     def info(self) -> EngineInfo:
-        whole = Costs.info.fget(self)
-        if self.leg is Leg.BOTH:
-            return whole
-        return evolve(whole, hand_off=HandOff.RENDEZVOUS, bootstrap=(self.node, 1) if self.leg is Leg.PREFILL else None)
+        info = Costs.info.fget(self)
+        return evolve(info, bootstrap=(self.node, 1)) if self.leg is Leg.PREFILL else info
 
 
 @define(eq=False)
@@ -37,19 +37,20 @@ class Room:
     """Where a prefill and a decode meet for one request."""
 
     request: Generate
-    legs: dict[Leg, Seeded] = Factory(dict)  # who has been asked for which
+    legs: dict[Leg, LegScheduler] = Factory(dict)  # who has been asked for which
+    computed: bool = False  # the prompt
     transferred_at: float = inf
     alone_since: float | None = None
 
     def holds(self, leg: Leg) -> bool:
         """Whether the engine of a leg lives and holds its part of the request."""
         engine = self.legs[leg]
-        return not engine.crashed.is_set() and engine.holds(self.request.id)
+        return not engine.crashed and engine.holds(self.request.id)
 
     def runs(self, leg: Leg) -> bool:
         """Whether it lives and has begun with its part."""
-        engine = self.legs[leg]
-        return not engine.crashed.is_set() and self.request.id in engine.running
+        engine = self.legs.get(leg)
+        return engine is not None and not engine.crashed and self.request.id in engine.running
 
     @property
     def over_early(self) -> Leg | None:
@@ -64,15 +65,15 @@ class Room:
 
 
 @define(eq=False)
-class Rooms:
-    """The rooms of a cluster, and who is in them."""
+class Rooms(RendezvousRooms):
+    """The rooms of a cluster, and who is in them; a prefill waits in one until a decode has taken its KV cache."""
 
     transfer_s: float = 0.0
     rooms: dict[int, Room] = Factory(dict)
     met: int = 0
-    sick: tuple[Seeded, RequestError] | None = None  # whose hand-offs fail, and with what
+    sick: tuple[LegScheduler, RequestError] | None = None  # whose hand-offs fail, and with what
 
-    def enter(self, engine: Seeded, leg: Leg, request: Generate) -> None:
+    def enter(self, engine: LegScheduler, leg: Leg, request: Generate) -> None:
         """Note that an engine was asked for one leg of a request."""
         assert request.rendezvous is not None, "one leg was asked for all of a request"
         room = self.rooms.setdefault(request.rendezvous.room, Room(request))
@@ -83,27 +84,40 @@ class Rooms:
         )
         room.legs[leg] = engine
 
-    def computed(self, request: Generate) -> float:
-        """Note that the prompt is computed; return from when on the other leg has it, which may be never.
+    def expect(self, room: int) -> None:
+        """A decode was asked: `enter` has noted it."""
 
-        It takes it once it has a slot and memory for it.
-        """
-        room = self.rooms[request.rendezvous.room]
-        if room.transferred_at == inf and Leg.DECODE in room.legs and room.runs(Leg.DECODE):
+    def take(self, room: int) -> None:
+        """The decode of a room has a slot and memory, or has gone."""
+        self._meet(self.rooms[room])
+
+    def wait(self, room: int, tell: Callable[[], None]) -> bool:
+        """The prompt of a room is computed."""
+        self.rooms[room].computed = True
+        self._meet(self.rooms[room])
+        return self.rooms[room].legs[Leg.PREFILL].fails is None
+
+    def _meet(self, room: Room) -> None:
+        """Let the KV cache go from one engine to the other, once the one has computed it and the other can take it."""
+        if room.computed and room.transferred_at == inf and room.runs(Leg.DECODE) and room.runs(Leg.PREFILL):
+            failing = [engine for engine in room.legs.values() if engine.fails is not None]
+            if self.fails(room.request):
+                failing = [room.legs[Leg.DECODE]]
+            for engine in failing:
+                engine.arrives(room.request.id, trio.current_time())
+            if failing:
+                return
             room.transferred_at = trio.current_time() + self.transfer_s
             self.met += 1
-        return room.transferred_at
-
-    def transferred_at(self, request: Generate) -> float:
-        """Return from when on the decode has what it needs."""
-        return self.rooms[request.rendezvous.room].transferred_at
+            for engine in room.legs.values():
+                engine.arrives(room.request.id, room.transferred_at)
 
     def fails(self, request: Generate) -> bool:
         """Whether the hand-off of a request fails: both legs are there, and one of them is sick."""
         engines = self.rooms[request.rendezvous.room].legs.values()
         return self.sick is not None and len(engines) == len(OTHER) and self.sick[0] in engines
 
-    def held(self) -> list[tuple[Leg, Seeded]]:
+    def held(self) -> list[tuple[Leg, LegScheduler]]:
         """Return every engine that computes one leg at the moment, once for each request."""
         legs = [(room, leg) for room in self.rooms.values() for leg in room.legs]
         return [(leg, room.legs[leg]) for room, leg in legs if room.holds(leg)]
@@ -122,59 +136,57 @@ class Rooms:
 
 
 @define(eq=False)
-class _Leg(Seeded):
+class LegScheduler(Scheduler):
     """Computes one part of requests, or all of them."""
 
-    leg: Leg = Leg.BOTH
-    rooms: Rooms = field(factory=Rooms)
+    crashed: bool = False
 
-    def submit(self, request: Generate) -> None:
-        assert (request.rendezvous is None) == (self.leg is Leg.BOTH), "an engine was asked for another's leg"
-        Seeded.submit(self, request)
-        if self.leg is not Leg.BOTH:
-            self.rooms.enter(self, self.leg, request)
-        if self.leg is Leg.PREFILL:
-            held = self.waiting[-1]
-            held.ids = held.ids[:1]
-            held.finished = Finished(FinishReason.LENGTH, Usage(len(request.tokens), 1))
+    def submit(self, request: Generate, now: float) -> None:
+        assert (request.rendezvous is None) == (self.spec.leg is Leg.BOTH), "an engine was asked for another's leg"
+        if self.spec.leg is not Leg.BOTH:
+            self.rendezvous_rooms.enter(self, self.spec.leg, request)
+        Scheduler.submit(self, request, now)
 
-    def _step(self, now: float) -> None:
-        for held in list(self.running.values()):
-            if self.fails is not None:
-                held.ready_at = now
-            elif self.leg is Leg.DECODE and self.rooms.fails(held.request):
-                self._fail(held)
-            elif self.leg is Leg.PREFILL and (held.ready_at <= now or held.ready_at == inf):
-                held.ready_at = self.rooms.computed(held.request)
-            elif self.leg is Leg.DECODE:
-                held.ready_at = self.rooms.transferred_at(held.request)
-        Seeded._step(self, now)
+    def arrives(self, request_id: str, at: float) -> None:
+        """Let a KV cache be there, or be taken, at that time."""
+        held = self._coming.get(request_id) or self.running[request_id]
+        held.ready_at = at
+        self.wake()
 
-    def _fail(self, held: _Held) -> None:
-        engine, error = self.rooms.sick
-        engine.failed += 1
-        self._ended(held.request.id)
-        self.tell(Turn(failed=[(held.request.id, error)]))
+    def close(self) -> None:
+        self.crashed = True
+        Scheduler.close(self)
 
-    def _remember(self, request_id: str) -> None:
-        if self.leg is not Leg.PREFILL:
-            Seeded._remember(self, request_id)
+    def _elsewhere_s(self, tokens: int) -> float:
+        return inf if self.fails is None else 0.0
+
+    def _begin(self, held: _Held, turn: Turn) -> None:
+        if self.spec.leg is Leg.DECODE and self.fails is None and self.rendezvous_rooms.fails(held.request):
+            engine, error = self.rendezvous_rooms.sick
+            engine.failed += 1
+            self._fail(held, error, turn)
+        else:
+            Scheduler._begin(self, held, turn)
+
+
+class LegEngine(FakeEngine):
+    """An engine that computes one leg."""
+
+    scheduler_of = LegScheduler
 
 
 @define(eq=False)
-class LegHost(SeededHost):
-    """A fake engine's host that computes one leg."""
+class LegHost(FakeHost):
+    """An engine's host that computes one leg."""
 
     rooms: Rooms = field(factory=Rooms)
 
-    def __attrs_post_init__(self) -> None:
-        SeededHost.__attrs_post_init__(self)
-        assert isinstance(self.costs, LegCosts)
-        self.scheduler = _Leg(self.costs, self._told, leg=self.costs.leg, rooms=self.rooms)
+    def _engine(self) -> FakeEngine:
+        return LegEngine(self.costs, self.rooms)
 
     async def run(self) -> None:
         """Serve until the link ends; the process ends with it, and nothing is computed any more."""
         try:
-            await SeededHost.run(self)
+            await FakeHost.run(self)
         finally:
-            self.scheduler.crash()
+            self.engine.crash()

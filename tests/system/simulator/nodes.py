@@ -32,7 +32,7 @@ from tests.system.simulator.legs import LegCosts, LegHost, Rooms
 from tests.system.simulator.node_network import Accepted, NodeNetwork
 from tests.system.simulator.offers import offer_of, plug, work
 from tests.system.simulator.release_times import ReleaseDeadlines
-from tests.system.simulator.simulated_engine import SimulatedHost
+from tests.system.simulator.simulated_engine import LocalEngine
 
 NOON = 1_700_000_000
 SECRET = b"only nodes know it"
@@ -145,9 +145,9 @@ class NodeLife(SmallSystem):
             return
         if self.starts_fail:
             raise StartFailed("it does not start")
-        host = self.hosts[number] = self.wires[f"line {number}"] = SimulatedHost(self.costs, self.spot.plan.rng)
-        with self.engines[number].publish(host.engine):
-            await host.engine.run(task_status=task_status)
+        engine = self.hosts[number] = self.wires[f"line {number}"] = LocalEngine(self.costs)
+        with self.engines[number].publish(engine):
+            await engine.run(task_status=task_status)
 
     async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         await work(self, self.directory, self.inboxes, number, task_status=task_status)
@@ -157,7 +157,7 @@ class NodeLife(SmallSystem):
         if self.spot.simulated:
             for number, host in self.hosts.items():
                 host.check_free()
-                assert self.engines[number].now is host.engine, "an engine is down"
+                assert self.engines[number].now is host, "an engine is down"
         else:
             self.check_engines()
         check_links(self.directory, gone)
@@ -240,7 +240,7 @@ class NodeSlot:
         assert plan.age_s <= drains_until + BYE_S + STOP_S
         self.life = None
         for host in life.hosts.values():
-            host.scheduler.crash()  # its process has ended with the node's
+            host.crash()  # its process has ended with the node's
         self.plan.net.cut(self.name)
 
 

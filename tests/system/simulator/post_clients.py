@@ -43,7 +43,7 @@ class PostClient(HttpClient):
 
     def _judge(self, wanted: Wanted, heard: judge.Heard, *, stayed: bool) -> str:
         if heard.status != 200 or not (wanted.stream or heard.whole):
-            return judge.http(wanted, heard, self.true, call_not_resumed=stayed)
+            return judge.http(wanted, heard, self.true, stayed=stayed)
         transcript = Transcript(self.true, {wanted.turns[-1][1].split()[0]: (wanted, None)})
         if wanted.stream:
             *events, rest = bytes(heard.body).decode(errors="ignore").split("\n\n")
@@ -57,4 +57,4 @@ class PostClient(HttpClient):
             transcript.hear_alone(json.loads(heard.body))
         [end] = [each.end for each in transcript.responses.values()] or [None]
         assert not heard.whole or end is not None, "an answer that was cut looks whole"
-        return end or judge.unheard("cut", self.true, call_not_resumed=stayed)
+        return end or judge.unheard("cut", self.true, stayed=stayed)

@@ -40,7 +40,7 @@ async def each_alone(system: System, count: int, tokens: int = 20) -> None:
         reader = Reader(system.connect())
         await reader.send(post(chat(wanted)))
         await reader.hear(heard)
-        assert judge.http(wanted, heard, _never, call_not_resumed=True) == "whole"
+        assert judge.http(wanted, heard, _never, stayed=True) == "whole"
         await reader.leave("close")
 
     async with trio.open_nursery() as nursery:

@@ -61,7 +61,7 @@ class HonestClient(HttpClient):
         finally:
             reader.hang_up()
         took_s = round(trio.current_time() - asked_at, 9)
-        outcome = self._judge(wanted, heard, call_not_resumed=True)
+        outcome = self._judge(wanted, heard, stayed=True)
         self.note(said, outcome, took_s)
         return outcome, took_s
 

@@ -92,6 +92,6 @@ class SlowReaders(SingleFault):
             pass
         finally:
             reader.hang_up()
-        outcome = client._judge(wanted, got, call_not_resumed=True)
+        outcome = client._judge(wanted, got, stayed=True)
         heard[outcome] += 1
         self.note(client.name, outcome, len(got.body))

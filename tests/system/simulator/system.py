@@ -38,7 +38,8 @@ from supervisor.node.node import _Node
 from supervisor.processes.process import GracePeriods
 from supervisor.supervision.tree import Child, Tree
 from supervisor.telemetry.metrics import Metrics
-from tests.rig.fake_engine import FakeHost, Scheduler, whole
+from tests.rig.fake_engine import prompt_of
+from tests.rig.fake_host import FakeHost
 from tests.rig.gateway import TINY
 from tests.rig.scheduler import tasks
 from tests.rig.small_system import SmallSystem
@@ -46,59 +47,11 @@ from tests.system.simulator import tls
 from tests.system.simulator.offers import owner, plug, urgency, work
 
 LIMITS = GatewayLimits(head_s=5.0, body_s=5.0, idle_s=60.0, stall_s=3.0, close_s=1.0, send_buffer_bytes=4096)
-RequestKey = tuple[tuple[int, ...], int | None]  # a prompt and a seed
 EVENT_BYTES_MAX = 4096  # about what the longest of these answers ends with
 ROUTED_MAX = 64  # requests that wait for a worker
 LET_IN_WITHIN = 5  # rounds of requests
 NEVER_ENDS: frozenset[int] = frozenset()  # the fake engine says what ends an answer like any other token, and goes on
 NOON = 1_700_000_000.5
-
-
-@define(eq=False)
-class Seeded(Scheduler):
-    """Answers each seed otherwise, so that choices can be told apart, and remembers how many tokens it gave each."""
-
-    given: dict[RequestKey, int] = Factory(dict)
-
-    def submit(self, request: Generate) -> None:
-        Scheduler.submit(self, request)
-        held = self.waiting[-1]
-        held.ids, held.finished = seeded(request, self.costs.vocabulary_size)
-
-    def abort(self, request_id: str) -> None:
-        self._remember(request_id)
-        Scheduler.abort(self, request_id)
-
-    def _ended(self, request_id: str) -> None:
-        self._remember(request_id)
-        Scheduler._ended(self, request_id)
-
-    def _remember(self, request_id: str) -> None:
-        if (held := self._find(request_id)) is not None:
-            asked = prompt_of(held.request), held.request.sampling.seed
-            self.given[asked] = held.request.said + held.given
-
-
-def seeded(request: Generate, vocabulary_size: int) -> tuple[list[int], Finished]:
-    """Return the ids and the end that a request gets, which its seed has a part in."""
-    if (seed := request.sampling.seed) is None:
-        return whole(request, vocabulary_size)
-    said = len(request.tokens) - request.said
-    other = evolve(request, tokens=[*request.tokens[:said], seed, *request.tokens[said:]])
-    ids, finished = whole(other, vocabulary_size)
-    return ids, evolve(finished, usage=evolve(finished.usage, prompt_tokens=len(request.tokens)))
-
-
-def prompt_of(request: Generate) -> tuple[int, ...]:
-    """Return what was asked first, without what a worker that was lost has said to it."""
-    return tuple(request.tokens[: len(request.tokens) - request.said])
-
-
-@define(eq=False)
-class SeededHost(FakeHost):
-    def __attrs_post_init__(self) -> None:
-        FakeHost.__attrs_post_init__(self)
-        self.scheduler = Seeded(self.costs, self._told)
 
 
 @define(eq=False)
@@ -136,7 +89,7 @@ class _Gate(AdmissionGate):
 class System(SmallSystem):
     """Everything from a client's socket to an engine's host, in the shape that `supervisor.node.assembly` gives it."""
 
-    host_of: Callable = SeededHost
+    host_of: Callable = FakeHost
     route: FailoverLimits = FailoverLimits()
     far: bool = False  # the workers are another node's, at the other end of a link
     tls: bool = False  # between clients and the gateway
@@ -354,8 +307,7 @@ class System(SmallSystem):
     def holding(self, prompt: list[int]) -> bool:
         """Whether any engine that is up holds a request with this prompt."""
         up = (host.scheduler for number, host in self.hosts.items() if self.engines[number].now is not None)
-        held = (each for scheduler in up for each in (*scheduler.running.values(), *scheduler.waiting))
-        return any(list(prompt_of(each.request)) == prompt for each in held)
+        return any(list(prompt_of(each)) == prompt for scheduler in up for each in scheduler.requests)
 
     def check_backlogs(self) -> None:
         """Check that no client's backlog is longer than it may be, or only by the last thing that was said to it."""

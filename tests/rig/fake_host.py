@@ -1,0 +1,175 @@
+"""The process of an engine, for tests: a simulated engine at the far end of a link, which speaks the frames of a real host."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+from attrs import define, field, frozen
+
+from actors.engines.sglang.adapter import SglangEngine
+from actors.engines.simulated.batch import Turn
+from protocol import codec
+from protocol.codec import Message
+from protocol.errors import EngineLost, Overloaded, PeerLost, PeerViolation
+from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
+from protocol.messages import Done, EngineInfo, FlushCache, Generate, GetInfo, GetLoad, Ping
+from protocol.peer import Peer
+from supervisor.links.link import Link
+from tests.rig.fake_engine import Costs, FakeEngine, Scheduler
+from tests.rig.network import SimTransport, sim_pair
+
+CONTROL_STREAMS = 16  # beside one stream a slot and one a place in the queue, as in the real host
+
+
+@define(eq=False)
+class FakeHost:
+    """The far end of a line to an engine: speaks the frames of the real host, one `Step` a turn of the engine."""
+
+    transport: SimTransport
+    costs: Costs = field(factory=Costs)
+    engine: FakeEngine = field(init=False)
+    peer: Peer = field(init=False)
+    farewell: Bye | None = None
+    streams: dict[int, str] = field(init=False, factory=dict)
+    numbers: dict[str, int] = field(init=False, factory=dict)
+    _writer: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    def __attrs_post_init__(self) -> None:
+        self.engine = self._engine()
+        self.engine._tell = self._told
+        self.peer = Peer("fake", serves_max=self.costs.slots + self.costs.waiting_max + CONTROL_STREAMS)
+
+    def _engine(self) -> FakeEngine:
+        return FakeEngine(self.costs)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.engine.scheduler
+
+    def crash(self) -> None:
+        """Die as a process dies: the link goes down, and nobody says why."""
+        self.engine.crash()
+        self.transport.cut()
+
+    async def run(self) -> None:
+        """Serve until the link ends, by whichever end."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, name="host.write")
+                nursery.start_soon(self.engine.run, name="host.engine")
+                while data := await self.transport.receive_some():
+                    for frame in self.peer.receive(data):
+                        self._received(frame)
+                nursery.cancel_scope.cancel()
+        finally:
+            self.transport.close()
+
+    def _received(self, frame: Frame) -> None:
+        match frame:
+            case Open():
+                request = codec.decode(frame.body)
+                if isinstance(request, Generate):
+                    self.streams[frame.stream] = request.id
+                    self.numbers[request.id] = frame.stream
+                    self.scheduler.submit(request, trio.current_time())
+                    self.engine._look()
+                else:
+                    self._control(frame.stream, request)
+            case Cancel() if frame.stream in self.streams and not self.engine.crashed:
+                self.engine.abort(self.streams[frame.stream])
+            case Bye():
+                self.farewell = frame
+            case _:
+                pass
+
+    def _control(self, stream: int, request: Message) -> None:
+        match request:
+            case GetInfo():
+                result: Message = self.engine.info
+            case GetLoad():
+                result = self.scheduler.load()
+            case Ping():
+                result = Done()
+            case FlushCache() if not self.scheduler.requests:
+                result = Done()
+            case _:
+                self._send(Fail(stream, Overloaded.code, "not now"))
+                return
+        self._send(End(stream, codec.encode(result)))
+
+    def _told(self, turn: Turn) -> None:
+        begun = [Begun(self.numbers[request_id], cached) for request_id, cached in turn.begun]
+        streams = [self.numbers[request_id] for request_id in turn.spoke]
+        logprobs = {stream: (each,) for stream, each in zip(streams, turn.logprobs, strict=True) if each is not None}
+        ended = [
+            Ended(
+                self._forget(request_id),
+                finished.reason,
+                finished.usage.prompt_tokens,
+                finished.usage.completion_tokens,
+                finished.usage.cached_tokens,
+                finished.matched,
+            )
+            for request_id, finished in turn.ended
+        ]
+        if streams:
+            self._send(Step(streams, [1] * len(streams), turn.tokens, begun, ended, logprobs))
+        for request_id, error in turn.failed:
+            self._send(Fail(self._forget(request_id), error.code, error.detail))
+
+    def _forget(self, request_id: str) -> int:
+        stream = self.numbers.pop(request_id)
+        del self.streams[stream]
+        return stream
+
+    def _send(self, frame: Frame) -> None:
+        self.peer.send(frame)
+        self._writer.unpark_all()
+
+    async def _write(self) -> None:
+        while True:
+            while data := self.peer.take():
+                try:
+                    await self.transport.send_all(data)
+                except trio.BrokenResourceError:
+                    return
+            await self._writer.park()
+
+
+@frozen
+class Far:
+    """An engine behind a link, and everything between."""
+
+    engine: SglangEngine
+    host: FakeHost
+    link: Link
+    transport: SimTransport
+
+
+@asynccontextmanager
+async def far_engine(costs: Costs | None = None, rng=None, delay_s: float = 0.0, **network) -> AsyncIterator[Far]:
+    """An engine at the other end of a link, behind the real adapter; ends when the link does."""
+    near, far = sim_pair(rng, delay_s=delay_s, **network)
+    host = FakeHost(far, costs or Costs())
+    link = Link(near, Peer("node", serves_max=0), lost_error=EngineLost)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host.run, name="host")
+        nursery.start_soon(_carry, link, name="link")
+        await link.wait_ready()
+        async with link.ask(GetInfo(), 0) as answer:
+            info = await answer.result()
+        assert isinstance(info, EngineInfo)
+        yield Far(SglangEngine(link, info), host, link, near)
+        nursery.cancel_scope.cancel()
+
+
+async def _carry(link: Link) -> None:
+    """Run a link to its end, whatever that is, short of a broken protocol."""
+    try:
+        await link.run()
+    except PeerLost:
+        pass
+    except PeerViolation as error:
+        raise AssertionError("two honest ends accused each other") from error
