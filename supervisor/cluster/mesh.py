@@ -67,10 +67,10 @@ class Mesh:
     directory: Directory
     serves: Services
     listen: websocket.Endpoint | None
-    secret: bytes
+    secret: bytes = field(repr=False)  # empty: any node may link
+    tls: LinkTls | None  # None: plain
     new_nonce: Callable[[], bytes]
     chance: RandomSource
-    tls: LinkTls | None = None
     join: Sequence[websocket.Endpoint] = ()
     dial: Callable[[websocket.Endpoint, ssl.SSLContext | None, float, websocket.ConnectionHandler], Awaitable[None]] = (
         websocket.dial

@@ -119,15 +119,15 @@ class Gateway:
     new_id: Callable[[], str]
     now: Callable[[], float]
     metrics_text: Callable[[], Awaitable[bytes]]
+    keys: Keys
+    certificate: Certificate | None  # None: plain HTTP
+    tls: ssl.SSLContext | None  # made from `certificate`
     server_info: Callable[[], dict[str, object]] = _unknown
     flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
-    keys: Keys = field(factory=Keys)
     aside: RunInThread = run_inline  # where long bodies are read
     paths: frozenset[str] | None = None  # that are served here; None: every one
     origins: frozenset[str] = frozenset()  # of foreign pages that may use this server; `*` is any
     grammars: frozenset[str] = frozenset(GrammarKind)  # that requests may use whose key does not say which
-    tls: ssl.SSLContext | None = None
-    certificate: Certificate | None = None  # where `tls` comes from
     port: int | None = None  # once the gateway listens
     connections: dict[Outbox, Drainable] = field(factory=dict)  # one each, whatever it speaks by now
     reserve: Reserve = field(factory=Reserve)  # of descriptors, which no connection takes

@@ -20,6 +20,7 @@ from supervisor.launcher import descriptor_needs
 from supervisor.links.tls import LinkTls, load_link_tls
 from supervisor.links.websocket import Endpoint
 from supervisor.node.assembly import assemble
+from supervisor.node.credentials import Credentials
 from supervisor.processes.process import GracePeriods
 from supervisor.processes.run_folder import RunFolder
 from supervisor.runtime import Runtime
@@ -95,15 +96,26 @@ def text(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
     )
     if is_local_host(cluster.node[name].host):
         check_libraries(cluster, name)
-    tree = f"{render(assemble(cluster, name, world).tree)}\n{_of_process(cluster, name)}"
-    watchers(cluster, name, environment)
-    secret(cluster, environment)
-    tls = link_tls(cluster)
+    known = credentials(cluster, name, environment)
     if is_local_host(cluster.node[name].host):
-        check_certificate_names(cluster, name, tls)
+        check_certificate_names(cluster, name, known.tls)
+    tree = f"{render(assemble(cluster, name, world, known).tree)}\n{_of_process(cluster, name)}"
     if cluster.node[name].listen is not None or cluster.cluster.tls_certificate is not None:
         tree = f"{tree}\n{_links(cluster)}"
-    return f"{tree}\n{_admission(cluster, keys(cluster, environment))}" if cluster.gateway.node == name else tree
+    return tree if known.keys is None else f"{tree}\n{_admission(cluster, known.keys)}"
+
+
+def credentials(cluster: Cluster, name: str, environment: Mapping[str, str]) -> Credentials:
+    """Return the credentials of a node; raises `StartFailed` if any cannot be read or would let everybody in."""
+    certificate = cluster.certificate if cluster.gateway.node == name else None
+    return Credentials(
+        keys=keys(cluster, environment) if cluster.gateway.node == name else None,
+        watchers=watchers(cluster, name, environment),
+        secret=secret(cluster, environment),
+        tls=link_tls(cluster),
+        certificate=certificate,
+        client_tls=None if certificate is None else certificate.context(),
+    )
 
 
 def keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
@@ -243,8 +255,6 @@ def _admission(cluster: Cluster, known: Keys) -> str:
         f"names: {', '.join(section.names)}; web pages of: {', '.join(section.origins) or 'the same names'}; {tls}",
         f"grammars: {_listed(section.grammars)}{''.join(f'; of {key}: {_listed(own)}' for key, own in of_keys)}",
     ]
-    if cluster.certificate is not None:
-        cluster.certificate.context()
     return "\n".join(lines)
 
 

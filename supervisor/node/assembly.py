@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias, cast
 
@@ -43,6 +43,7 @@ from supervisor.gateway.server import gateway
 from supervisor.links.link import Services
 from supervisor.links.websocket import Endpoint
 from supervisor.node import gauges, monitoring, router_child
+from supervisor.node.credentials import Credentials
 from supervisor.runtime import Runtime
 from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.registration import Registration
@@ -96,7 +97,7 @@ class Live:
     routings: dict[str, Routing] = field(factory=dict)  # of each model that is asked here
 
 
-def assemble(cluster: Cluster, node: str, world: Runtime) -> Assembly:
+def assemble(cluster: Cluster, node: str, world: Runtime, credentials: Credentials) -> Assembly:
     """Return the house of one node; raises `StartFailed` if a model's files cannot be used."""
     directory = Directory(node, routes=cluster.gateway.node == node, must_meet=cluster.must_meet(node))
     engines: dict[str, Registration[Engine]] = {
@@ -123,7 +124,7 @@ def assemble(cluster: Cluster, node: str, world: Runtime) -> Assembly:
     controls = NodeControl(directory, world.new_id(), version(), partial(engine_control.local_loads, engines))
     live = Live(cluster.gateway.prompt_tokens_max)
     serves = {**other_ranks, **engine_control.engine_services(engines), **checks, **controls.serves}
-    links = _links(cluster, node, directory, world, serves)
+    links = _links(cluster, node, directory, world, serves, credentials)
     if links is not None:
         links.incarnation = Incarnation(controls.run, int(world.now()))
         world.metrics.sources.append(partial(gauges.link_families, directory, links.traffic))
@@ -135,10 +136,10 @@ def assemble(cluster: Cluster, node: str, world: Runtime) -> Assembly:
             children += _asked_of(cluster, name, texts[name], directory, world, served, live, checks)
         controls.aside = partial(router_child.ejected, live.routings)
         world.metrics.sources.append(partial(router_child.gauge, live.routings))
-        door = _door(cluster, served, directory, world, live)
+        door = _door(cluster, served, directory, world, live, credentials)
         front.append(_gateway(cluster, door))
     about = f"node on {cluster.node[node].host}, drains for {cluster.node[node].drain_s:g} s"
-    scraped = _scraped(cluster, node, directory, door, world, front)
+    scraped = _scraped(cluster, node, directory, door, world, credentials, front)
     if links is not None:
         front.append(_linking(links))
     tree = Tree(name=node, children=_in_order(front, children), restarts_max=5, restarts_window_s=300.0, about=about)
@@ -254,13 +255,14 @@ def _rank_asked() -> tuple[Address[RunRank, RankStarted, Done], trio.MemoryRecei
 # Links ---------------------------------------------------------------------------------
 
 
-def _links(cluster: Cluster, node: str, directory: Directory, world: Runtime, more: Services) -> Mesh | None:
+def _links(
+    cluster: Cluster, node: str, directory: Directory, world: Runtime, more: Services, credentials: Credentials
+) -> Mesh | None:
     """Return what keeps this node in touch with the others, None if it is and stays alone."""
     section = cluster.node[node]
-    for name, other in cluster.node.items():
-        if name != node:
-            offers = [offer(key, each) for key, each in cluster.engines_on(name).items()]
-            directory.expect(name, other.dial_address, offers)
+    for name in (other for other in cluster.node if other != node):
+        offers = [offer(key, each) for key, each in cluster.engines_on(name).items()]
+        directory.expect(name, cluster.node[name].dial_address, offers)
     join = tuple(map(Endpoint.read, cluster.cluster.join))
     if section.listen is None and len(cluster.node) == 1 and not join:
         return None
@@ -276,7 +278,8 @@ def _links(cluster: Cluster, node: str, directory: Directory, world: Runtime, mo
         serves=serves,
         listen=None if section.listen is None else Endpoint.read(section.listen),
         host=section.host,
-        secret=b"",
+        secret=credentials.secret,
+        tls=credentials.tls,
         new_nonce=world.new_nonce,
         chance=world.chance(0),
         reserve=world.reserve,
@@ -330,7 +333,9 @@ def _door(
     directory: Directory,
     world: Runtime,
     live: Live,
+    credentials: Credentials,
 ) -> Gateway:
+    assert credentials.keys is not None  # they are read on the node of the gateway
     section, models = cluster.gateway, tuple(cluster.model)
     gate = AdmissionGate(
         section.requests_max,
@@ -348,6 +353,9 @@ def _door(
         asking=asking,
         gate=gate,
         limits=section.limits,
+        keys=credentials.keys,
+        certificate=credentials.certificate,
+        tls=credentials.client_tls,
         reserve=world.reserve,
         aside=world.aside,
         names=frozenset(section.names),
@@ -373,18 +381,21 @@ def _scraped(
     directory: Directory,
     door: Gateway | None,
     world: Runtime,
+    credentials: Credentials,
     front: list[Child | Tree],
 ) -> Gateway | None:
     """Return where probes and scrapers ask, None if the file names no place for it, adding what keeps it."""
     if (listen := cluster.node[node].metrics) is None:
         return None
     at = Endpoint.read(listen)
+    unready: Callable[[], str | None]
     if door is None:
         own = {here.load.name: here.plug for here in directory.here.values()}
-        text = partial(engine_control.local_metrics_text, own, world.metrics)
-        opened = monitoring.door(at, world, partial(monitoring.unready, cluster, directory), text)
+        unready = partial(monitoring.unready, cluster, directory)
+        text: Callable[[], Awaitable[bytes]] = partial(engine_control.local_metrics_text, own, world.metrics)
     else:
-        opened = monitoring.door(at, world, door.unready, door.metrics_text)
+        unready, text = door.unready, door.metrics_text
+    opened = monitoring.door(at, world, credentials.monitoring_keys, unready, text)
     front.append(monitoring.child(at, opened))
     return opened
 

@@ -13,6 +13,7 @@ from supervisor.cluster.directory import Directory
 from supervisor.config.load import LOOPBACK_HOSTS, Cluster
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import WILDCARD, Gateway, GatewayLimits
+from supervisor.gateway.keys import Keys
 from supervisor.gateway.requests import RequestRunner
 from supervisor.gateway.server import gateway
 from supervisor.links.websocket import Endpoint
@@ -27,13 +28,20 @@ LIMITS = evolve(
 
 
 def door(
-    at: Endpoint, world: Runtime, unready: Callable[[], str | None], text: Callable[[], Awaitable[bytes]]
+    at: Endpoint,
+    world: Runtime,
+    keys: Keys,
+    unready: Callable[[], str | None],
+    text: Callable[[], Awaitable[bytes]],
 ) -> Gateway:
     """Return a node's own door; on loopback it answers to loopback's names alone, since keys need not be there."""
     return Gateway(
         asking=RequestRunner({}, world.metrics, LIMITS.head_s, LIMITS.head_s),
         gate=AdmissionGate(1, LIMITS.head_s, 1, lambda: None),
         limits=LIMITS,
+        keys=keys,
+        certificate=None,
+        tls=None,
         reserve=world.reserve,
         names=frozenset({*LOOPBACK_HOSTS, at.host.lower()} if at.host in LOOPBACK_HOSTS else {WILDCARD}),
         unready=unready,

@@ -22,11 +22,11 @@ from protocol.greeting import NONCE_BYTES
 from supervisor.config import file_checks
 from supervisor.config.load import LOOPBACK_HOSTS, Cluster
 from supervisor.control import unix_socket
-from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.keys import SECRET_VARIABLES, Keys
+from supervisor.gateway.keys import SECRET_VARIABLES
 from supervisor.launcher import preflight
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.node.assembly import Assembly, assemble
+from supervisor.node.credentials import Credentials
 from supervisor.node.reload import Reloader
 from supervisor.processes import reaper, run_folder
 from supervisor.processes.process import GracePeriods
@@ -75,10 +75,8 @@ async def run(
 
     Raises `StartFailed` or `RestartsExceeded` if its tree does not come up, or does not stay up.
     """
-    keys = preflight.keys(cluster, environment) if cluster.gateway.node == name else None
-    watchers = preflight.watchers(cluster, name, environment)
-    secret, tls = preflight.secret(cluster, environment), preflight.link_tls(cluster)
-    preflight.check_certificate_names(cluster, name, tls)
+    credentials = preflight.credentials(cluster, name, environment)
+    preflight.check_certificate_names(cluster, name, credentials.tls)
     base = Path(tempfile.gettempdir())
     for swept in run_folder.remove_stale(base):
         log.info("removed what a killed node had left", extra={"folder": str(swept)})
@@ -106,18 +104,13 @@ async def run(
             new_room=partial(next, _rooms(secrets.randbits(ROOM_BITS))),
         )
         world.metrics.logs[name] = terminal.log
-        house = assemble(cluster, name, world)
+        house = assemble(cluster, name, world, credentials)
         house.standing.earlier = launched.earlier
-        if house.door is not None and keys is not None:
-            _lock(house.door, cluster, keys)
-        if house.monitoring is not None:
-            house.monitoring.keys = keys or watchers
-        if house.links is not None:
-            house.links.secret, house.links.tls = secret, tls
         node = _Node(cluster, house, world, terminal, section.drain_s, launched.pulse)
         node.obey(Reloader(name, cluster, house, environment, node.set_drain_s, launched.reload))
         for danger in file_checks.warnings(cluster, world.now()):
             log.warning(danger)
+        _warn_of_plain_keys(cluster, credentials)
         log.info("starting", extra={"node": name, "engine_logs": str(logs)})
         world.reserve.fill()
         return await node.run(launched.up, partial(_announce, cluster, house, terminal))
@@ -287,12 +280,9 @@ async def _pulses(pulse: Callable[[], None], watchdog_s: float) -> None:
         await trio.sleep(min(PULSE_S, watchdog_s / PULSES_PER_LIMIT))
 
 
-def _lock(door: Gateway, cluster: Cluster, keys: Keys) -> None:
-    """Give a door what decides who may come in, before it opens."""
-    door.keys = keys
-    door.certificate = cluster.certificate
-    door.tls = None if cluster.certificate is None else cluster.certificate.context()
-    if keys.wanted and door.tls is None and cluster.gateway.host not in LOOPBACK_HOSTS:
+def _warn_of_plain_keys(cluster: Cluster, credentials: Credentials) -> None:
+    wanted = credentials.keys is not None and credentials.keys.wanted
+    if wanted and credentials.client_tls is None and cluster.gateway.host not in LOOPBACK_HOSTS:
         log.warning("clients send their keys in the clear: there is no gateway.tls_certificate")
 
 

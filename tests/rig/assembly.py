@@ -1,4 +1,4 @@
-"""A node's house as it is built, beside the metrics that it tells; nothing of it runs."""
+"""An assembled node and its metrics; nothing of it runs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from random import Random
 
 from actors.kit.offload import run_inline
 from supervisor.config.load import Cluster
+from supervisor.gateway.keys import Keys
 from supervisor.node.assembly import Assembly, assemble
+from supervisor.node.credentials import Credentials
 from supervisor.processes.process import GracePeriods
 from supervisor.processes.run_folder import RunFolder
 from supervisor.runtime import Runtime
 from supervisor.telemetry.metrics import Metrics
 
 
-def built_assembly(cluster: Cluster, node: str) -> tuple[Assembly, Metrics]:
-    """Return a node's house and its metrics."""
+def everybody() -> Credentials:
+    """Return credentials that let everybody connect."""
+    return Credentials(secret=b"", tls=None, keys=Keys(), watchers=Keys(), certificate=None, client_tls=None)
+
+
+def built_assembly(cluster: Cluster, node: str, credentials: Credentials | None = None) -> tuple[Assembly, Metrics]:
+    """Return an assembled node and its metrics; everybody may connect unless `credentials` are given."""
     numbers = count(1)
     world = Runtime(
         folder=RunFolder(Path(), -1),
@@ -33,4 +40,4 @@ def built_assembly(cluster: Cluster, node: str) -> tuple[Assembly, Metrics]:
         new_nonce=lambda: bytes(32),
         new_room=partial(next, numbers),
     )
-    return assemble(cluster, node, world), world.metrics
+    return assemble(cluster, node, world, credentials or everybody()), world.metrics

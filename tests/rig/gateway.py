@@ -26,6 +26,7 @@ from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Gram
 from protocol.model_folder import FILES
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway, GatewayLimits
+from supervisor.gateway.keys import Keys
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import gateway
 from supervisor.telemetry.metrics import Metrics
@@ -167,6 +168,9 @@ async def rig(
         limits=attrs.evolve(GatewayLimits(), **limits),
         names=frozenset({"127.0.0.1", "::1", "localhost"}),
         unready=why,
+        keys=Keys(),
+        certificate=None,
+        tls=None,
         metrics_text=metrics_text,
         new_id=new_id or (lambda: f"{next(numbers):032x}"),
         now=lambda: 1_700_000_000.5,

@@ -69,9 +69,9 @@ class Node:
             serves={(offer.name, Generate): self.directory.here[offer.name]},
             listen=None if self.port is None else websocket.Endpoint(self.host, self.port),
             secret=self.secret,
+            tls=self.tls,
             new_nonce=lambda: f"{id(self)} {next(numbers)}".encode().ljust(32),
             chance=random.Random(self.name),
-            tls=self.tls,
             join=tuple(map(websocket.Endpoint.read, self.join)),
         )
 

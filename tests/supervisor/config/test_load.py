@@ -414,11 +414,11 @@ def test_a_check_says_who_may_come_in_and_no_secret(written):
 async def test_what_a_node_starts_does_not_see_the_secrets(written, monkeypatch):
     seen = {}
 
-    def build(_, __, world):
+    def build(_, __, world, ___):
         seen.update(world.environment)
         raise StartFailed("that is enough")
 
-    monkeypatch.setattr(node, "build", build)
+    monkeypatch.setattr(node, "assemble", build)
     environment = {"ESPALIER_API_KEYS": "bob=quetzalcoatl", "ESPALIER_ADMIN_KEY": "xolotl", "HOME": "/root"}
     with pytest.raises(StartFailed, match="that is enough"):
         await node.run(gateway(written, ""), "main", Terminal(sys.stderr, live=False), environment)

@@ -261,6 +261,7 @@ def links_of(node):
         serves=served,
         listen=None,
         secret=b"",
+        tls=None,
         new_nonce=bytes,
         chance=random.Random(0),
     )

@@ -27,6 +27,7 @@ from supervisor.gateway.gateway import GatewayLimits
 from supervisor.gateway.websocket.history import Said
 from supervisor.node import assembly
 from supervisor.telemetry.metrics import Metrics
+from tests.rig.assembly import everybody
 from tests.rig.gateway import FOLDER, INFO, Client, at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client, whole
 from tests.supervisor.gateway.test_outbox import fill, pair
@@ -73,7 +74,7 @@ def test_what_the_file_says_is_what_the_doors_keep(tmp_path):
     world = SimpleNamespace(
         metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, aside=None, reserve=None
     )
-    door = assembly._door(cluster, {}, Directory("main"), world, assembly.Live(1))
+    door = assembly._door(cluster, {}, Directory("main"), world, assembly.Live(1), everybody())
     kept = attrs.asdict(door.limits)
     kept |= {name: getattr(door.gate, name) for name in ("requests_max", "waiting_max", "admit_s")}
     kept |= {name: getattr(door.asking, name) for name in ("first_token_s", "total_s")}

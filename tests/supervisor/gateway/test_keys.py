@@ -70,6 +70,8 @@ def door(keys: Keys | None = None, origins=(), names=("localhost",), **limits) -
         new_id=str,
         now=float,
         keys=keys or Keys(),
+        certificate=None,
+        tls=None,
         origins=frozenset(origins),
     )
 

@@ -61,13 +61,9 @@ class Node:
         self.file.write_text(text)
         self.text = text
         self.cluster = load.read(self.file)
-        self.house, _ = built_assembly(self.cluster, name)
         self.drain_s = None
         environment = environment or {}
-        if self.house.door is not None:
-            self.house.door.keys = preflight.keys(self.cluster, environment)
-            self.house.door.certificate = self.cluster.certificate
-        self.house.links.secret = preflight.secret(self.cluster, environment)
+        self.house, _ = built_assembly(self.cluster, name, preflight.credentials(self.cluster, name, environment))
         self.reloader = Reloader(name, self.cluster, self.house, environment, self.set_drain_s, ask_launcher, reads)
 
     def set_drain_s(self, drain_s):
@@ -257,7 +253,6 @@ async def test_d9_names_are_asked_for_of_the_next_link_where_tls_is_spoken(front
     told = await plain.reload(("heartbeat_s = 1.0\n", strict[1]))
     assert told.not_changed[-1].startswith("cluster.tls_names stays hosts until")
     assert not plain.house.links.section.verifies_node_names
-    node.house.links.tls = preflight.link_tls(node.cluster)
     told = await node.reload(strict)
     assert told.changed == ("cluster.tls_names is nodes now, and was hosts",)
     assert node.house.links.section.verifies_node_names

@@ -153,8 +153,7 @@ async def test_what_crossed_a_link_is_told_though_there_is_none_now(tmp_path):
 async def told(folder, environment):
     """A back node's own door on loopback; nothing else of the node runs."""
     made = cluster(folder)
-    house, _ = built_assembly(made, "back")
-    house.monitoring.keys = preflight.watchers(made, "back", environment)
+    house, _ = built_assembly(made, "back", preflight.credentials(made, "back", environment))
     house.monitoring.new_id = lambda: "ab" * 16  # traces take no others
     async with trio.open_nursery() as nursery:
         await nursery.start(gateway, house.monitoring, "127.0.0.1", 0)

@@ -147,6 +147,7 @@ class System(SmallSystem):
             metrics_text=partial(engine_control.local_metrics_text, engines, metrics),
             new_id=new_id,
             now=lambda: NOON + trio.current_time(),
+            certificate=None,
             tls=tls.server() if self.tls else None,
             keys=_keys(self.secrets),
         )
