@@ -315,5 +315,5 @@ def test_a_prompts_file_with_a_line_that_is_none_is_refused_with_its_place(tmp_p
     ],
 )
 def test_a_url_may_be_a_root_a_version_or_an_endpoint(url, path, port):
-    where = options.address(url, "chat")
+    where = options.parse_url(url, "chat")
     assert (where.path, where.port) == (path, port)

@@ -269,7 +269,7 @@ def test_a_check_prints_the_tree_and_the_limits():
         "lanes max 32",
         "websocket running max 16",
         "key connections max 256",
-        "connection memory bytes max 8,388,608",
+        "history bytes max 8,388,608",
         "websocket idle s 900",
         "permanent · starts within 120 s",
     ):

@@ -694,10 +694,10 @@ async def test_a_beat_is_sent_for_every_second_in_which_nothing_else_was(autojum
             await trio.sleep(1.2)
             nursery.cancel_scope.cancel()
         assert heard == [
-            (1.0, "Beat"),
-            (2.0, "Beat"),
+            (1.0, "KeepAlive"),
+            (2.0, "KeepAlive"),
             *((at, "Open") for at in (2.5, 3.0, 3.5, 4.0)),
-            (5.0, "Beat"),
+            (5.0, "KeepAlive"),
         ]
 
 
@@ -719,7 +719,7 @@ async def test_a_bug_in_one_link_ends_that_one_and_no_other(autojump_clock, capl
         nursery.start_soon(hearts.run)
         async with facing(heart=HEART, hearts=hearts) as (link, far, _):
             assert kinds(await far.receive_some()) == ["Hello"]
-            assert kinds(await far.receive_some()) == ["Beat"]
+            assert kinds(await far.receive_some()) == ["KeepAlive"]
             assert not link.lost
         nursery.cancel_scope.cancel()
     assert isinstance(buggy.lost_by, PeerLost)

@@ -97,8 +97,8 @@ async def full_pair() -> AsyncIterator[tuple[SimulatedEngine, SimulatedEngine, t
     """Run a prefill, and a decode with memory for one request, which it has."""
     meetings, memory = RendezvousRooms(), {"kv_tokens_max": 40, "page_size": 4}
     async with (
-        running(leg_of(Leg.PREFILL), rendezvous_rooms=meetings) as prefill,
-        running(leg_of(Leg.DECODE, **memory), rendezvous_rooms=meetings) as decode,
+        running(leg_of(Leg.PREFILL), meetings=meetings) as prefill,
+        running(leg_of(Leg.DECODE, **memory), meetings=meetings) as decode,
         trio.open_nursery() as nursery,
     ):
         decode.submit(in_room("long", 1))

@@ -59,10 +59,10 @@ def test_the_check_and_the_start_look_for_them(monkeypatch):
 
 def test_looking_loads_nothing():
     code = (
-        "from supervisor.engines.sglang.libraries import MOONCAKE, find_library\n"
+        "from supervisor.engines.sglang.libraries import MOONCAKE_LIBRARIES, find_library\n"
         "assert find_library('c')\n"
-        "for name in MOONCAKE: find_library(name)\n"
+        "for name in MOONCAKE_LIBRARIES: find_library(name)\n"
         "maps = open('/proc/self/maps').read()\n"
-        "assert not any(f'lib{name}.so' in maps for name in MOONCAKE)\n"
+        "assert not any(f'lib{name}.so' in maps for name in MOONCAKE_LIBRARIES)\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
