@@ -18,8 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 
-from bench.rig.clients import STORY_PROMPT, Chat, Outcome, ResponsesSocket, chat_body, response_body
+from bench.rig.clients import Chat, Outcome, ResponsesSocket, chat_body, response_body
 from bench.rig.node import Node, metric, node, place
+from bench.rig.prompts import STORY_PROMPT
 
 TARGET_P90_MS = 60.0
 TOKENS = 1000  # more than any try lets its answer have

@@ -137,7 +137,7 @@ def aftermath(of: Cluster, right: dict[tuple[str, int | None], CompleteAnswer]) 
     """Return what does not hold of a cluster that was healed, and end it."""
     found = [f"{IDLE_WITHIN_S:g} s later {each}" for each in of.wait_idle(IDLE_WITHIN_S)]
     before = _asked(of)
-    asks = [CheckedRequest("stream", prompt, None) for prompt in checked_clients.PROMPTS] * 6
+    asks = [CheckedRequest("stream", prompt, None) for prompt in checked_clients.ASKED_PROMPTS] * 6
     with ThreadPoolExecutor(len(asks)) as pool:
         answers = list(pool.map(lambda each: checked_clients.ask(of.front.port, each), asks))
     for wanted, answer in zip(asks, answers, strict=True):

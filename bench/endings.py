@@ -16,17 +16,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from bench.rig.clients import (
-    OAK_PROMPT,
-    STORY_PROMPT,
-    BackgroundReader,
-    Chat,
-    Outcome,
-    ResponsesSocket,
-    chat_body,
-    response_body,
-)
+from bench.rig.clients import BackgroundReader, Chat, Outcome, ResponsesSocket, chat_body, response_body
 from bench.rig.node import EXIT_MAX_S, Node, node, place, wait_until
+from bench.rig.prompts import OAK_PROMPT, STORY_PROMPT
 
 TOKENS = 400  # of an answer that must still be running when something dies
 SERVED_WITHIN_S = 3.0
@@ -107,7 +99,7 @@ def end_truthfully(running: list[BackgroundReader], since: float) -> float:
     outcomes = [each.wait(20.0) for each in running]
     for outcome in outcomes:
         check(not outcome.whole and outcome.finish is None, f"a cut answer looks whole: {outcome.finish}")
-        check(outcome.error, "a cut answer ended without an error")
+        assert outcome.error is not None, "a cut answer ended without an error"
         cause = outcome.error.get("cause", outcome.error["code"])  # in a `response.failed` it stands beside the code
         retryable = cause in {"engine_lost", "actor_lost", "draining"}
         check(retryable, f"a cut answer ended in {outcome.error}")
@@ -263,13 +255,14 @@ def told(folder: Path) -> Times:
             idle_s = time.perf_counter() - since
             idle.close()
             refused = Chat(of.port, chat_body(OAK_PROMPT)).read()
-            check(refused.status == 503 and refused.error["code"] == "draining", f"got {refused}")
+            code = (refused.error or {}).get("code")
+            check(refused.status == 503 and code == "draining", f"got {refused}")
             check("retry-after" in refused.headers, "a refusal did not say when to come back")
             socket.send(response_body(OAK_PROMPT))
             for each in running:
                 outcome = each.wait()
                 check(outcome.whole and outcome.text == texts[STORY_PROMPT], f"a stream was cut: {outcome.error}")
-            check(running[2].outcome.refusals, "the open WebSocket's new request heard nothing")
+            check(running[2].wait().refusals, "the open WebSocket's new request heard nothing")
             finished_at = max(each.wait().ended_at for each in running)
             check(socket.close_code() == 1012, "a WebSocket was not closed by 1012")
         of.look()
@@ -395,9 +388,9 @@ def _row(name: str, times: int) -> int:
                     taken.setdefault(what, []).append(seconds)
         except AssertionError as error:
             broken = str(error)
-    for what, seconds in taken.items():
-        middle, most = statistics.median(seconds), max(seconds)
-        print(f"{name:<48}{what:<28}{len(seconds):>6}{middle:>8.3f}{most:>8.3f}", flush=True)
+    for what, times_s in taken.items():
+        middle_s, most_s = statistics.median(times_s), max(times_s)
+        print(f"{name:<48}{what:<28}{len(times_s):>6}{middle_s:>8.3f}{most_s:>8.3f}", flush=True)
     if broken:
         print(f"{name:<48}BROKEN: {broken}", flush=True)
     return bool(broken)

@@ -33,10 +33,11 @@ from pathlib import Path
 from random import Random
 
 from bench.abort_times import first_token, prompt_of
-from bench.rig.clients import STORY_PROMPT, BackgroundReader, Chat, Outcome, ResponsesSocket, chat_body, response_body
+from bench.rig.clients import BackgroundReader, Chat, Outcome, ResponsesSocket, chat_body, response_body
 from bench.rig.cluster import Cluster, Plan, cluster, node_engine_name, sglang, simulated
 from bench.rig.node import place, wait_until
 from bench.rig.polling import DECODE, GIVE_UP_S, PREFILL, REACHED_S, LoadPoller, PairLoad, RequestNotReleased
+from bench.rig.prompts import STORY_PROMPT
 
 TARGET_P90_MS = {"simulated": 20.0, "sglang": 100.0}
 PAUSE_S = {"simulated": 0.001, "sglang": 0.004}  # between two looks: a real engine computes on the same cores

@@ -16,26 +16,19 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from threading import Lock
 
 from bench.rig.clients import Chat, Outcome, ResponsesSocket, chat_body, read_or_disconnect, response_body
 from bench.rig.node import Node, memory_bytes, metric, node, open_files, place, threads, wait_until
+from bench.rig.prompts import PROMPTS
 
-PROMPTS = (
-    "Tell me about the oak",
-    "Say hello in Japanese",
-    "What is the capital of Paraguay?",
-    "Tell me a story about the fox",
-    "Tell me about the willow",
-    "Write a poem about the moon",
-)
 CANCELLED = 0.39  # drawn to leave; about a fifth of them have their answer before they do: 30 % really leave
 LEAVES_WITHIN_S = 1.2  # about as long as an answer takes among fifteen others
 LEAVING_S = 30.0  # in which the reader of a left answer must notice
 EVERY = 100
 WARM_UP = 0.25  # of all requests: allocators and caches fill
 ROLES = ("node", "host", "scheduler")
+Sample = dict[tuple[str, str], float]  # by process and what of it was measured
 BOUNDS = {"MB": 6.0, "fds": 1.0, "threads": 1.0, "tasks": 1.0, "files": 0.5}  # by 1,000 requests, of each process
 
 
@@ -79,18 +72,10 @@ def whole(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
     """Ask over HTTP for an answer in one piece."""
     chat = Chat(port, chat_body(prompt, stream=False))
 
-    def read() -> Outcome:
-        try:
-            body = chat.whole_body()
-        except (OSError, HTTPException, ValueError, AttributeError) as error:  # http.client's own, for a body cut short
-            chat.outcome.error = {"code": "connection", "message": repr(error)}
-            return chat.outcome
-        if "error" in body:
-            chat.outcome.error = body["error"]
-        else:
-            choice = body["choices"][0]
+    def read() -> None:
+        body = chat.read_body()
+        for choice in body.get("choices", ()):
             chat.outcome.text, chat.outcome.finish = choice["message"]["content"], choice["finish_reason"]
-        return chat.outcome
 
     return read_or_disconnect(read, chat.outcome, chat.leave, leave_after_s, LEAVING_S)
 
@@ -142,11 +127,11 @@ def one(port: int, seed: int, tally: Tally) -> None:
 # What is measured ------------------------------------------------------------------------
 
 
-def sample(of: Node) -> dict[tuple[str, str], float]:
+def sample(of: Node) -> Sample:
     """Measure every process of an idle node."""
     wait_until(lambda: of.metric("espalier_requests_running") == 0, 20.0, 0.02)
     time.sleep(0.3)
-    values: dict[tuple[str, str], float] = {}
+    values: Sample = {}
     living = of.look()
     for role in ROLES:
         pid = living[role].pid
@@ -166,7 +151,7 @@ def slope(points: list[tuple[float, float]]) -> float:
     return 1000 * sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
 
 
-def run(of: Node, requests: int, concurrency: int, seed: int) -> tuple[Tally, list[tuple[int, dict]]]:
+def run(of: Node, requests: int, concurrency: int, seed: int) -> tuple[Tally, list[tuple[int, Sample]]]:
     """Make all requests, stopping every so often to look."""
     tally = Tally({prompt: Chat(of.port, chat_body(prompt)).read().text for prompt in PROMPTS})
     samples = [(0, sample(of))]
@@ -180,7 +165,7 @@ def run(of: Node, requests: int, concurrency: int, seed: int) -> tuple[Tally, li
     return tally, samples
 
 
-def _short(values: dict[tuple[str, str], float]) -> dict[str, float]:
+def _short(values: Sample) -> dict[str, float]:
     return {" ".join(key): round(value, 1) for key, value in values.items()}
 
 
@@ -207,7 +192,7 @@ def main() -> int:
     return 1 if bad or tally.wrong or any(held.values()) else 0
 
 
-def _slopes(samples: list[tuple[int, dict]], requests: int) -> bool:
+def _slopes(samples: list[tuple[int, Sample]], requests: int) -> bool:
     bad = False
     head = f"{'process':<12}{'what':<10}{'at first':>10}{'after warm-up':>15}"
     print(f"{head}{'at the end':>12}{'by 1,000':>10}{'bound':>8}")

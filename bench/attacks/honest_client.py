@@ -17,6 +17,8 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 
+from bench.rig.prompts import OAK_PROMPT
+
 MODEL = "tiny"
 TIMEOUT_S = 60.0
 SHORT_TOKENS = 4
@@ -87,7 +89,7 @@ class Client:
 def body(tokens: int) -> dict[str, Any]:
     """Return a request for exactly so many tokens; its penalty makes it one that is not easily carried on elsewhere."""
     exact = {"max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True, "frequency_penalty": 0.1}
-    return {"model": MODEL, "prompt": "Tell me about the oak", "return_token_ids": True, **exact}
+    return {"model": MODEL, "prompt": OAK_PROMPT, "return_token_ids": True, **exact}
 
 
 def headers(key: str) -> dict[str, str]:

@@ -136,8 +136,8 @@ def slowly(port: int, body: object, connection: str, unread_s: float) -> bool:
 def descriptors(folder: Path, verdict: Verdict) -> None:
     """Connect more strangers than a node may have descriptors, which are few, and have it reap a child meanwhile."""
     most = f"--nofile={DESCRIPTORS_MAX}:{DESCRIPTORS_MAX}"
-    few = {"more": "[gateway.limits]\nconnections_max = 32\n", "prefix": ("prlimit", most)}
-    with attacked(folder, verdict, **few) as of:
+    few = "[gateway.limits]\nconnections_max = 32\n"
+    with attacked(folder, verdict, more=few, prefix=("prlimit", most)) as of:
         with ExitStack() as stack:
             strangers = 0
             for _ in range(2 * DESCRIPTORS_MAX):

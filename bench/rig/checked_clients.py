@@ -20,14 +20,10 @@ from typing import Any
 from websockets.exceptions import InvalidStatus, WebSocketException
 
 from bench.rig.clients import Chat, Outcome, ResponsesSocket, chat_body, read_or_disconnect, response_body
+from bench.rig.prompts import PROMPTS
 
-PROMPTS = (
-    "Tell me about the oak",
-    "Say hello in Japanese",
-    "What is the capital of Paraguay?",
-    "Tell me a story about the fox",
-    "Tell me about the willow",
-    "Write a poem about the moon",
+ASKED_PROMPTS = (
+    *PROMPTS,
     "Who planted the walnut tree?",
     "How deep is the lake? " + "The river runs by the old mill and the oak. " * 20,
 )
@@ -159,20 +155,11 @@ def _response(port: int, wanted: CheckedRequest, leave_after_s: float | None) ->
 
 
 def _body(chat: Chat, leave_after_s: float | None) -> AnswerOutcome:
-    heard = AnswerOutcome()
-
-    def read() -> None:
-        try:
-            body = chat.whole_body()
-        except (OSError, HTTPException, ValueError, AttributeError) as error:  # http.client's own, for a body cut short
-            heard.error = "no end" if isinstance(error, TimeoutError) else "connection"
-        else:
-            heard.error = str(body["error"].get("code")) if "error" in body else None
-            heard.whole = [] if heard.error else complete_answers(body)
-        heard.status = chat.outcome.status
-
-    read_or_disconnect(read, chat.outcome, chat.leave, leave_after_s, NEVER_S + 20.0)
-    return heard
+    body: dict[str, Any] = {}
+    outcome = read_or_disconnect(
+        lambda: body.update(chat.read_body()), chat.outcome, chat.leave, leave_after_s, NEVER_S + 20.0
+    )
+    return replace(outcome_of_stream(outcome), whole=complete_answers(body) if body else [])
 
 
 def references(port: int) -> dict[tuple[str, int | None], CompleteAnswer]:
@@ -184,7 +171,7 @@ def references(port: int) -> dict[tuple[str, int | None], CompleteAnswer]:
             raise RuntimeError(f"a quiet cluster does not answer: {heard}")
         return heard.whole[0]
 
-    asked = list(product(PROMPTS, TOKENS_MAX))
+    asked = list(product(ASKED_PROMPTS, TOKENS_MAX))
     with ThreadPoolExecutor(8) as pool:
         return dict(zip(asked, pool.map(one, asked), strict=True))
 
@@ -290,7 +277,7 @@ def _client(
         if door().killed % 2:
             over.wait(REFUSED_S)  # there is nobody to ask
             continue
-        wanted = CheckedRequest(chance.choice(KINDS), chance.choice(PROMPTS), chance.choice(TOKENS_MAX))
+        wanted = CheckedRequest(chance.choice(KINDS), chance.choice(ASKED_PROMPTS), chance.choice(TOKENS_MAX))
         leave_after_s = chance.uniform(0, LEAVES_WITHIN_S) if chance.random() < leaves else None
         before, start = door(), time.perf_counter()
         heard = ask(port, wanted, leave_after_s)

@@ -19,9 +19,6 @@ from bench.rig.node import MODEL, wait_until
 
 TIMEOUT_S = 60.0
 
-STORY_PROMPT = "Tell me a long story about the fox"  # some hundred tokens
-OAK_PROMPT = "Tell me about the oak"
-
 
 def chat_body(prompt: str, tokens_max: int | None = None, **options: Any) -> dict[str, Any]:
     """Return a chat request that always gets the same answer; of exactly `tokens_max` tokens, if that is given."""
@@ -94,13 +91,18 @@ class Chat:
         self.close()
         return self.outcome
 
-    def whole_body(self) -> dict[str, Any]:
-        """Read an answer that is no stream."""
-        answer = self._answer()
-        body: dict[str, Any] = json.loads(answer.read())
-        self.outcome.ended_at = time.perf_counter()
-        self.close()
-        return body
+    def read_body(self) -> dict[str, Any]:
+        """Read an answer in one piece; empty where there is none, and then the outcome's error says why."""
+        body: dict[str, Any] = {}
+        try:
+            body = json.loads(self._answer().read())
+            self.outcome.error = body.get("error")
+        except (OSError, HTTPException, ValueError, AttributeError) as error:  # http.client's own, for a body cut short
+            self.outcome.error = {"code": "connection", "message": repr(error)}
+        finally:
+            self.outcome.ended_at = time.perf_counter()
+            self.close()
+        return {} if self.outcome.error else body
 
     def close(self) -> None:
         """Leave, and let go of the socket; nobody must be reading any more."""

@@ -11,8 +11,9 @@ import pytest
 import websockets.sync.client
 from websockets.exceptions import InvalidStatus
 
-from bench.rig.clients import OAK_PROMPT, STORY_PROMPT, Chat, Outcome, ResponsesSocket, chat_body, response_body
+from bench.rig.clients import Chat, Outcome, ResponsesSocket, chat_body, response_body
 from bench.rig.node import MODEL, wait_until
+from bench.rig.prompts import OAK_PROMPT, STORY_PROMPT
 
 pytestmark = pytest.mark.engine
 

@@ -12,8 +12,8 @@ from http.client import HTTPConnection, HTTPException
 
 import pytest
 
-from bench.rig.clients import OAK_PROMPT
 from bench.rig.node import MODEL
+from bench.rig.prompts import OAK_PROMPT
 from tests.rig.grammar_samples import ATTACKS, BENIGN, Sample
 from tests.system.sglang.test_options import MESSAGES, ids, post
 

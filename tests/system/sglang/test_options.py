@@ -9,8 +9,9 @@ from http.client import HTTPConnection
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from bench.rig.clients import OAK_PROMPT, ResponsesSocket, response_body
+from bench.rig.clients import ResponsesSocket, response_body
 from bench.rig.node import MODEL
+from bench.rig.prompts import OAK_PROMPT
 from tests.rig.gateway import TINY, ids
 
 pytestmark = pytest.mark.engine

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from bench.rig.clients import OAK_PROMPT, ResponsesSocket
+from bench.rig.clients import ResponsesSocket
 from bench.rig.node import MODEL
+from bench.rig.prompts import OAK_PROMPT
 from tests.system.sglang.test_options import MESSAGES, post
 
 pytestmark = pytest.mark.engine
