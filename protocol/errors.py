@@ -294,6 +294,10 @@ class PeerViolation(ActorError):
     """The other end of a link broke the protocol."""
 
 
+class LocalViolation(ActorError):
+    """This end of a link was about to break the protocol, which is a bug of this node."""
+
+
 class PeerRefused(ActorError):
     """The other end of a link is not one that this node talks to."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from attrs import evolve
 
 from protocol.attachments import ATTACHED_BYTES_MAX, PIECE_BYTES, Incoming, Key, Outgoing, Views
-from protocol.errors import AskerLeft, PeerViolation
+from protocol.errors import AskerLeft, LocalViolation, PeerViolation
 from protocol.frames import (
     FRAME_BYTES_MAX,
     VERSION,
@@ -39,6 +39,7 @@ from protocol.streams import Streams
 MESSAGE_BYTES_MAX = 1024 * 1024  # of one message between nodes: what follows it does not wait for longer
 QUEUED_BYTES_MAX = 2**63 - 1  # no queue is longer
 NOTHING = memoryview(b"")
+BUG = "this end was about to break the protocol"
 # A tuple that is there already is found in half the time that it takes to write the union anew for every token.
 OF_ASKER = (Credit, Open, RequestData, Cancel)
 OF_ANSWERER = (Item, ReplyData, End, Fail)
@@ -51,8 +52,8 @@ class Peer:
     """The state of one end of a link.
 
     `asked` are the streams that this end opened, `served` those that the other end opened; either number is limited by
-    the end that serves. `attached_bytes_max` is the same at both ends. Raises `PeerViolation` for a frame that is not
-    legal, whoever sent it.
+    the end that serves. `attached_bytes_max` is the same at both ends. A frame that is not legal raises `PeerViolation`
+    if the other end has sent it, and `LocalViolation`, a bug of this end, if this one was to send it.
     """
 
     def __init__(
@@ -90,17 +91,20 @@ class Peer:
         What a stream says while such bytes wait is kept behind them. Raises `TooLarge` or `Overloaded`, before anything
         has happened, for more bytes than may ever be attached, or may be now.
         """
-        size = frame.attached if isinstance(frame, WITH_ATTACHED) else 0
-        if size or attached:
-            attached = self._outgoing.fit(size, attached)
-        if self.served.owing and self._waits(frame, attached):
-            return
-        self._apply(frame, sent=True)
-        self._enqueue(frame)
-        if isinstance(frame, ENDS_EARLY):  # whoever was to get the rest does not want it, or will not get it
-            self._forget(_key(frame, sent=True))
-        elif size and isinstance(frame, WITH_ATTACHED):
-            self._outgoing.put(_key(frame, sent=True), attached)
+        try:
+            size = frame.attached if isinstance(frame, WITH_ATTACHED) else 0
+            if size or attached:
+                attached = self._outgoing.fit(size, attached)
+            if self.served.owing and self._waits(frame, attached):
+                return
+            self._apply(frame, sent=True)
+            self._enqueue(frame)
+            if isinstance(frame, ENDS_EARLY):  # whoever was to get the rest does not want it, or will not get it
+                self._forget(_key(frame, sent=True))
+            elif size and isinstance(frame, WITH_ATTACHED):
+                self._outgoing.put(_key(frame, sent=True), attached)
+        except PeerViolation as error:
+            raise LocalViolation(f"{BUG}: {error}") from error
 
     def take(self, bytes_max: int = QUEUED_BYTES_MAX) -> bytes:
         """Return what is queued and a little of what is attached, as one message, and forget it.
@@ -111,16 +115,11 @@ class Peer:
         if self._incoming.taken:
             self._enqueue(WindowUpdate(self._incoming.taken))
             self._incoming.taken = 0
-        size = PIECE_BYTES
-        while size and self._outgoing.ready and self._queued_bytes < bytes_max:
-            (asked, stream), piece, said = self._outgoing.piece(size)
-            size -= len(piece)
-            part = RequestData(stream, piece) if asked else ReplyData(stream, piece)
-            self._apply(part, sent=True)
-            self._enqueue(part)
-            for frame in said:
-                self._apply(evolve(frame, units=0) if isinstance(frame, Item) else frame, sent=True)  # it has spent
-                self._enqueue(frame)
+        if self._outgoing.ready:
+            try:
+                self._enqueue_attached(bytes_max)
+            except PeerViolation as error:
+                raise LocalViolation(f"{BUG}: {error}") from error
         if self._queued_bytes > bytes_max:
             return self._cut(bytes_max)
         data = b"".join(self._queued)
@@ -148,6 +147,19 @@ class Peer:
                 yield from self._attached(frame)
 
     # What is attached --------------------------------------------------------------------
+
+    def _enqueue_attached(self, bytes_max: int) -> None:
+        """Queue the next pieces of what is attached, and the frames that waited behind a last piece."""
+        size = PIECE_BYTES
+        while size and self._outgoing.ready and self._queued_bytes < bytes_max:
+            (asked, stream), piece, said = self._outgoing.piece(size)
+            size -= len(piece)
+            part = RequestData(stream, piece) if asked else ReplyData(stream, piece)
+            self._apply(part, sent=True)
+            self._enqueue(part)
+            for frame in said:
+                self._apply(evolve(frame, units=0) if isinstance(frame, Item) else frame, sent=True)  # it has spent
+                self._enqueue(frame)
 
     def _waits(self, frame: Frame, views: Views) -> bool:
         """Keep a frame of a stream whose reply has bytes to come, and return whether that is all to be done with it."""

@@ -165,12 +165,12 @@ def _running(
 def operated(arguments: list[str]) -> int:
     """Ask a running cluster what the command line says, and return the exit code."""
     from supervisor.cli import commands  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
-    from supervisor.links import encoding  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
+    from supervisor.printable import printable  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
 
     try:
         return commands.main(arguments, os.environ, node.new_nonce)
     except EspalierError as error:
-        print("\n".join(map(encoding.printable, f"espalier: {error}".split("\n"))), file=sys.stderr)
+        print("\n".join(map(printable, f"espalier: {error}".split("\n"))), file=sys.stderr)
         return 1
 
 

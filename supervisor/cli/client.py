@@ -103,7 +103,7 @@ class ClusterClient:
 
         async def ask(transport: Transport) -> None:
             peer, heart = Peer(name, serves_max=0), Heartbeat(section.heartbeat_s, section.silent_s)
-            answers.append(await _answer(Link(transport, peer, lost_error=_Lost, heart=heart), request))
+            answers.append(await _answer(Link(transport, peer, lost_error=_Lost, heartbeat=heart), request))
 
         async def talk(wire: websocket.WebSocketTransport) -> None:
             certified = wire.certified() if section.verifies_node_names else None

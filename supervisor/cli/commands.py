@@ -29,7 +29,7 @@ from supervisor.config import load
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.control import unix_socket
 from supervisor.launcher import preflight
-from supervisor.links.encoding import printable
+from supervisor.printable import printable
 from supervisor.telemetry import logs
 
 LOOKS_S = 1.0  # between two looks

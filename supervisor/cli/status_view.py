@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protocol.cluster import ChildState, Reloaded, Status
-from supervisor.links.encoding import printable
+from supervisor.printable import printable
 from supervisor.supervision.status import UP
 
 Seen: TypeAlias = Status | str

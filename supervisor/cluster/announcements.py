@@ -38,7 +38,7 @@ class Announcer:
         """Tell a node all that concerns it, now: it has come, or says what it wants to hear."""
         state = self.directory.state_for(node)
         self._hearers[node] = _Hearer(link, state, self._loads(node))
-        link.tell(state)
+        link.announce(state)
 
     def end(self, node: str, link: Link) -> None:
         """Tell a node nothing more over this link."""

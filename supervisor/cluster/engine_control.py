@@ -20,7 +20,7 @@ from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker, RemoteWorker
 from supervisor.config.load import Cluster
 from supervisor.control.control import Function
-from supervisor.links.link import Services
+from supervisor.links.serving import Services
 from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics
 

@@ -27,12 +27,13 @@ from supervisor.cluster.directory import FORGET_S, Directory
 from supervisor.cluster.workers import GuardedWorker
 from supervisor.config.load import LOOPBACK_HOSTS, WILDCARD_HOSTS, ClusterSection
 from supervisor.links import websocket
-from supervisor.links.encoding import printable
 from supervisor.links.heartbeat import Heartbeat, HeartbeatTask
-from supervisor.links.link import Link, Services
+from supervisor.links.link import Link
 from supervisor.links.link_log import LinkLog
+from supervisor.links.serving import Services
 from supervisor.links.tls import LinkTls
 from supervisor.links.traffic import Traffic
+from supervisor.printable import printable
 from supervisor.sockets.descriptor_reserve import GuardedListener, Reserve
 from supervisor.sockets.unauthenticated import UnauthenticatedConnections, address_of
 from supervisor.supervision.supervise import OnStarted, RandomSource
@@ -83,7 +84,7 @@ class Mesh:
     port: int | None = None  # once it listens
     reserve: Reserve = field(factory=Reserve)  # of descriptors, which no connection takes
     teller: Announcer = field()
-    hearts: HeartbeatTask = field(factory=HeartbeatTask)
+    heartbeat_task: HeartbeatTask = field(factory=HeartbeatTask)
     traffic: defaultdict[str, Traffic] = field(factory=lambda: defaultdict(Traffic))  # with each node, in all
     _nodes: LinkLog = field(factory=LinkLog)
     _others: LinkLog = field(factory=LinkLog)  # of those who have not proved who they are
@@ -104,7 +105,7 @@ class Mesh:
             if self.listen is not None:
                 await self._listen(nursery, self.listen)
             nursery.start_soon(self._forget)
-            nursery.start_soon(self.hearts.run)
+            nursery.start_soon(self.heartbeat_task.run)
             nursery.start_soon(self.teller.run, lambda: self.section.tell_s)
             task_status.started()
             for at in self.join:
@@ -113,11 +114,11 @@ class Mesh:
                 self._dial_new(nursery)
                 await self.directory.changed.park()
 
-    def bye(self, detail: str) -> None:
+    def send_bye(self, detail: str) -> None:
         """End every link, and say why."""
         for _, link, _ in self.directory.nodes.values():
             if link is not None:
-                link.bye("draining", detail)
+                link.send_bye("draining", detail)
 
     # Who dials ---------------------------------------------------------------------------
 
@@ -255,13 +256,13 @@ class Mesh:
             wire,
             Peer(self.name, serves_max=section.streams_max),
             {key: _of(server, peer) for key, server in self.serves.items()},
-            heart=Heartbeat(section.heartbeat_s, section.silent_s, section.stalled_s),
-            hearts=self.hearts,
+            heartbeat=Heartbeat(section.heartbeat_s, section.silent_s, section.stalled_s),
+            heartbeat_task=self.heartbeat_task,
             acknowledged_s=wire.acknowledged_s,
         )
         link.on_stalled = partial(self._stalled, peer, link)
         one = _Carried(link, dialer, incarnation)
-        link.told = partial(self._told, peer, one)
+        link.on_announcement = partial(self._told, peer, one)
 
         async def carry(nursery: trio.Nursery) -> None:
             nursery.start_soon(self._end_in_time, peer, one)
@@ -276,9 +277,9 @@ class Mesh:
         try:
             await websocket.run_in_nursery(carry)
         except PeerLost as error:
-            if link.farewell is None or link.farewell.code != NAME_CONFLICT:
+            if link.received_bye is None or link.received_bye.code != NAME_CONFLICT:
                 raise
-            said, again_s = printable(link.farewell.detail), 2 * section.retry_max_s + section.handshake_s
+            said, again_s = printable(link.received_bye.detail), 2 * section.retry_max_s + section.handshake_s
             self.directory.twins[peer] = said, trio.current_time() + again_s
             raise PeerRefused(f"node {peer} refuses this one: {said}") from error
         finally:
@@ -307,7 +308,7 @@ class Mesh:
             raise PeerRefused(f"{self._operators} operators are here already")
         controls = {of: server for of, server in self.serves.items() if not of[0]}
         heart = Heartbeat(self.section.heartbeat_s, self.section.silent_s)
-        link = Link(wire, Peer(self.name, serves_max=OPERATOR_STREAMS_MAX), controls, heart=heart)
+        link = Link(wire, Peer(self.name, serves_max=OPERATOR_STREAMS_MAX), controls, heartbeat=heart)
         self._operators += 1
         try:
             await link.run()
@@ -321,7 +322,7 @@ class Mesh:
 
         But of two that were dialed from both ends at once, either end keeps the one that the first by name has dialed.
         """
-        one.link.traffic = self.traffic[peer].add(one.link.traffic)
+        one.link.count_into(self.traffic[peer])
         before = self._carried.get(peer)
         if before is not None and before.dialer != one.dialer == max(self.name, peer):
             one.scope.cancel(reason="there is another link to the node")

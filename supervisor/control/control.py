@@ -17,7 +17,8 @@ from protocol.messages import Done, EngineLoad
 from supervisor.cluster.directory import Directory
 from supervisor.deadlines import HOP_MARGIN_S
 from supervisor.gateway.admission import AdmissionGate
-from supervisor.links.link import Link, Services
+from supervisor.links.link import Link
+from supervisor.links.serving import Services
 from supervisor.supervision.status import TreeStatus
 
 log = logging.getLogger(__name__)

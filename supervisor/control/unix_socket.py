@@ -28,7 +28,8 @@ from protocol.errors import PeerLost, PeerViolation
 from protocol.peer import Peer
 from supervisor.engines.sglang.engine import SocketTransport
 from supervisor.links.heartbeat import Heartbeat
-from supervisor.links.link import Link, Services
+from supervisor.links.link import Link
+from supervisor.links.serving import Services
 from supervisor.processes.run_folder import LOCK, PREFIX, RunFolder
 from supervisor.threads.text_threads import NO_THREAD
 
@@ -216,7 +217,7 @@ def _may_ask(stream: trio.SocketStream) -> bool:
 
 async def _attend(stream: trio.SocketStream, node: str, serves: Services, heart: Heartbeat) -> None:
     """Answer one operator until it leaves."""
-    link = Link(SocketTransport(stream), Peer(node, serves_max=STREAMS_MAX), serves, heart=heart)
+    link = Link(SocketTransport(stream), Peer(node, serves_max=STREAMS_MAX), serves, heartbeat=heart)
     try:
         await link.run()
     except PeerLost:

@@ -27,7 +27,7 @@ from supervisor.config.load import Cluster, EngineSection
 from supervisor.engines import grammar_checkers
 from supervisor.engines.sglang import bootstrap_ports, ranks, spawn
 from supervisor.engines.sglang.engine import HostRuntime, engine, silent
-from supervisor.links.link import Services
+from supervisor.links.serving import Services
 from supervisor.processes.output_log import OutputLog, output_writer
 from supervisor.processes.process import Ladder
 from supervisor.runtime import Runtime

@@ -36,7 +36,8 @@ from supervisor.cluster.workers import LocalWorker, RemoteWorker
 from supervisor.config.load import Cluster, EngineSection
 from supervisor.engines.sglang.engine import HostRuntime, checker
 from supervisor.engines.sglang.spawn import HostStarter, zygote_name
-from supervisor.links.link import Link, Services
+from supervisor.links.link import Link
+from supervisor.links.serving import Services
 from supervisor.runtime import Runtime
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.tree import Backoff, Child, Tree

@@ -35,8 +35,6 @@ WITHIN_MS_MAX = 2**31 - 1
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # what else stands in the frame is short
 TOKEN_IDS = 2**31
 FREE_REPLIES_MAX = 4096  # to one request, of those that take no credit
-TEXT_LENGTH_MAX = 2000
-RECEIVED_A_TURN = 256  # tokens, or frames without any, before others may run: a message may hold a megabyte
 
 ANSWERS: Mapping[type[Message], tuple[tuple[type[Message], ...], type[Message]]] = {
     Generate: ((Started, Tokens), Finished),
@@ -111,13 +109,13 @@ def remaining_ms() -> int | None:
     return None if left_s == inf else ceil(1000 * min(max(0.0, left_s), WITHIN_MS_MAX / 1000))
 
 
-def failed(stream: int, error: RequestError) -> Fail:
-    """Return what the other end is told of an error."""
+def fail_frame(stream: int, error: RequestError) -> Fail:
+    """Return the frame that carries an error to the other end."""
     return Fail(stream, error.code, error.detail, error.param)
 
 
-def failure(fail: Fail, *, asker_left: bool) -> RequestError:
-    """Return what a `Fail` of the other end means to the asker; `ActorLost` if it says `left` of one who stayed."""
+def request_error(fail: Fail, *, asker_left: bool) -> RequestError:
+    """Return the error that a `Fail` carries; `ActorLost` if it claims that an asker has left who has not."""
     if fail.code == AskerLeft.code and not asker_left:
         return ActorLost("the answer was ended as if its asker had left")
     return from_code(fail.code, fail.detail, fail.param)
@@ -130,9 +128,3 @@ def first(group: BaseExceptionGroup[RequestError]) -> RequestError:
         error = error.exceptions[0]
     assert isinstance(error, RequestError)
     return error
-
-
-def printable(text: str) -> str:
-    """Return what others say as a log or a terminal may show it: on one line, with no say in where the cursor goes."""
-    cut = text if len(text) <= TEXT_LENGTH_MAX else f"{text[:TEXT_LENGTH_MAX]}..."
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)

@@ -1,411 +1,283 @@
-"""A link: many streams over one transport. Its reader never waits on a consumer; its writer is never torn.
+"""One end of a link: many streams over one transport, in both directions at once.
 
-What may be said when stands in `protocol.streams`; this file only moves bytes and wakes tasks. Whoever asks over a link
-sees what it would see of an actor next door.
+`protocol.peer.Peer` holds every rule of which frame is legal when, and does no I/O. `AskingHalf` and `ServingHalf` turn
+frames into answers and answers into frames. This file moves bytes between them and wakes tasks, so that an actor at the
+other end of a link is asked just like one of this process.
+
+Why it works: the reader never waits for a consumer. Every reply has been paid for with credit, which is a promise of
+buffer space, so handing it over is synchronous and one slow stream holds up no other. The writer is one task that is
+cancelled only with the whole link, because half a message would break every stream. Sending is synchronous as well (it
+queues a frame and wakes the writer), so it is possible in a task that has been cancelled.
+
+A link ends once, for one reason. From then on nothing is sent, what arrives is ignored, and all askers are failed; only
+the calls that this end serves may take their time to release what they hold. A frame of the other end that breaks the
+rules is a `PeerViolation`. A frame of this end that does is a bug of this node, a `LocalViolation`: it ends the link as
+well, but it is never reported as a fault of the other end.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from math import inf
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import trio
 from attrs import define, field
 
-from actors.kit.calls import Answer, Askable
 from protocol import codec
 from protocol.codec import Message
-from protocol.errors import (
-    DeadlineExceeded,
-    Draining,
-    EngineLost,
-    LinkLost,
-    NotReady,
-    Overloaded,
-    PeerLost,
-    PeerViolation,
-    RequestError,
-)
+from protocol.errors import Draining, LinkLost, LocalViolation, PeerLost, PeerViolation, RequestError
 from protocol.frames import Announce, Bye, Cancel, Credit, End, Fail, Frame, Hello, Item, KeepAlive, Open, Step
-from protocol.messages import Finished, Started, Tokens, Usage
-from protocol.peer import MESSAGE_BYTES_MAX, Peer
-from supervisor.links.encoding import (
-    RECEIVED_A_TURN,
-    ReplyRules,
-    encode_body,
-    failed,
-    failure,
-    first,
-    printable,
-    remaining_ms,
-    reply_rules,
-)
+from protocol.peer import Peer
+from supervisor.links.asking import AskingHalf, LinkAnswer
+from supervisor.links.frame_writer import FrameWriter
 from supervisor.links.heartbeat import Heartbeat, HeartbeatTask, Liveness
-from supervisor.links.traffic import Traffic
+from supervisor.links.serving import Services, ServingHalf
+from supervisor.links.traffic import LinkStatistics, Traffic
 from supervisor.links.transport import Transport
+from supervisor.printable import printable
 
+log = logging.getLogger(__name__)
+
+FRAMES_A_TURN = 256  # or tokens of Steps, before other tasks may run: one message may hold a megabyte of them
 STALLED_DETAIL = "the other end stands still"
 
-Replies = Answer[Message, Message]
-
-Services: TypeAlias = Mapping[tuple[str, type[Message]], Askable[Message, Message, Message]]
-"""Who answers what the other end asks, by the name that it asks for and the kind of the request."""
-
-
-@define(eq=False)
-class _Serving:
-    scope: trio.CancelScope
-    answer: Replies | None = None
-    granted: int = 0  # credit that came before the answerer had been asked
+EndReason: TypeAlias = PeerLost | PeerViolation | LocalViolation
+Handlers: TypeAlias = Mapping[type[Frame], Callable[[Frame], None]]
 
 
 @define(eq=False)
 class Link:
-    """One end of a link; `told` hears what the other end tells of itself.
+    """One end of a link; `on_announcement` gets each message that the other end sends without having been asked.
 
-    Without a `heart` only the transport's end is the link's: the other end's process is this one's child. One that is
-    silent, but whose kernel acknowledges what it is sent, is asked nothing until it is heard again; it is still served.
+    Without a `heartbeat` the link ends only with its transport: the other end's process is a child of this one. With
+    one, an end that is silent, but whose kernel acknowledges what it is sent, is asked nothing; it is still served.
     """
 
     transport: Transport
     peer: Peer
-    serves: Services = field(factory=dict)
-    lost_error: type[RequestError] = LinkLost
-    heart: Heartbeat | None = None
-    hearts: HeartbeatTask | None = None  # what tends it together with others; without it the link does
-    acknowledged_s: Callable[[], float | None] = lambda: None  # as `Liveness` asks for it
+    services: Services = field(factory=dict)
+    lost_error: type[RequestError] = LinkLost  # what askers get
+    heartbeat: Heartbeat | None = None
+    heartbeat_task: HeartbeatTask | None = None  # shared by many links; without it the link has its own
+    acknowledged_s: Callable[[], float | None] = lambda: None  # as in `Liveness`
     on_stalled: Callable[[], None] = lambda: None  # runs whenever `stalled` changes
-    told: Callable[[Message], None] | None = None
+    on_announcement: Callable[[Message], None] | None = None
     queued_bytes_max: int = 256 * 1024 * 1024
     release_s: float = 10.0
-    _asked: dict[int, Replies] = field(factory=dict)
-    _rules: dict[int, ReplyRules] = field(factory=dict)
-    _left: set[int] = field(factory=set)  # streams whose asker has left, and whose answer has not ended yet
-    _serving: dict[int, _Serving] = field(factory=dict)
-    _writer: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
-    _permits: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
-    _ready: trio.Event = field(factory=trio.Event)
-    _carrying: trio.CancelScope = field(factory=trio.CancelScope)
-    _failure: PeerLost | PeerViolation | None = None
-    _over: trio.Event = field(factory=trio.Event)
-    _bye: Bye | None = None
-    _lost: bool = False
-    _life: Liveness = field(init=False)
-    _said_at: float = field(factory=trio.current_time)
     traffic: Traffic = field(factory=Traffic)
+    received_bye: Bye | None = field(default=None, init=False)  # why the other end ends the link, if it has said so
+    _asking: AskingHalf = field(init=False)
+    _serving: ServingHalf = field(init=False)
+    _liveness: Liveness = field(init=False)
+    _writer: FrameWriter = field(init=False)
+    _greeted: trio.Event = field(factory=trio.Event, init=False)
+    _running: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    _ended: EndReason | None = field(default=None, init=False)
+    _over: trio.Event = field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._life = Liveness(self.acknowledged_s, self._stalled)
+        self._writer = FrameWriter(self.peer, self.transport, self.traffic, self.queued_bytes_max, self.abort)
+        self._asking = AskingHalf(self.peer, self._writer.send, self.traffic, self._lost_error)
+        self._serving = ServingHalf(self.peer, self._writer.send, self.services, self.release_s)
+        self._liveness = Liveness(self.acknowledged_s, self._on_stalled)
 
-    # The asking side -------------------------------------------------------------------
+    # What callers do ---------------------------------------------------------------------
 
-    def open(self, request: Message, credit: int, to: str = "") -> tuple[int, Replies]:
-        """Ask without waiting: the new stream's number and its answer; the other end hears how long the asker waits.
+    def open(self, request: Message, credit: int, to: str = "") -> tuple[int, LinkAnswer]:
+        """Ask without waiting, and return the new stream's number and its answer: see `AskingHalf.open`."""
+        return self._asking.open(request, credit, to)
 
-        Raises `Overloaded` if the other end serves as many streams as it may, `TooLarge` for a request that no frame
-        holds, and the link's `lost_error` if it is lost or the other end stands still.
-        """
-        if self._lost:
-            raise self.lost_error("the link is down")
-        if self.stalled:
-            raise self.lost_error(STALLED_DETAIL)
-        if len(self.peer.asked) >= self.peer.asked.open_max:
-            raise Overloaded(f"{len(self.peer.asked)} streams are open on this link")
-        stream = self.peer.asked.last + 1
-        body, attached, rules = encode_body(request), codec.attached(request), reply_rules(request)
-        answer = self._asked[stream] = Replies(credit)
-        self._rules[stream] = rules
-        try:
-            self._send(Open(stream, body, credit, to, remaining_ms(), sum(map(len, attached))), attached)
-        except RequestError:  # too much is attached
-            self._closed(stream)
-            raise
-        return stream, answer
+    def ask(self, request: Message, credit: int, to: str = "") -> AbstractAsyncContextManager[LinkAnswer]:
+        """Ask, waiting for a free stream; leaving the context cancels the request: see `AskingHalf.ask`."""
+        return self._asking.ask(request, credit, to)
 
-    def leave(self, stream: int) -> None:
-        """Stop caring about a stream: synchronous, idempotent, legal at any moment; its answer ends when it is free."""
-        if not self._lost and self.peer.asked.state(stream) == "open":
-            self._left.add(stream)
-            self._send(Cancel(stream, "the asker left"))
+    def cancel(self, stream: int) -> None:
+        """Cancel a request: synchronous, idempotent, legal at any moment."""
+        self._asking.cancel(stream)
 
-    @asynccontextmanager
-    async def ask(self, request: Message, credit: int, to: str = "") -> AsyncIterator[Replies]:
-        """Ask, waiting for a free stream; leaving the context is leaving the answer."""
-        await trio.lowlevel.checkpoint()
-        while not self._lost and not self.stalled and len(self.peer.asked) >= self.peer.asked.open_max:
-            self.traffic.waits += 1
-            await self._permits.park()
-        try:
-            stream, answer = self.open(request, credit, to)
-        except Exception:
-            self._permits.unpark(count=1)  # the stream is still free, for the next of those who wait
-            raise
-        try:
-            yield answer
-        finally:
-            self.leave(stream)
-            answer.abandon()
-
-    # The serving side ------------------------------------------------------------------
-
-    async def _serve(
-        self, stream: int, server: Askable[Message, Message, Message], request: Message, credit: int
-    ) -> None:
-        serving = self._serving[stream]
-        last: End | Fail = Fail(stream, "left", "the asker left")
-        try:
-            try:
-                with serving.scope:
-                    async with server.ask(request, credit) as answer:
-                        answer.credit += serving.granted
-                        serving.answer = answer
-                        result = await answer.relay(partial(self._put, stream))
-                        last = End(stream, encode_body(result) if result is not None else b"")
-                if serving.scope.cancelled_caught and trio.current_time() >= serving.scope.deadline:
-                    last = failed(stream, DeadlineExceeded("the asker's time is up"))
-            except* RequestError as group:
-                last = failed(stream, first(group))
-            # The answerer may still hold what it needs to let go of: the stream is closed when it has, not before.
-            if serving.answer is not None:
-                with trio.move_on_after(self.release_s, shield=True):
-                    await serving.answer.over.wait()
-                if isinstance(serving.answer.failure, EngineLost):  # also whoever left is to know what it has done
-                    last = failed(stream, serving.answer.failure)
-        finally:
-            del self._serving[stream]
-        if not self._lost:
-            self._send(last)
-
-    def _put(self, stream: int, reply: Message) -> None:
-        if not self._lost:
-            attached = codec.attached(reply)
-            self._send(Item(stream, encode_body(reply), codec.units_of(reply), sum(map(len, attached))), attached)
-
-    # The wire --------------------------------------------------------------------------
-
-    async def run(  # noqa: ASYNC128  # _read_frames calls started()
-        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Carry the link until it is cancelled; raises `PeerLost` or `PeerViolation` if it ends otherwise.
-
-        `started()` means that the other end has said Hello.
-        """
-        with self._carrying:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write)
-                if self.heart is not None:
-                    if (hearts := self.hearts) is None:
-                        nursery.start_soon((hearts := HeartbeatTask()).run)
-                    hearts.add(self, trio.current_time() + self.heart.heartbeat_s)
-                try:
-                    await self._read_frames(nursery, task_status)
-                except PeerViolation as error:
-                    self._failure = error
-                finally:
-                    self._end()  # at once: the tasks that serve may take their time, and must not send any more
-                nursery.cancel_scope.cancel(reason="the link is lost")
-        farewell = f"{self._bye.code}: {self._bye.detail}" if self._bye else "the other end closed the link"
-        raise self._failure or PeerLost(printable(farewell))
-
-    async def _read_frames(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
-        while data := await self._read():
-            self._life.heard()
-            self.traffic.received(len(data))
-            received = 0
-            for frame in self.peer.receive(data):
-                if self._lost:  # the other end does not read, or was silent for too long: what it says no longer counts
-                    return
-                self._received(frame, nursery)
-                if isinstance(frame, Hello):
-                    self._ready.set()
-                    self._permits.unpark_all()
-                    task_status.started()
-                if (received := received + (len(frame.tokens) if isinstance(frame, Step) else 1)) >= RECEIVED_A_TURN:
-                    received = 0
-                    await trio.lowlevel.checkpoint()
-            if self.peer.ready:  # it has room again, or is owed a word
-                self._writer.unpark()
-
-    def bye(self, code: str, detail: str) -> None:
-        """Tell the other end that this one ends the link, and why."""
-        if not self._lost:
-            self._send(Bye(code, detail))
-
-    @property
-    def lost(self) -> bool:
-        """Whether the link is down; whoever still answers over it may take its time to let go."""
-        return self._lost
-
-    @property
-    def ready(self) -> bool:
-        """Whether the other end has ever said Hello."""
-        return self.peer.hello is not None
-
-    async def wait_ready(self) -> None:
-        """Wait until the other end has said Hello."""
-        await self._ready.wait()
-
-    async def wait_lost(self) -> None:
-        """Wait until the link is lost."""
-        await self._over.wait()
-
-    @property
-    def farewell(self) -> Bye | None:
-        """What the other end said when it ended the link, if it said anything."""
-        return self._bye
-
-    def _received(self, frame: Frame, nursery: trio.Nursery) -> None:  # noqa: C901  # one case a frame
-        """Act on one legal frame without ever waiting: credit is what makes that safe."""
-        match frame:
-            case Step():
-                self._stepped(frame)
-            case Item():
-                reply = codec.decode(frame.body, self.peer.attached)
-                self._rules[frame.stream].reply(reply, frame.units)
-                self._asked[frame.stream].put(reply, frame.units)
-            case End():
-                result = codec.decode(frame.body) if frame.body else None
-                self._rules[frame.stream].end(result)
-                self._closed(frame.stream).end(result)
-            case Fail():
-                asker_left = frame.stream in self._left
-                self._closed(frame.stream).fail(failure(frame, asker_left=asker_left))
-            case Open():
-                self._opened(frame, nursery)
-            case Cancel():
-                if (serving := self._serving.get(frame.stream)) is not None:
-                    serving.scope.cancel(reason=f"peer: {frame.reason}")
-            case Credit():
-                self._granted(frame)
-            case Bye():
-                self._bye = frame
-                if frame.code == Draining.code:  # its node stops what still runs: whoever asked can go on elsewhere
-                    for answer in self._asked.values():
-                        answer.fail(Draining(frame.detail))
-            case Announce():
-                self._told(frame)
-
-    def _opened(self, frame: Open, nursery: trio.Nursery) -> None:
-        request = codec.decode(frame.body, self.peer.attached)
-        server = self.serves.get((frame.to, type(request)))
-        if server is None and not frame.to:
-            raise PeerViolation(f"a {type(request).__name__} was asked of an end that serves none")
-        if server is None:  # it may have been there a moment ago
-            self._send(failed(frame.stream, NotReady(f"there is no {frame.to} here")))
-            return
-        within_s = inf if frame.within_ms is None else max(0, frame.within_ms) / 1000
-        self._serving[frame.stream] = _Serving(trio.CancelScope(relative_deadline=within_s))
-        nursery.start_soon(self._serve, frame.stream, server, request, frame.credit)
-
-    def _told(self, frame: Announce) -> None:
-        message = codec.decode(frame.body)
-        if self.told is None:
-            raise PeerViolation(f"a {type(message).__name__} was told to an end that asks for none")
-        self.told(message)
-
-    def _stepped(self, step: Step) -> None:
-        if self.heart is not None:  # who may lie: what a Step says is not checked
-            raise PeerViolation("a Step, which only an engine's host may send")
-        asked = self._asked
-        for begun in step.begun:
-            asked[begun.stream].put(Started(begun.cached_tokens), 0)
-        logprobs = step.logprobs
-        for stream, ids in step.pieces():
-            asked[stream].put(Tokens(ids, logprobs[stream]) if stream in logprobs else Tokens(ids), len(ids))
-        for ended in step.ended:
-            usage = Usage(ended.prompt_tokens, ended.completion_tokens, ended.cached_tokens)
-            self._closed(ended.stream).end(Finished(ended.reason, usage, ended.matched))
-
-    def _granted(self, frame: Credit) -> None:
-        if (serving := self._serving.get(frame.stream)) is not None:
-            if serving.answer is None:
-                serving.granted += frame.units
-            else:
-                serving.answer.credit += frame.units
-
-    def _closed(self, stream: int) -> Replies:
-        del self._rules[stream]
-        self._left.discard(stream)
-        self._permits.unpark()
-        return self._asked.pop(stream)
-
-    def tell(self, message: Message) -> None:
-        """Tell the other end something of this one, without being asked."""
+    def announce(self, message: Message) -> None:
+        """Send a message that the other end has not asked for."""
         self.announce_encoded(codec.encode(message))
 
     def announce_encoded(self, body: bytes) -> None:
-        """Tell the other end what others are told in the same words."""
-        if not self._lost:
-            self._send(Announce(body))
+        """Send the same encoded message that others get too."""
+        self._writer.send(Announce(body))
+
+    def send_bye(self, code: str, detail: str) -> None:
+        """Announce that this end will end the link, and why."""
+        self._writer.send(Bye(code, detail))
+
+    def abort(self, reason: EndReason) -> None:
+        """End the link at once, whatever still arrives; `run` raises `reason` unless the link has ended already."""
+        self._end(reason)
+        self._running.cancel(reason=str(reason))
+
+    def count_into(self, total: Traffic) -> None:
+        """Add what crosses, and what has crossed by now, to a total of several links."""
+        self.traffic = self._writer.traffic = self._asking.traffic = total.add(self.traffic)
+
+    # How it is ---------------------------------------------------------------------------
 
     @property
-    def silent_s(self) -> float:
-        """For how long nothing has come from the other end."""
-        return self._life.silent_s
+    def ready(self) -> bool:
+        """Whether the other end's Hello has ever arrived."""
+        return self.peer.hello is not None
 
     @property
     def stalled(self) -> bool:
         """Whether the other end's process stands still: it is asked nothing, and what it has asked for goes on."""
-        return self._life.stalled
+        return self._liveness.stalled
 
-    def _stalled(self) -> None:
-        if self.stalled:
-            for answer in self._asked.values():  # whoever asked leaves, and can go on elsewhere
-                answer.fail(self.lost_error(STALLED_DETAIL))
-            self._permits.unpark_all()
-        self.on_stalled()
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has arrived."""
+        return self._liveness.silent_s
 
-    def _send(self, frame: Frame, attached: tuple[memoryview, ...] = ()) -> None:
-        self.peer.send(frame, attached)
-        self._writer.unpark()
-        if self.peer.queued_bytes > self.queued_bytes_max and not self._lost:
-            # The other end is to blame, not whoever happened to send this: the link ends, and its sender hears so.
-            self.lose(PeerViolation(f"the other end left {self.peer.queued_bytes} bytes unread"))
+    @property
+    def ended(self) -> EndReason | None:
+        """Why the link has ended, None while it has not."""
+        return self._ended
 
-    async def _write(self) -> None:
-        while True:
-            while self.peer.ready and (data := self.peer.take(MESSAGE_BYTES_MAX)):
+    @property
+    def lost(self) -> bool:
+        """Whether the link has ended; calls that this end serves may still be releasing what they hold."""
+        return self._ended is not None
+
+    async def wait_ready(self) -> None:
+        """Wait for the other end's Hello."""
+        await self._greeted.wait()
+
+    async def wait_lost(self) -> None:
+        """Wait for the end of the link."""
+        await self._over.wait()
+
+    def statistics(self) -> LinkStatistics:
+        """Return what this end holds at this moment."""
+        streams = len(self.peer.asked), len(self.peer.served)
+        return LinkStatistics(len(self._asking), len(self._serving), *streams, self.peer.queued_bytes)
+
+    # Reading -----------------------------------------------------------------------------
+
+    async def run(  # noqa: ASYNC128  # _on_hello calls started()
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Carry the link until it is cancelled, or raise the reason for which it has ended.
+
+        `started()` means that the other end's Hello has arrived.
+        """
+        with self._running:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._writer.run)
+                if self.heartbeat is not None:
+                    if (task := self.heartbeat_task) is None:
+                        nursery.start_soon((task := HeartbeatTask()).run)
+                    task.add(self, trio.current_time() + self.heartbeat.heartbeat_s)
+                reason: EndReason = PeerLost("this end was cancelled")
                 try:
-                    await self.transport.send_all(data)
-                except trio.BrokenResourceError:
-                    return  # the reader sees the end too, and says so
-                self._said_at = trio.current_time()
-                self.traffic.sent(len(data))
-            await self._writer.park()
+                    await self._read(self._handlers(nursery, task_status))
+                    bye = self.received_bye
+                    detail = "the other end closed the link" if bye is None else f"{bye.code}: {bye.detail}"
+                    reason = PeerLost(printable(detail))
+                except (PeerViolation, LocalViolation) as error:
+                    reason = error
+                finally:
+                    self._end(reason)  # at once: calls that are served may take their time, and must not send any more
+                nursery.cancel_scope.cancel(reason="the link has ended")
+        if self._ended is not None:
+            raise self._ended
 
-    def tend(self, due_at: float, now: float) -> float | None:
-        """Say that this end is alive if nothing else has, and end the link if the other end is not."""
-        if self._lost or (heart := self.heart) is None:
-            return None
-        if now >= self._said_at + heart.heartbeat_s - heart.early_s:
-            self._send(KeepAlive())
-            self._said_at = now
-        if (why := self._life.lost(heart, due_at, now, self.ready)) is not None:
-            self.lose(PeerLost(why))
-            return None
-        return min(self._said_at + heart.heartbeat_s, self._life.look_at)
+    def _handlers(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> Handlers:
+        """Return what is done about each frame that `Peer.receive` yields; none of it ever waits."""
+        asking, serving = self._asking, self._serving
+        handlers = {
+            Hello: partial(self._on_hello, task_status),
+            Item: asking.on_item,
+            Step: asking.on_step if self.heartbeat is None else _refuse_step,
+            End: asking.on_end,
+            Fail: asking.on_fail,
+            Open: partial(serving.on_open, nursery),
+            Credit: serving.on_credit,
+            Cancel: serving.on_cancel,
+            Announce: self._on_announce,
+            Bye: self._on_bye,
+        }
+        return cast("Handlers", handlers)  # each is called with frames of its own type
 
-    def lose(self, why: PeerLost | PeerViolation) -> None:
-        """End the link at once: what the other end says does not count any more."""
-        self._failure = self._failure or why
-        self._end()
-        self._carrying.cancel(reason=str(why))
+    async def _read(self, handlers: Handlers) -> None:
+        """Handle frames until the transport ends; other tasks run after each message, and within a long one."""
+        while data := await self._receive():
+            self._liveness.received()
+            self.traffic.received(len(data))
+            handled = 0
+            for frame in self.peer.receive(data):
+                if self._ended is not None:
+                    return
+                handlers[type(frame)](frame)
+                handled += len(frame.tokens) if type(frame) is Step else 1
+                if handled >= FRAMES_A_TURN:
+                    handled = 0
+                    await trio.lowlevel.checkpoint()
+            if self.peer.ready:  # to send again, since the other end has room, or is owed a frame about room here
+                self._writer.wake()
 
-    async def _read(self) -> bytes | bytearray:
+    async def _receive(self) -> bytes | bytearray:
         try:
             return await self.transport.receive_some()
         except trio.BrokenResourceError:
             return b""
 
-    def _end(self) -> None:
-        """Fail whoever asked; idempotent."""
-        self._lost = True
+    def _on_hello(self, task_status: trio.TaskStatus[None], _: Hello) -> None:
+        self._greeted.set()
+        self._asking.wake()
+        task_status.started()
+
+    def _on_bye(self, bye: Bye) -> None:
+        self.received_bye = bye
+        if bye.code == Draining.code:  # its node will stop what still runs, so let askers go on elsewhere now
+            self._asking.fail_all(partial(Draining, bye.detail))
+
+    def _on_announce(self, frame: Announce) -> None:
+        message = codec.decode(frame.body)
+        if self.on_announcement is None:
+            raise PeerViolation(f"a {type(message).__name__} was announced to an end that takes no announcements")
+        self.on_announcement(message)
+
+    # Living and ending -------------------------------------------------------------------
+
+    def beat(self, due_at: float, now: float) -> float | None:
+        """Send a heartbeat if nothing else was sent, and end the link if the other end is lost; for `HeartbeatTask`."""
+        if self._ended is not None or (heartbeat := self.heartbeat) is None:
+            return None
+        if now >= self._writer.last_sent_at + heartbeat.heartbeat_s - heartbeat.early_s:
+            self._writer.send(KeepAlive())
+            self._writer.last_sent_at = now
+        if (why := self._liveness.lost(heartbeat, due_at, now, self.ready)) is not None:
+            self.abort(PeerLost(why))
+            return None
+        return min(self._writer.last_sent_at + heartbeat.heartbeat_s, self._liveness.check_at)
+
+    def _on_stalled(self) -> None:
+        self._asking.suspend(STALLED_DETAIL) if self.stalled else self._asking.resume()
+        self.on_stalled()
+
+    def _end(self, reason: EndReason) -> None:
+        """Fail all askers and send nothing more; only the first reason counts."""
+        if self._ended is not None:
+            return
+        self._ended = reason
         self._over.set()
-        asked, self._asked = self._asked, {}
-        self._rules.clear()
-        for answer in asked.values():
-            answer.fail(self.lost_error("the link went down"))
-        self._permits.unpark_all()
+        self._writer.closed = True
+        self._asking.end("the link went down")
+        if isinstance(reason, LocalViolation):
+            log.error("a bug of this node ended a link", exc_info=reason)
+
+    def _lost_error(self, detail: str) -> RequestError:
+        return self.lost_error(detail)
+
+
+def _refuse_step(_: Step) -> None:
+    """Raise `PeerViolation`: what a Step says is not checked, so only this node's own engine hosts may send one."""
+    raise PeerViolation("a Step, which only an engine's host may send")

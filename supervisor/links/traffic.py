@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import define
+from attrs import define, frozen
 
 
 @define(eq=False)
@@ -33,3 +33,14 @@ class Traffic:
         """Count a message of `size` bytes that has come."""
         self.messages_received += 1
         self.bytes_received += size
+
+
+@frozen
+class LinkStatistics:
+    """What one end of a link holds at this moment."""
+
+    answers: int  # that this end waits for
+    calls: int  # that this end serves
+    streams_asked: int  # as the protocol counts them: also those that were cancelled and have not ended yet
+    streams_served: int
+    queued_bytes: int  # of frames

@@ -40,7 +40,7 @@ from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import gateway
-from supervisor.links.link import Services
+from supervisor.links.serving import Services
 from supervisor.links.websocket import Endpoint
 from supervisor.node import gauges, monitoring, router_child
 from supervisor.node.credentials import Credentials

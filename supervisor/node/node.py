@@ -260,7 +260,7 @@ class _Node:
         if house.links is not None:
             if moved := house.directory.running:
                 log.warning("answers go on elsewhere", extra={"count": moved})
-            house.links.bye(f"node {house.directory.name} shuts down")
+            house.links.send_bye(f"node {house.directory.name} shuts down")
             await trio.sleep(BYE_S)
         self._tree.cancel(reason="the node shuts down")
 

@@ -8,11 +8,15 @@ CLUSTER: Bugs = {
     "supervisor/links/link.py": (
         Bug(
             "nobody listens for heartbeats",
-            "(why := self._life.lost(heart, due_at, now, self.ready)) is not None",
+            "(why := self._liveness.lost(heartbeat, due_at, now, self.ready)) is not None",
             "False",
         ),
-        Bug("a link with nothing to say does not say that it lives", "self._send(KeepAlive())", "pass"),
+        Bug("a link with nothing to say does not say that it lives", "self._writer.send(KeepAlive())", "pass"),
+    ),
+    "supervisor/links/asking.py": (
         Bug("a deadline is not carried", "credit, to, remaining_ms(), sum(", "credit, to, None, sum("),
+    ),
+    "supervisor/links/serving.py": (
         Bug(
             "a deadline is read in seconds",
             "max(0, frame.within_ms) / 1000",

@@ -34,8 +34,8 @@ LOOP: Bugs = {
     "supervisor/links/link.py": (
         Bug(
             "what has piled up in one message is heard in one turn",
-            "                    received = 0\n                    await trio.lowlevel.checkpoint()\n",
-            "                    received = 0\n",
+            "                    handled = 0\n                    await trio.lowlevel.checkpoint()\n",
+            "                    handled = 0\n",
         ),
     ),
     "supervisor/telemetry/logs.py": (

@@ -83,39 +83,51 @@ LINKS: Bugs = {
         Bug("no deadline between tokens", "return min(total, self.last_at + self.deadlines.gap_s)", "return total"),
     ),
     "supervisor/links/link.py": (
-        Bug("no Cancel frame on leaving", 'self._send(Cancel(stream, "the asker left"))', "pass"),
-        Bug("a stream is closed before its answerer let go", "if serving.answer is not None:\n", "if False:\n"),
-        Bug("a Cancel from the other end is ignored", 'serving.scope.cancel(reason=f"peer: {frame.reason}")', "pass"),
-        Bug("a lost link forgets its askers", 'answer.fail(self.lost_error("the link went down"))', "pass"),
-        Bug("a closed stream wakes nobody who waits for one", "self._permits.unpark()\n", "pass\n"),
+        Bug("Hello wakes nobody who asked before it", "        self._asking.wake()\n", ""),
         Bug(
-            "Hello wakes nobody who asked before it",
-            """                    self._permits.unpark_all()
-                    task_status""",
-            "                    task_status",
-        ),
-        Bug(
-            "an End that lies loses its asker",
-            """                result = codec.decode(frame.body) if frame.body else None
-                self._rules[frame.stream].end(result)
-                self._closed(frame.stream).end(result)
-""",
-            "                self._closed(frame.stream).end(codec.decode(frame.body))\n",
-        ),
-        Bug(
-            "the end of a link is told when its answerers have let go",
+            "a link ends when its answerers have let go",
             """                finally:
-                    self._end()  # at once: the tasks that serve may take their time, and must not send any more
-                nursery""",
-            """                nursery""",
+                    self._end(reason)  # at once: calls that are served may take their time, and must not send any more
+                nursery.cancel_scope.cancel(reason="the link has ended")
+""",
+            """                finally:
+                    nursery.cancel_scope.cancel(reason="the link has ended")
+            self._end(reason)
+""",
         ),
-        Bug("credit that comes while the inbox is full is lost", "answer.credit += serving.granted", "pass"),
+    ),
+    "supervisor/links/frame_writer.py": (
         Bug(
             "nothing limits what a sleeping peer leaves unread",
             "self.peer.queued_bytes > self.queued_bytes_max",
             "False",
         ),
-        Bug("the writer stops after its first message", "await self._writer.park()", "return"),
+        Bug("the writer stops after its first message", "await self._waiting.park()", "return"),
+        Bug(
+            "a bug of this node goes on as if the frame had been sent",
+            "            self.on_failure(error)\n            return\n        self._waiting",
+            "            return\n        self._waiting",
+        ),
+    ),
+    "supervisor/links/serving.py": (
+        Bug("a stream is closed before its answerer let go", "if call.answer is not None:\n", "if False:\n"),
+        Bug("a Cancel from the other end is ignored", 'call.scope.cancel(reason=f"peer: {frame.reason}")', "pass"),
+        Bug("credit that comes while the inbox is full is lost", "answer.credit += call.granted", "pass"),
+    ),
+    "supervisor/links/asking.py": (
+        Bug("no Cancel frame on leaving", 'self.send(Cancel(stream, "the asker left"))', "pass"),
+        Bug(
+            "a lost link forgets its askers", "            answer.fail(self.lost_error(detail))\n", "            pass\n"
+        ),
+        Bug("a closed stream wakes nobody who waits for one", "self._permits.unpark()\n", "pass\n"),
+        Bug(
+            "an End that lies loses its asker",
+            """        result = codec.decode(end.body) if end.body else None
+        self._rules[end.stream].end(result)
+        self._close(end.stream).end(result)
+""",
+            "        self._close(end.stream).end(codec.decode(end.body))\n",
+        ),
         Bug(
             "a Step loses the tokens of an answer's last step",
             "        for stream, ids in step.pieces():\n",

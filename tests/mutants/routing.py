@@ -109,7 +109,7 @@ PAIRS: Bugs = {
             "with hurry.wait_at_most(self.drain_s):",
             "with hurry.wait_at_most(1e9):",
         ),
-        Bug("a node leaves without a word", 'house.links.bye(f"node', 'str(f"node'),
+        Bug("a node leaves without a word", 'house.links.send_bye(f"node', 'str(f"node'),
     ),
     "supervisor/control/control.py": (
         Bug(

@@ -77,15 +77,15 @@ SIM: Bugs = {
     "supervisor/links/heartbeat.py": (
         Bug(
             "a node that stands still is lost, whatever its kernel acknowledges",
-            "if acknowledged_s is None or acknowledged_s > heart.heartbeat_s or not may_stall:",
+            "if acknowledged_s is None or acknowledged_s > limits.heartbeat_s or not may_stall:",
             "if not self.stalled:",
         ),
     ),
-    "supervisor/links/link.py": (
+    "supervisor/links/asking.py": (
         Bug(
             "whoever has asked a node that stands still waits for it",
-            "                answer.fail(self.lost_error(STALLED_DETAIL))\n",
-            "                pass\n",
+            "        self.fail_all(partial(self.lost_error, detail))\n",
+            "",
         ),
     ),
     "supervisor/supervision/supervise.py": (

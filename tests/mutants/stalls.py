@@ -8,30 +8,30 @@ STALL: Bugs = {
     "supervisor/links/heartbeat.py": (
         Bug(
             "a process that stands still is lost as if its host were gone",
-            "acknowledged_s is None or acknowledged_s > heart.heartbeat_s",
+            "acknowledged_s is None or acknowledged_s > limits.heartbeat_s",
             "acknowledged_s is None or acknowledged_s >= 0",
         ),
-        Bug("a host that is gone counts as one that stands still", "acknowledged_s > heart.heartbeat_s", "False"),
+        Bug("a host that is gone counts as one that stands still", "acknowledged_s > limits.heartbeat_s", "False"),
         Bug(
             "who stands still is kept for ever",
-            """        if self.allowed_s >= heart.stalled_s:
+            """        if self.allowed_s >= limits.stalled_s:
             return f"the other end has stood still for {self.allowed_s:g} s"
-        self.allowed_s = min(self.allowed_s + heart.heartbeat_s, heart.stalled_s)
+        self.allowed_s = min(self.allowed_s + limits.heartbeat_s, limits.stalled_s)
 """,
-            "        self.allowed_s += heart.heartbeat_s\n",
+            "        self.allowed_s += limits.heartbeat_s\n",
         ),
         Bug("who stood still is never used again", "            self.stalled = False\n", ""),
         Bug(
             "an end that stood still judges others by that",
-            " - self.allowed_s + heart.heartbeat_s",
+            " - self.allowed_s + limits.heartbeat_s",
             " - self.allowed_s",
         ),
     ),
-    "supervisor/links/link.py": (
+    "supervisor/links/asking.py": (
         Bug(
             "what was asked of a process that stands still waits for it",
-            "                answer.fail(self.lost_error(STALLED_DETAIL))\n",
-            "                pass\n",
+            "        self.fail_all(partial(self.lost_error, detail))\n",
+            "",
         ),
     ),
     "supervisor/cluster/directory.py": (

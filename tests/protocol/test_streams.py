@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from protocol import attachments
-from protocol.errors import Overloaded, PeerViolation
+from protocol.errors import LocalViolation, Overloaded, PeerViolation
 from protocol.frames import (
     Begun,
     Bye,
@@ -459,7 +459,7 @@ def test_a_step_may_still_carry_tokens_for_one_who_left():
 
 def test_nothing_is_asked_before_the_other_end_has_said_how_much_it_serves():
     peer = Peer("a", serves_max=4)
-    with pytest.raises(PeerViolation):
+    with pytest.raises(LocalViolation):
         peer.send(Open(1, b"", 0))
 
 

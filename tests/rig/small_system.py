@@ -178,8 +178,8 @@ class SmallSystem:
         front = () if self.server is None else (self.front.now, self.server)
         assert None not in front, "the front is down"
         for link in (*front, *self.lines.values()):
-            assert not link._asked, "an asked stream is open"
-            assert not link._serving, "a served stream is open"
+            assert not link.statistics().answers, "an asked stream is open"
+            assert not link.statistics().calls, "a served stream is open"
             assert len(link.peer.asked) == len(link.peer.served) == 0
             assert not link._lost
         self.check_engines()

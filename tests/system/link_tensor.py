@@ -98,7 +98,7 @@ async def serve(size: int) -> None:
     async def talk(wire: websocket.WebSocketTransport) -> None:
         await websocket.greet(wire, Greeter("listens", CLUSTER, LISTENS, b"", bytes(32), None), GREET_S)
         with suppress(PeerLost):
-            await Link(wire, Peer(LISTENS, serves_max=2 * STREAMS), serves, heart=Heartbeat()).run()
+            await Link(wire, Peer(LISTENS, serves_max=2 * STREAMS), serves, heartbeat=Heartbeat()).run()
 
     async def accepted(stream: trio.SocketStream) -> None:
         await websocket.accept(stream, None, GREET_S, talk)
@@ -151,7 +151,7 @@ async def linked(port: int) -> AsyncIterator[Link]:
 
     async def talk(wire: websocket.WebSocketTransport) -> None:
         await websocket.greet(wire, Greeter("dials", CLUSTER, DIALS, b"", bytes(range(32)), LISTENS), GREET_S)
-        made.append(Link(wire, Peer(DIALS, serves_max=1), heart=Heartbeat()))
+        made.append(Link(wire, Peer(DIALS, serves_max=1), heartbeat=Heartbeat()))
         async with trio.open_nursery() as nursery:
             await nursery.start(made[0].run)
             up.set()

@@ -23,8 +23,8 @@ class HostLink(Askable[Message, Message, Message], Protocol):
     def open(self, request: Message, credit: int) -> tuple[int, Answer[Message, Message]]:
         """Ask without waiting: the stream's number and its answer."""
 
-    def leave(self, stream: int) -> None:
-        """Stop caring about a stream; idempotent."""
+    def cancel(self, stream: int) -> None:
+        """Cancel a request; idempotent."""
 
     async def wait_lost(self) -> None:
         """Wait until the link is lost."""
@@ -50,7 +50,7 @@ class SglangEngine:
     def abort(self, request_id: str) -> None:
         """Stop a request, whatever point it has reached."""
         if (running := self._streams.get(request_id)) is not None:
-            self.link.leave(running[0])
+            self.link.cancel(running[0])
 
     async def wait_released(self, request_id: str) -> None:
         """Wait until the host has closed the request's stream, which it does when the scheduler has let go."""

@@ -17,7 +17,7 @@ from attrs import define, evolve, field, frozen
 from actors.engines.port import Engine
 from actors.engines.sglang import boot_message, shared_memory
 from actors.engines.sglang.adapter import SglangEngine
-from protocol.errors import ActorError, EngineDied, EngineLost, PeerLost, PeerViolation, StartFailed
+from protocol.errors import ActorError, EngineDied, EngineLost, LocalViolation, PeerLost, PeerViolation, StartFailed
 from protocol.messages import EngineInfo, GetInfo
 from protocol.peer import Peer
 from supervisor.engines.sglang.spawn import HostStarter, descriptors
@@ -145,7 +145,7 @@ async def _host(spec: boot_message.SglangSpec, starts: HostStarter, house: HostR
                 await link.wait_ready()
                 frozen_why = await use(link, process)
             finally:
-                goodbye = partial(link.bye, "shutdown", "the node stops it")
+                goodbye = partial(link.send_bye, "shutdown", "the node stops it")
                 # A host that still loads does not listen yet, and one that is frozen never will.
                 ask = goodbye if link.ready and frozen_why is None else None
                 await process.end(house.ladder, house.hurry, ask=ask)  # noqa: ASYNC102  # shielded, rung by rung
@@ -205,7 +205,9 @@ async def _carry(
             try:
                 await link.run()
             except PeerLost:
-                pass  # what it said when it left is the link's farewell
+                pass  # the host's own reason is in `link.received_bye`
+            except LocalViolation:
+                pass  # the link has logged it, and `_why` says so
             except PeerViolation:
                 log.exception("an engine's host broke the protocol")
             engine.cancel(reason="the link to the host is lost")
@@ -220,7 +222,9 @@ async def _info(link: Link) -> EngineInfo:
 
 def _why(link: Link, chatter: OutputLog, name: str) -> ActorError:
     """Return the truth about an engine that ended by itself, in one sentence."""
-    farewell = link.farewell
+    if isinstance(link.ended, LocalViolation):
+        return EngineDied(f"engine {name} was ended: {link.ended}")
+    farewell = link.received_bye
     said = farewell.detail if farewell else f"without a word; its log ends: {chatter.last_words}"
     if link.ready and (farewell is None or farewell.code != boot_message.START_FAILED):
         return EngineDied(f"engine {name} ended: {said}")

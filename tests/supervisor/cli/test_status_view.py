@@ -12,7 +12,7 @@ from rich.console import Console
 from protocol.cluster import ChildState, EjectionState, GateState, Leg, LinkState, NodeState, Offer, Reloaded, Status
 from supervisor.cli import status_view
 from supervisor.cli.commands import as_json_object
-from supervisor.links import encoding
+from supervisor.printable import TEXT_LENGTH_MAX, printable
 
 TREE = (
     ChildState("one", "starts again", 0, 7300.0, "node on localhost"),
@@ -143,7 +143,7 @@ def test_what_nodes_say_moves_no_cursor_and_changes_no_colour(evil):
 
 
 def test_what_a_node_says_for_ever_is_cut():
-    assert len(encoding.printable("x" * 1_000_000)) == encoding.TEXT_LENGTH_MAX + 3
+    assert len(printable("x" * 1_000_000)) == TEXT_LENGTH_MAX + 3
 
 
 def test_a_tree_that_is_none_is_drawn_in_time():

@@ -68,16 +68,16 @@ async def joined(front, back, step_s=0.1):
         else:
             directory.told(node, check(message))
 
+    services = {(name, Generate): GuardedWorker(here).of(front.name) for name, here in back.here.items()}
     ends = (
         (front, back.name, Link(near, Peer(front.name, serves_max=0))),
-        (back, front.name, Link(far, Peer(back.name, serves_max=64))),
+        (back, front.name, Link(far, Peer(back.name, serves_max=64), services)),
     )
-    ends[1][2].serves = {(name, Generate): GuardedWorker(here).of(front.name) for name, here in back.here.items()}
     async with trio.open_nursery() as nursery:
         for here in back.here.values():
             nursery.start_soon(work, here, step_s)
         for directory, other, link in ends:
-            link.told = partial(told, directory, other)
+            link.on_announcement = partial(told, directory, other)
             nursery.start_soon(link.run)
         for directory, other, link in ends:
             await link.wait_ready()

@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from actors.kit.calls import BugCounter, mailbox
 from actors.kit.priority_inbox import priority_inbox
 from protocol.cluster import COUNT_MAX, Leg, Neighbour, NodeState, Offer, check
-from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady, PeerViolation, RequestError
+from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady, PeerLost, PeerViolation, RequestError
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.peer import Peer
 from supervisor.cluster.directory import FORGET_S, NODES_MAX, RUMOURS_MAX, Directory
@@ -149,7 +149,7 @@ async def test_the_end_of_an_older_link_changes_nothing():
 async def test_nobody_is_chosen_over_a_link_that_is_down_already(autojump_clock):
     directory, link = await linked()
     directory.told("far", NodeState((ONE,)))
-    link._end()
+    link.abort(PeerLost("cut"))
     assert directory.workers("oak") == []
 
 

@@ -240,7 +240,7 @@ async def test_a_leaver_says_why(lines):
     a, b = Node("a"), Node("b")
     async with linked_nodes(a, b):
         await all_linked(a, b)
-        a.links.bye("node a shuts down")
+        a.links.send_bye("node a shuts down")
         await trio.sleep(0.1)
         a.scope.cancel()
         await until(lambda: "draining: node a shuts down" in reasons(lines))
@@ -266,7 +266,7 @@ async def test_a_node_that_joins_one_is_learned_by_all_leaves_and_comes_back(nam
         await all_linked(a, b, joiner)
         await until(lambda: all(len(node.directory.workers("oak")) == 3 for node in (a, b, joiner)))
         assert await answered(a, joiner) == await answered(joiner, a) == [0, 1, 2]
-        joiner.links.bye("it leaves")
+        joiner.links.send_bye("it leaves")
         joiner.scope.cancel()
         await until(lambda: name not in a.linked | b.linked)
         assert a.offers_of(joiner) == b.offers_of(joiner) == []

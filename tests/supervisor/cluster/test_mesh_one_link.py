@@ -41,7 +41,7 @@ def meet(nursery, autojump_clock):  # time is virtual
                 await node.links._carry(peer, near, dialer, Incarnation(run, 1_700_000_000))
 
         if not node.links._carried:
-            nursery.start_soon(node.links.hearts.run)
+            nursery.start_soon(node.links.heartbeat_task.run)
         nursery.start_soon(carry)
         await far.send_all(encode(Hello(VERSION, peer, 8)))
         await trio.testing.wait_all_tasks_blocked()
@@ -78,9 +78,9 @@ async def test_what_is_still_told_over_an_older_link_is_not_believed(meet, autoj
     await meet(node, "b", "b")
     older = node.directory.nodes["b"][1]
     await meet(node, "b", "b")
-    older.told(NodeState(draining=True))  # it lay there already, to be read in the same moment
+    older.on_announcement(NodeState(draining=True))  # it lay there already, to be read in the same moment
     assert not node.directory.nodes["b"][0].draining
-    node.directory.nodes["b"][1].told(NodeState(draining=True))
+    node.directory.nodes["b"][1].on_announcement(NodeState(draining=True))
     assert node.directory.nodes["b"][0].draining
 
 
@@ -127,7 +127,7 @@ async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(meet, autoju
     node = Node("a")
     await meet(node, "b", "b", "one")
     first = node.directory.nodes["b"][1]
-    first._life.heard_at -= node.section.silent_s  # and it has not been noticed yet
+    first._liveness.received_at -= node.section.silent_s  # and it has not been noticed yet
     await meet(node, "b", "b", "two")
     assert node.directory.nodes["b"][1] not in {None, first}
 
@@ -136,7 +136,7 @@ async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked
     node = Node("a")
     near, far = pair()
     await far.send_all(encode(Bye(NAME_CONFLICT, "two processes call themselves a")))
-    nursery.start_soon(node.links.hearts.run)
+    nursery.start_soon(node.links.heartbeat_task.run)
     with pytest.raises(PeerRefused, match="two processes call themselves a"):
         await node.links._carry("b", near, "a")
     assert engine_control.unready(node.directory, ()) == "two processes call themselves a"
@@ -151,7 +151,7 @@ async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_f
     near, far = trio.testing.memory_stream_pair()
     near.acknowledged_s = lambda: None  # what no kernel carries, no kernel acknowledges
     await far.send_all(encode(Bye(NAME_CONFLICT, "two processes call themselves a")))
-    nursery.start_soon(node.links.hearts.run)
+    nursery.start_soon(node.links.heartbeat_task.run)
     with pytest.raises(PeerRefused):
         await node.links._carry("b", near, "a")
     await trio.sleep(2 * node.section.retry_max_s)  # as long as it may take to be refused again
@@ -165,7 +165,7 @@ async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_read
     node, said = Node("a"), []
     near, far = pair()
     await far.send_all(encode(Bye(NAME_CONFLICT, "two processes call themselves a")))
-    nursery.start_soon(node.links.hearts.run)
+    nursery.start_soon(node.links.heartbeat_task.run)
     with pytest.raises(PeerRefused):
         await node.links._carry("b", near, "a")
     door = SimpleNamespace(unready=partial(engine_control.unready, node.directory, ()))

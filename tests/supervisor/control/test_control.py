@@ -271,7 +271,7 @@ def links_of(node):
 async def operator(links):
     """An operator that has greeted a node, as the node's links attend to it."""
     near, far = sim_pair()
-    link = Link(near, Peer("operator-0", serves_max=0), heart=Heartbeat())
+    link = Link(near, Peer("operator-0", serves_max=0), heartbeat=Heartbeat())
     ended = []
 
     async def carry():

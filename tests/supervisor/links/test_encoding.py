@@ -10,7 +10,7 @@ from protocol.frames import Fail
 from protocol.messages import FlushCache, GetInfo
 from protocol.text_messages import Respond
 from supervisor.config import load
-from supervisor.links.encoding import ANSWERS, failure, reply_rules
+from supervisor.links.encoding import ANSWERS, reply_rules, request_error
 from tests.rig.assembly import built_assembly
 from tests.supervisor.config.test_load import GOOD, mistakes, written
 
@@ -83,7 +83,7 @@ def test_a_request_without_a_rule_of_replies_crosses_no_link():
 
 
 def test_b18_an_answer_that_ends_as_left_though_its_asker_stayed_is_retried():
-    lost = failure(Fail(1, AskerLeft.code, "x"), asker_left=False)
+    lost = request_error(Fail(1, AskerLeft.code, "x"), asker_left=False)
     assert isinstance(lost, ActorLost)
     assert lost.retryable
-    assert isinstance(failure(Fail(1, AskerLeft.code, "x"), asker_left=True), AskerLeft)
+    assert isinstance(request_error(Fail(1, AskerLeft.code, "x"), asker_left=True), AskerLeft)

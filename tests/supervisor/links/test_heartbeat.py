@@ -69,7 +69,7 @@ async def both(knows=True):
     for name, transport in (("here", near), ("there", far)):
         serves = {("", FlushCache): boxes[name][0]}
         asked = transport.acknowledged_s if knows else lambda: None
-        links[name] = Link(transport, Peer(name, serves_max=4), serves, heart=HEART, acknowledged_s=asked)
+        links[name] = Link(transport, Peer(name, serves_max=4), serves, heartbeat=HEART, acknowledged_s=asked)
     ends = Ends(links, near)
 
     def serve(name):
@@ -185,7 +185,7 @@ async def test_d8_a_host_that_goes_while_its_process_stands_still_is_lost_a_beat
 async def test_d8_an_end_that_never_said_hello_is_lost_at_silent_s(autojump_clock):
     near, _far = sim_pair()
     with pytest.raises(PeerLost, match="silent for 3 s"):
-        await Link(near, Peer("here", serves_max=0), heart=HEART, acknowledged_s=near.acknowledged_s).run()
+        await Link(near, Peer("here", serves_max=0), heartbeat=HEART, acknowledged_s=near.acknowledged_s).run()
 
 
 @pytest.mark.parametrize("before_s", [3.5, 14.5])
@@ -194,7 +194,7 @@ async def test_d8_an_end_that_stood_still_itself_judges_nobody_by_that_whichever
     before_s, stood_still_s, nursery, mock_clock
 ):
     near, far = sim_pair()
-    link = Link(near, Peer("here", serves_max=0), heart=HEART, acknowledged_s=near.acknowledged_s)
+    link = Link(near, Peer("here", serves_max=0), heartbeat=HEART, acknowledged_s=near.acknowledged_s)
 
     async def carry():
         with suppress(PeerLost):
@@ -250,7 +250,7 @@ async def linked(node, nursery):
         with suppress(PeerLost):
             await node.links._carry("b", Wire(near), "b")
 
-    nursery.start_soon(node.links.hearts.run)
+    nursery.start_soon(node.links.heartbeat_task.run)
     nursery.start_soon(carry)
     await far.send_all(encode(Hello(VERSION, "b", 8)))
     await wait_all_tasks_blocked()
@@ -264,7 +264,7 @@ async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(nurse
     here = directory.here["a-0"] = LocalWorker("a", offer, address, plug, directory.changed, inbox, directory)
     far = await linked(node, nursery)
     link = directory.nodes["b"][1]
-    link.told(NodeState((OFFER,)))
+    link.on_announcement(NodeState((OFFER,)))
     with trio.fail_after(5):
         while not link.stalled:
             await directory.changed.park()
@@ -282,7 +282,7 @@ async def test_d8_nobody_chooses_a_node_that_stands_still_and_readiness_and_metr
     del node.directory.here["a-0"]
     far = await linked(node, nursery)
     link = node.directory.nodes["b"][1]
-    link.told(NodeState((OFFER,)))
+    link.on_announcement(NodeState((OFFER,)))
     assert [each.load.name for each in node.directory.workers("oak")] == ["b/b-0"]
     pool = node.directory.pool("oak")
     with trio.fail_after(3.5):

@@ -23,6 +23,7 @@ from protocol.errors import (
     EngineRefused,
     InternalError,
     LinkLost,
+    LocalViolation,
     NotReady,
     Overloaded,
     PeerLost,
@@ -49,9 +50,9 @@ from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from protocol.tensors import Tensor
 from protocol.text_messages import Text
 from supervisor.links import encoding
-from supervisor.links.encoding import BODY_BYTES_MAX, FREE_REPLIES_MAX, RECEIVED_A_TURN
+from supervisor.links.encoding import BODY_BYTES_MAX, FREE_REPLIES_MAX
 from supervisor.links.heartbeat import EARLY_S, TURN_LINKS_MAX, Heartbeat, HeartbeatTask
-from supervisor.links.link import Link
+from supervisor.links.link import FRAMES_A_TURN, Link
 from tests.rig.fake_engine import Costs, generate, whole
 from tests.rig.fake_host import far_engine
 from tests.system.simulator import SimTransport, counting, sim_pair, simulate
@@ -129,16 +130,16 @@ async def ask(link, credit=9):
 
 def at_rest(ends):
     for link in (ends.asker, ends.server):
-        assert not link._asked
-        assert not link._serving
+        assert not link.statistics().answers
+        assert not link.statistics().calls
         assert len(link.peer.asked) == len(link.peer.served) == 0
     return True
 
 
 async def test_a_node_that_sends_what_only_an_engines_host_may_send_is_lost(autojump_clock):
-    async with linked(forever, heart=Heartbeat()) as ends, ends.asker.ask(FlushCache(), 9):
+    async with linked(forever, heartbeat=Heartbeat()) as ends, ends.asker.ask(FlushCache(), 9):
         await trio.sleep(0.1)
-        ends.server._send(Step([1], [1], [-7], [], []))
+        ends.server._writer.send(Step([1], [1], [-7], [], []))
         await trio.sleep(0.1)
         assert ends.how["asker"][0] is PeerViolation
 
@@ -280,7 +281,7 @@ async def test_leaving_while_the_inbox_is_full_frees_the_stream_at_once(autojump
         with trio.move_on_after(1):
             await ask(asker)
         await wait_all_tasks_blocked()
-        assert len(asker.peer.asked) == len(server._serving) == 0
+        assert len(asker.peer.asked) == server.statistics().calls == 0
         assert trio.current_time() == 1
         nursery.cancel_scope.cancel()
 
@@ -321,7 +322,7 @@ async def test_leaving_after_the_end_says_nothing(autojump_clock):
             queued = ends.asker.peer.queued_bytes
         assert replies.over.is_set()
         assert ends.asker.peer.queued_bytes == queued == 0
-        ends.asker.leave(1)
+        ends.asker.cancel(1)
 
 
 async def test_replies_that_cross_a_cancel_are_dropped(autojump_clock):
@@ -365,7 +366,7 @@ async def test_a_cut_fails_whoever_asked_and_cancels_whoever_answers(autojump_cl
         await trio.sleep(5)
         assert released == [3]
         assert ends.how == {"asker": (PeerLost, 1), "server": (PeerLost, 1)}
-        assert not ends.server._serving
+        assert not ends.server.statistics().calls
 
 
 async def test_a_cut_fails_those_who_wait_for_a_stream(autojump_clock):
@@ -449,7 +450,7 @@ async def test_a_bye_says_why(nursery, autojump_clock):
         other.send(Bye("shutdown", "the node stops it"))
         await far.send_all(other.take())
         far.close()
-    assert link.farewell.detail == "the node stops it"
+    assert link.received_bye.detail == "the node stops it"
 
 
 async def test_a_bye_has_no_say_in_what_else_the_log_says(nursery, autojump_clock):
@@ -467,7 +468,7 @@ async def test_a_bye_has_no_say_in_what_else_the_log_says(nursery, autojump_cloc
 async def test_a_node_that_shuts_down_fails_whoever_asked_at_once_and_truthfully(autojump_clock):
     async with linked(forever) as ends, ends.asker.ask(FlushCache(), 9) as replies:
         await trio.sleep(1)
-        ends.server.bye("draining", "node b shuts down")
+        ends.server.send_bye("draining", "node b shuts down")
         with pytest.raises(Draining, match="node b shuts down"):
             await replies.result()
         assert trio.current_time() == 1
@@ -488,7 +489,7 @@ async def facing(**fields):
         async def carry():
             try:
                 await link.run()
-            except (PeerLost, PeerViolation) as error:
+            except (PeerLost, PeerViolation, LocalViolation) as error:
                 ended.append(error)
 
         nursery.start_soon(carry)
@@ -524,6 +525,38 @@ async def test_a_lie_ends_the_link_and_fails_its_askers(lie, autojump_clock):
         assert [type(error) for error in ended] == [PeerViolation]
 
 
+def bugs_logged(caplog):
+    return [each for each in caplog.records if each.message == "a bug of this node ended a link"]
+
+
+async def test_a_frame_of_this_end_that_breaks_the_rules_ends_the_link_as_a_bug_of_this_node(autojump_clock, caplog):
+    address, inbox = mailbox(1)
+    async with facing(services={("", FlushCache): address}) as (link, far, ended):
+        await far.send_all(encode(Open(1, codec.encode(FlushCache()), 1)))
+        call = await inbox.receive()
+        link.peer.served.step(End(1, b""))  # closed for the protocol, which the call that is served does not know
+        call.answer.put(Tokens([1]))
+        await wait_all_tasks_blocked()
+        assert [type(error) for error in ended] == [LocalViolation]
+        assert "Item on stream 1, which is closed" in str(link.ended)
+        (record,) = bugs_logged(caplog)
+        assert (record.levelname, record.exc_info[1]) == ("ERROR", link.ended)
+        frames = list(FrameReader().feed(bytes(await far.receive_some())))
+        assert [type(frame) for frame in frames] == [Hello], "the other end is told of no fault"
+
+
+async def test_an_asker_whose_frame_breaks_the_rules_gets_the_error_of_a_lost_link(autojump_clock, caplog):
+    async with facing() as (link, _, ended):
+        _, first = link.open(FlushCache(), 1)
+        _, second = link.open(FlushCache(), -1)
+        for answer in (first, second):
+            with pytest.raises(LinkLost):
+                await answer.result()
+        await wait_all_tasks_blocked()
+        assert [type(error) for error in ended] == [LocalViolation]
+        assert len(bugs_logged(caplog)) == 1
+
+
 async def test_a_peer_that_does_not_read_ends_the_link_and_no_bystander(autojump_clock):
     async with facing(queued_bytes_max=20_000) as (link, _, ended):
         answers = []
@@ -540,8 +573,7 @@ async def test_a_peer_that_does_not_read_ends_the_link_and_no_bystander(autojump
 
 async def test_credit_that_comes_before_the_answerer_was_asked_is_not_lost(autojump_clock):
     address, inbox = mailbox(0)
-    async with facing() as (link, far, _):
-        link.serves = {("", FlushCache): address}
+    async with facing(services={("", FlushCache): address}) as (_, far, _ended):
         await far.send_all(encode(Open(1, codec.encode(FlushCache()), 1)))
         await wait_all_tasks_blocked()  # it waits: the inbox has no room
         await far.send_all(encode(Credit(1, 5)))
@@ -662,7 +694,7 @@ async def test_c1_what_has_piled_up_in_one_message_is_heard_in_many_turns(autoju
         nursery.cancel_scope.cancel()
     assert heard == [Tokens([number]) for number in range(1000)]
     # The counter may come first in one pass of the loop, and last in the next.
-    assert max(after - before for before, after in pairwise(turns)) <= 2 * RECEIVED_A_TURN
+    assert max(after - before for before, after in pairwise(turns)) <= 2 * FRAMES_A_TURN
 
 
 def kinds(data):
@@ -670,7 +702,7 @@ def kinds(data):
 
 
 async def test_a_beat_is_sent_for_every_second_in_which_nothing_else_was(autojump_clock):
-    async with facing(heart=HEART) as (link, far, _):
+    async with facing(heartbeat=HEART) as (link, far, _):
         assert kinds(await far.receive_some()) == ["Hello"]
         heard = []
         async with trio.open_nursery() as nursery:
@@ -703,26 +735,26 @@ async def test_a_beat_is_sent_for_every_second_in_which_nothing_else_was(autojum
 
 async def test_a_bug_in_one_link_ends_that_one_and_no_other(autojump_clock, caplog):
     class Buggy:
-        """A link that cannot be tended."""
+        """A link whose heartbeat fails."""
 
-        lost_by = None
+        reason = None
 
-        def tend(self, due_at, now):
+        def beat(self, due_at, now):
             raise ZeroDivisionError
 
-        def lose(self, why):
-            self.lost_by = why
+        def abort(self, reason):
+            self.reason = reason
 
     hearts, buggy = HeartbeatTask(), Buggy()
     hearts.add(buggy, 0.5)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hearts.run)
-        async with facing(heart=HEART, hearts=hearts) as (link, far, _):
+        async with facing(heartbeat=HEART, heartbeat_task=hearts) as (link, far, _):
             assert kinds(await far.receive_some()) == ["Hello"]
             assert kinds(await far.receive_some()) == ["KeepAlive"]
             assert not link.lost
         nursery.cancel_scope.cancel()
-    assert isinstance(buggy.lost_by, PeerLost)
+    assert isinstance(buggy.reason, LocalViolation)
     assert [record.message for record in caplog.records if record.exc_info] == ["a bug ended a link"]
 
 
@@ -736,14 +768,14 @@ async def test_thousands_of_links_are_tended_a_few_at_a_time(autojump_clock):
             self.count += 1
 
     class Idle:
-        """A link that asks to be tended once a second."""
+        """A link that is to beat once a second."""
 
-        def tend(self, due_at, now):
+        def beat(self, due_at, now):
             tended[steps.count].append(now)
             return due_at + 1
 
-        def lose(self, why):
-            raise why
+        def abort(self, reason):
+            raise reason
 
     hearts, tended, steps = HeartbeatTask(), defaultdict(list), Steps()
     for _ in range(10 * TURN_LINKS_MAX):
@@ -757,7 +789,7 @@ async def test_thousands_of_links_are_tended_a_few_at_a_time(autojump_clock):
 
 
 async def test_a_peer_that_stops_is_lost_after_its_silence_and_not_before(autojump_clock):
-    async with facing(heart=HEART) as (link, far, ended):
+    async with facing(heartbeat=HEART) as (link, far, ended):
         _, answer = link.open(FlushCache(), 1)
         for _ in range(4):
             await trio.sleep(2.9)
@@ -770,19 +802,19 @@ async def test_a_peer_that_stops_is_lost_after_its_silence_and_not_before(autoju
         await wait_all_tasks_blocked()
         assert [type(error) for error in ended] == [PeerLost]
         assert str(ended[0]) == "the other end has been silent for 3 s"
-        assert link.farewell is None
+        assert link.received_bye is None
 
 
 async def test_a_peer_that_never_says_hello_is_lost_too(autojump_clock):
     near, _far = sim_pair()
     with pytest.raises(PeerLost, match="silent for 3 s"):
-        await Link(near, Peer("here", serves_max=0), heart=HEART).run()
+        await Link(near, Peer("here", serves_max=0), heartbeat=HEART).run()
     assert trio.current_time() == 3
 
 
 async def test_two_lively_ends_with_nothing_to_say_keep_each_other_until_the_line_is_half_open(autojump_clock):
     near, far = sim_pair()
-    links = [Link(end, Peer("x", serves_max=1), heart=HEART) for end in (near, far)]
+    links = [Link(end, Peer("x", serves_max=1), heartbeat=HEART) for end in (near, far)]
     lost = []
 
     async def carry(link):
@@ -802,7 +834,7 @@ async def test_two_lively_ends_with_nothing_to_say_keep_each_other_until_the_lin
 
 @pytest.mark.parametrize("stood_still_s", [3.05, 3.2, 50])  # the first is over a moment after the silence
 async def test_an_end_that_stood_still_itself_hears_the_other_before_it_judges(stood_still_s, mock_clock):
-    async with facing(heart=HEART) as (link, far, ended):
+    async with facing(heartbeat=HEART) as (link, far, ended):
         mock_clock.jump(stood_still_s)  # all tasks of this process slept, say for a debugger
         await wait_all_tasks_blocked()
         assert not link.lost
@@ -830,29 +862,27 @@ async def test_a_deadline_ends_the_answer_at_the_far_end_though_no_cancel_comes(
                 await trio.sleep_forever()
         await trio.sleep(5)
         assert released == [2]
-        assert not ends.server._serving
+        assert not ends.server.statistics().calls
 
 
 async def test_a_request_that_came_too_late_fails_as_deadline_exceeded(autojump_clock):
     address, inbox = mailbox(4)
-    async with facing() as (link, far, _):
-        link.serves = {("", FlushCache): address}
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(answering, inbox, forever, BugCounter())
-            await far.receive_some()
-            for stream, within_ms in ((1, 0), (2, -5)):
-                await far.send_all(encode(Open(stream, codec.encode(FlushCache()), 1, "", within_ms)))
-            await wait_all_tasks_blocked()
-            frames = list(FrameReader().feed(await far.receive_some()))
-            assert {(type(frame), frame.stream, frame.code) for frame in frames} == {
-                (Fail, 1, "deadline_exceeded"),
-                (Fail, 2, "deadline_exceeded"),
-            }
-            await far.send_all(encode(Open(3, codec.encode(FlushCache()), 1, "", 1500)))
-            frames = list(FrameReader().feed(await far.receive_some()))
-            assert trio.current_time() == 1.5
-            assert frames[0].code == "deadline_exceeded"
-            nursery.cancel_scope.cancel()
+    async with facing(services={("", FlushCache): address}) as (_, far, _ended), trio.open_nursery() as nursery:
+        nursery.start_soon(answering, inbox, forever, BugCounter())
+        await far.receive_some()
+        for stream, within_ms in ((1, 0), (2, -5)):
+            await far.send_all(encode(Open(stream, codec.encode(FlushCache()), 1, "", within_ms)))
+        await wait_all_tasks_blocked()
+        frames = list(FrameReader().feed(await far.receive_some()))
+        assert {(type(frame), frame.stream, frame.code) for frame in frames} == {
+            (Fail, 1, "deadline_exceeded"),
+            (Fail, 2, "deadline_exceeded"),
+        }
+        await far.send_all(encode(Open(3, codec.encode(FlushCache()), 1, "", 1500)))
+        frames = list(FrameReader().feed(await far.receive_some()))
+        assert trio.current_time() == 1.5
+        assert frames[0].code == "deadline_exceeded"
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_deadline_crosses_two_links_as_what_is_left_of_it(autojump_clock):
@@ -874,7 +904,7 @@ async def test_a_deadline_crosses_two_links_as_what_is_left_of_it(autojump_clock
             assert released == []
             await trio.sleep(0.01)
             assert released == [pytest.approx(7.5)]
-            assert not second.server._serving
+            assert not second.server.statistics().calls
             nursery.cancel_scope.cancel()
 
 
@@ -939,8 +969,8 @@ async def test_tensors_cross_whole_beside_streams_of_tokens(autojump_clock):
 async def test_what_is_told_is_heard_where_somebody_listens_and_a_violation_elsewhere(autojump_clock):
     heard = []
     state = NodeState(draining=True)
-    async with facing(told=heard.append) as (link, far, ended):
-        link.tell(state)
+    async with facing(on_announcement=heard.append) as (link, far, ended):
+        link.announce(state)
         await far.send_all(encode(Announce(codec.encode(state))))
         await wait_all_tasks_blocked()
         assert (heard, ended) == ([state], [])
@@ -949,7 +979,7 @@ async def test_what_is_told_is_heard_where_somebody_listens_and_a_violation_else
         await far.send_all(encode(Announce(codec.encode(state))))
         await wait_all_tasks_blocked()
         assert [type(error) for error in ended] == [PeerViolation]
-        assert "NodeState was told" in str(ended[0])
+        assert "NodeState was announced" in str(ended[0])
 
 
 # What may answer --------------------------------------------------------------------------

@@ -54,12 +54,12 @@ class SimLinks(Mesh):
         """What lies between the nodes."""
         return self.plan.net
 
-    def bye(self, detail: str) -> None:
+    def send_bye(self, detail: str) -> None:
         early = trio.current_time() < self.drains_until
         assert not (early and self.directory.running), "a node that drains leaves before its requests have ended"
         assert trio.current_time() >= self.heard_at, "a node that drains leaves before the others have heard of it"
         self.said_bye = True
-        Mesh.bye(self, detail)
+        Mesh.send_bye(self, detail)
 
     async def _listen(self, nursery: trio.Nursery, at: Endpoint) -> None:
         def accept(stream: Accepted) -> None:
@@ -263,6 +263,6 @@ def check_links(directory: Directory, gone: Collection[str] = ()) -> None:
             continue
         assert link is not None, f"{directory.name} has no link to {name}"
         assert not link.lost
-        assert not link._asked, "an asked stream is open"
-        assert not link._serving, "a served stream is open"
+        assert not link.statistics().answers, "an asked stream is open"
+        assert not link.statistics().calls, "a served stream is open"
         assert len(link.peer.asked) == len(link.peer.served) == 0, "a stream is open"

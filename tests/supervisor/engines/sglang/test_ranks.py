@@ -411,7 +411,7 @@ async def test_an_engine_whose_own_node_drains_is_left_to_that_nodes_plan(autoju
 async def test_a_link_that_is_lost_is_not_asked_while_it_is_still_known(autojump_clock):
     async with group("b") as made:
         link = Link(sim_pair()[0], Peer("a", serves_max=4))
-        link._end()
+        link.abort(PeerLost("cut"))
         made.directory.linked("c", link)
         await trio.sleep(1)
         assert made.plug.lacks == "there is no link to node c"
@@ -535,7 +535,7 @@ async def one_fault(rng, step, act):
         await trio.sleep(2 * LADDER_S)
         assert made.hosts.alive == {}
         links = [made.directory.nodes[name][1] for name in "bc"]
-        assert all(not link._asked and len(link.peer.asked) == 0 for link in links)
+        assert all(link.statistics().answers == link.statistics().streams_asked == 0 for link in links)
     return steps.taken < step
 
 

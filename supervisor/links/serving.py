@@ -1,0 +1,108 @@
+"""The serving half of a link: the streams that the other end has opened, each served by a task of its own.
+
+A stream is closed when whoever served it holds nothing more for it, not when its last reply is out: the other end takes
+a free stream for free capacity. Whoever serves runs under a cancel scope with the asker's own deadline, which crossed
+the link as the time that was left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from math import inf
+from typing import TypeAlias
+
+import trio
+from attrs import define, field
+
+from actors.kit.calls import Answer, Askable
+from protocol import codec
+from protocol.codec import Message
+from protocol.errors import DeadlineExceeded, EngineLost, NotReady, PeerViolation, RequestError
+from protocol.frames import Cancel, Credit, End, Fail, Item, Open
+from protocol.peer import Peer
+from supervisor.links.encoding import encode_body, fail_frame, first
+from supervisor.links.frame_writer import Send
+
+Service: TypeAlias = Askable[Message, Message, Message]
+Services: TypeAlias = Mapping[tuple[str, type[Message]], Service]
+"""What the other end may ask: by the name that it asks for ("" for the node itself) and the type of the request."""
+
+
+@define(eq=False)
+class _Call:
+    """One request of the other end that is being served."""
+
+    scope: trio.CancelScope
+    answer: Answer[Message, Message] | None = None
+    granted: int = 0  # credit that arrived before there was an answer
+
+
+@define(eq=False)
+class ServingHalf:
+    """The requests of the other end that have not ended."""
+
+    peer: Peer
+    send: Send
+    services: Services
+    release_s: float  # how long a call may take to release what it holds before its stream is closed all the same
+    _calls: dict[int, _Call] = field(factory=dict, init=False)
+
+    def __len__(self) -> int:
+        """How many calls have not ended."""
+        return len(self._calls)
+
+    def on_open(self, nursery: trio.Nursery, frame: Open) -> None:
+        """Begin to serve a request; raises `PeerViolation` for a type of request that this end never serves."""
+        request = codec.decode(frame.body, self.peer.attached)
+        service = self.services.get((frame.to, type(request)))
+        if service is None and not frame.to:
+            raise PeerViolation(f"a {type(request).__name__} was asked of an end that serves none")
+        if service is None:  # it may have been there a moment ago
+            self.send(fail_frame(frame.stream, NotReady(f"there is no {frame.to} here")))
+            return
+        remaining_s = inf if frame.within_ms is None else max(0, frame.within_ms) / 1000
+        self._calls[frame.stream] = _Call(trio.CancelScope(relative_deadline=remaining_s))
+        nursery.start_soon(self._serve, frame.stream, service, request, frame.credit)
+
+    def on_credit(self, frame: Credit) -> None:
+        """Let a call send more."""
+        if (call := self._calls.get(frame.stream)) is None:
+            return
+        if call.answer is None:
+            call.granted += frame.units
+        else:
+            call.answer.credit += frame.units
+
+    def on_cancel(self, frame: Cancel) -> None:
+        """Cancel a call; its stream ends when it has let go."""
+        if (call := self._calls.get(frame.stream)) is not None:
+            call.scope.cancel(reason=f"peer: {frame.reason}")
+
+    async def _serve(self, stream: int, service: Service, request: Message, credit: int) -> None:
+        call = self._calls[stream]
+        last: End | Fail = Fail(stream, "left", "the asker left")
+        try:
+            try:
+                with call.scope:
+                    async with service.ask(request, credit) as answer:
+                        answer.credit += call.granted
+                        call.answer = answer
+                        result = await answer.relay(partial(self._reply, stream))
+                        last = End(stream, encode_body(result) if result is not None else b"")
+                if call.scope.cancelled_caught and trio.current_time() >= call.scope.deadline:
+                    last = fail_frame(stream, DeadlineExceeded("the asker's time is up"))
+            except* RequestError as group:
+                last = fail_frame(stream, first(group))
+            if call.answer is not None:
+                with trio.move_on_after(self.release_s, shield=True):
+                    await call.answer.over.wait()
+                if isinstance(call.answer.failure, EngineLost):  # an asker who has left needs to know it as well
+                    last = fail_frame(stream, call.answer.failure)
+        finally:
+            del self._calls[stream]
+        self.send(last)
+
+    def _reply(self, stream: int, reply: Message) -> None:
+        attached = codec.attached(reply)
+        self.send(Item(stream, encode_body(reply), codec.units_of(reply), sum(map(len, attached))), attached)
