@@ -108,6 +108,7 @@ def node(net: NodeNetwork, name: str, stack: ExitStack) -> Mesh:
         serves={},
         listen=Endpoint(name, 7400),
         secret=b"x" * 32,
+        tls=None,
         new_nonce=lambda: f"{name} {next(numbers)}".encode().ljust(32),
         chance=random.Random(name),
         dial=partial(net.dial, name),
