@@ -178,7 +178,7 @@ def hash_key(name: str) -> int:
     """Read a secret from the standard input, and print the lines that make a file of keys know it by `name`."""
     secret = getpass("secret: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
     try:
-        print(keys.line(name, secret))
+        print(keys.key_file_lines(name, secret))
     except StartFailed as error:
         print(f"espalier: {error}", file=sys.stderr)
         return 1

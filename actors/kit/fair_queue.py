@@ -134,6 +134,10 @@ class FairQueue(Generic[T]):
 
     # Accounts ----------------------------------------------------------------------------
 
+    def accounts(self) -> dict[str, float]:
+        """Return what every owner has been charged, without those that owe nothing."""
+        return dict(self._accounts)
+
     def account(self, owner: str) -> float:
         """Return what an owner has been charged."""
         return self._accounts.get(owner, 0)

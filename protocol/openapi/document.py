@@ -1,8 +1,12 @@
-"""What the HTTP doors take and answer, as an OpenAPI document: made of the classes that read the requests."""
+"""The OpenAPI document of the gateway's HTTP routes, made from the classes that parse the requests.
+
+Each route describes itself as one `Operation`. The routes belong to the gateway, which hands their operations in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from http import HTTPStatus
 from typing import TypeAlias
 
@@ -14,128 +18,56 @@ from protocol.openapi import answer_schemas
 from protocol.openapi.request_schemas import NULL, Schema, Schemas, without_null
 
 ERROR: Schema = {"$ref": "#/components/schemas/Error"}
-# What any request can meet: wrong syntax, no key or a foreign page, slowness, size, limits, and the server's own state.
+# Statuses of errors that any request can meet: wrong syntax, no key or a foreign page, slowness, size, limits, and the
+# server's own state.
 ALWAYS = (400, 401, 403, 408, 413, 429, 431, 500, 501, 503, 505)
 
 Media: TypeAlias = Mapping[str, Schema]
 """Schemas of bodies by their media types."""
 
+PLAIN_TEXT: Media = {"text/plain": {"type": "string"}}
+# Some tools read this schema as that of the whole body, some as that of each event, so it has no type.
+EVENT_STREAM: Media = {"text/event-stream": {"description": "Server-sent events with JSON, if `stream` is true."}}
 
-@frozen
+
+class Access(StrEnum):
+    """Who may call an operation."""
+
+    OPEN = "open"  # everybody, even where keys are wanted
+    KEY = "key"
+    ADMIN = "admin"
+
+
+@frozen(eq=False)
 class Operation:
-    """What one method of one path does."""
+    """One method of one path: what it takes and answers, and who may call it."""
 
+    method: str
+    path: str  # its last segment may be a parameter, in braces
     summary: str
-    answers: Media
-    asked: type | None = None
-    example: object = None
-    errors: tuple[int, ...] = ()
+    answer: Media  # of status 200; none if the operation opens a WebSocket
+    request: type | None = None  # the class that the JSON of its body is read into
+    example: object = None  # a request
+    errors: tuple[int, ...] = ()  # statuses beside those that any request, or any body, can meet
     parameters: tuple[Schema, ...] = ()
-    needs: str = "key"  # "nothing", "key" or "admin"
-    more: Schema = Factory(dict)
+    access: Access = Access.KEY
+    extensions: Schema = Factory(dict)
 
 
-def _named(name: str) -> Media:
-    return {"application/json": {"$ref": f"#/components/schemas/{name}"}}
+def json_body(schema: Schema | str) -> Media:
+    """Return a body of JSON with this schema, or with the one of this name among those of the document."""
+    return {"application/json": {"$ref": f"#/components/schemas/{schema}"} if isinstance(schema, str) else schema}
 
 
-_PLAIN_TEXT: Media = {"text/plain": {"type": "string"}}
-# Some read this schema as that of the whole body, some as that of each event, so it has no type.
-_STREAM: Media = {"text/event-stream": {"description": "Server-sent events with JSON, if `stream` is true."}}
-_MODEL: Schema = {
-    "name": "model",
-    "required": True,
-    "in": "path",
-    "schema": {"type": "string", "minLength": 1},
-    "description": "The model's name, as the list of models has it.",
-}
-_OF_MODEL: Schema = {
-    "name": "model",
-    "in": "query",
-    "schema": {"type": "string"},
-    "description": "Needed where several are served; empty is as if it were not there.",
-}
-_SAID = [{"role": "user", "content": "Tell me about the oak."}]
-_INFO = Operation("The models, the engines and the limits of this server.", _named("ServerInfo"), errors=(404,))
-_MODEL_INFO = Operation("About one model.", _named("ModelInfo"), errors=(404,), parameters=(_OF_MODEL,))
-_FLUSH = Operation("Forget every engine's prefix cache.", _PLAIN_TEXT, errors=(404,), needs="admin")
-_UPGRADE = Operation(
-    "Open a WebSocket, on which the events of `x-websocket` are said.",
-    {},
-    errors=(426,),
-    more={"x-websocket": {"client": ["Create", "CancelResponse"]}},
-)
-
-OPERATIONS: dict[str, dict[str, Operation]] = {
-    "/health": {"get": Operation("Whether the process lives.", _PLAIN_TEXT, needs="nothing")},
-    "/ready": {"get": Operation("Whether requests can be served now.", _PLAIN_TEXT, needs="nothing")},
-    "/metrics": {"get": Operation("Numbers for Prometheus.", _PLAIN_TEXT, needs="admin")},
-    "/openapi.json": {"get": Operation("This document.", {"application/json": {"type": "object"}})},
-    "/v1/models": {"get": Operation("Every model that is served.", _named("Models"))},
-    "/v1/models/{model}": {
-        "get": Operation("One model that is served.", _named("Model"), errors=(404,), parameters=(_MODEL,))
-    },
-    "/v1/chat/completions": {
-        "post": Operation(
-            "Answer a conversation.",
-            {**_named("ChatCompletion"), **_STREAM},
-            chat.ChatRequest,
-            {"model": "tiny", "messages": _SAID},
-            errors=(404, 415),
-        )
-    },
-    "/v1/completions": {
-        "post": Operation(
-            "Go on with a text.",
-            {**_named("Completion"), **_STREAM},
-            completions.CompletionRequest,
-            {"model": "tiny", "prompt": "The oak"},
-            errors=(404, 415),
-        )
-    },
-    "/v1/responses": {
-        "get": _UPGRADE,
-        "post": Operation(
-            "Answer a conversation, in the shape of Responses.",
-            {**_named("Response"), **_STREAM},
-            responses.CreateHttp,
-            {"model": "tiny", "input": "Tell me about the oak."},
-            errors=(404, 415),
-        ),
-    },
-    "/tokenize": {
-        "post": Operation(
-            "The token ids of a text or a conversation.",
-            _named("Tokenized"),
-            tokens.TokenizeRequest,
-            {"prompt": "The oak"},
-            errors=(404, 415),
-        )
-    },
-    "/detokenize": {
-        "post": Operation(
-            "The text of token ids.",
-            _named("Detokenized"),
-            tokens.DetokenizeRequest,
-            {"tokens": [1, 2]},
-            errors=(404, 415),
-        )
-    },
-    "/server_info": {"get": _INFO},
-    "/get_server_info": {"get": _INFO},
-    "/model_info": {"get": _MODEL_INFO},
-    "/get_model_info": {"get": _MODEL_INFO},
-    "/flush_cache": {"get": _FLUSH, "post": _FLUSH},
-}
-
-
-def document(version: str, *, models: Sequence[str] = (), keys_wanted: bool = True) -> dict[str, object]:
-    """Return the document of a server that serves these models; without names any may be asked for."""
+def document(
+    version: str, operations: Sequence[Operation], *, models: Sequence[str] = (), keys_wanted: bool = True
+) -> dict[str, object]:
+    """Return the document of a server with these operations and models; without names any model may be asked for."""
     schemas = Schemas(_MORE)
-    paths = {
-        path: {method: _operation(path, method, each, schemas, keys_wanted) for method, each in methods.items()}
-        for path, methods in OPERATIONS.items()
-    }
+    paths: dict[str, dict[str, Schema]] = {}
+    for operation in operations:
+        described = _operation(operation, schemas, keys_wanted)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = described
     for event in (responses.Create, responses.CancelResponse):
         schemas.of(event)
     if models:
@@ -160,45 +92,47 @@ def document(version: str, *, models: Sequence[str] = (), keys_wanted: bool = Tr
     }
 
 
-def _operation(path: str, method: str, each: Operation, schemas: Schemas, keys_wanted: bool) -> Schema:
-    said: Schema = {
-        "operationId": f"{method}{path.replace('{model}', 'one')}".replace("/", "_").replace(".", "_"),
-        "summary": each.summary,
-        "responses": _answers(each),
-        "security": _security(each.needs, keys_wanted=keys_wanted),
-        **each.more,
+def _operation(operation: Operation, schemas: Schemas, keys_wanted: bool) -> Schema:
+    name = f"{operation.method.lower()}{operation.path.replace('{model}', 'one')}"
+    described: Schema = {
+        "operationId": name.replace("/", "_").replace(".", "_"),
+        "summary": operation.summary,
+        "responses": _responses(operation),
+        "security": _security(operation.access, keys_wanted=keys_wanted),
+        **operation.extensions,
     }
-    if each.needs == "admin":
-        said["description"] = "Where there are keys it takes one of an admin."
-    if each.parameters:
-        said["parameters"] = list(each.parameters)
-    if each.asked is not None:
-        content = {"schema": schemas.of(each.asked), "example": each.example}
-        said["requestBody"] = {"required": True, "content": {"application/json": content}}
-    return said
+    if operation.access is Access.ADMIN:
+        described["description"] = "Where there are keys it takes one of an admin."
+    if operation.parameters:
+        described["parameters"] = list(operation.parameters)
+    if operation.request is not None:
+        content = {"schema": schemas.of(operation.request), "example": operation.example}
+        described["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return described
 
 
-def _answers(each: Operation) -> Schema:
-    said: Schema = {}
-    if each.answers:
-        content = {media: {"schema": schema} for media, schema in each.answers.items()}
-        said["200"] = {"description": "What was asked for.", "content": content}
+def _responses(operation: Operation) -> Schema:
+    described: Schema = {}
+    if operation.answer:
+        content = {media: {"schema": schema} for media, schema in operation.answer.items()}
+        described["200"] = {"description": "What was asked for.", "content": content}
     else:
-        said["101"] = {"description": "A WebSocket, for who asked for one."}
-    for status in sorted({*ALWAYS, *each.errors}):
+        described["101"] = {"description": "A WebSocket, for who asked for one."}
+    media = (415,) if operation.request is not None else ()
+    for status in sorted({*ALWAYS, *operation.errors, *media}):
         content = {"application/json": {"schema": ERROR}}
-        said[str(status)] = {"description": _description(status), "content": content}
-    return said
+        described[str(status)] = {"description": _description(status), "content": content}
+    return described
 
 
 def _description(status: int) -> str:
-    known: list[type[RequestError]] = [*ERRORS_BY_CODE.values()]
-    codes = [cls.code for cls in known if cls.http_status == status]
+    classes: list[type[RequestError]] = [*ERRORS_BY_CODE.values()]
+    codes = [cls.code for cls in classes if cls.http_status == status]
     return f"{HTTPStatus(status).phrase}: {', '.join(codes)}." if codes else f"{HTTPStatus(status).phrase}."
 
 
-def _security(needs: str, *, keys_wanted: bool) -> list[Schema]:
-    if needs == "nothing":
+def _security(access: Access, *, keys_wanted: bool) -> list[Schema]:
+    if access is Access.OPEN:
         return []
     return [{"bearer": []}] if keys_wanted else [{}, {"bearer": []}]
 

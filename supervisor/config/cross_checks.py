@@ -15,6 +15,7 @@ from actors.engines.sglang.boot_message import GrammarLimits
 from protocol.cluster import OPERATOR_PREFIX
 from protocol.strict.mistakes import Mistake, describe, join, segment
 from supervisor.config import listener_checks, time_checks
+from supervisor.config.limits import WILDCARD
 from supervisor.config.schema import (
     LOOPBACK_HOSTS,
     WILDCARD_HOSTS,
@@ -24,7 +25,6 @@ from supervisor.config.schema import (
     SimulatedSection,
 )
 from supervisor.engines.sglang.bootstrap_ports import BOOTSTRAP_PORTS
-from supervisor.gateway.gateway import WILDCARD
 
 RESERVED = ("gateway", "links", "metrics", "zygote")
 BEAT_S_MIN = 0.01

@@ -15,8 +15,8 @@ from actors.routing.outliers import Ejection
 from protocol.cluster import PORT
 from protocol.dialects.options import Holds, Matches, Within
 from supervisor.config.keyfile import GrammarName
+from supervisor.config.limits import Count, GatewayLimits, Seconds
 from supervisor.config.tls import Certificate
-from supervisor.gateway.gateway import Count, GatewayLimits, Seconds
 from supervisor.processes.process import Ladder
 from supervisor.threads.text_threads import TextLimits
 

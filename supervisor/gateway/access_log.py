@@ -21,9 +21,6 @@ log = logging.getLogger("espalier.requests")
 
 LINES_PER_S = 10  # of refusals with one code, of one key
 WHAT_CHARACTERS_MAX = 128  # of the method and the path
-PROBES = frozenset(  # machines ask these every few seconds
-    f"{method} {path}" for method in ("GET", "HEAD") for path in ("/health", "/ready", "/metrics")
-)
 
 Kind = tuple[str, str]  # an error's code, and a key's name
 
@@ -65,20 +62,20 @@ class AccessLog:
 
     metrics: Metrics
     _sieve: LineRateLimit = field(factory=lambda: LineRateLimit(LINES_PER_S))
-    _told: WeakSet[RequestError] = field(factory=WeakSet)
+    _logged: WeakSet[RequestError] = field(factory=WeakSet)
     _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
-    def note(self, error: RequestError) -> None:
+    def mark_logged(self, error: RequestError) -> None:
         """Take it that an error is told of with the request that it ended."""
-        self._told.add(error)
+        self._logged.add(error)
 
-    def ended(self, line: dict[str, object], error: RequestError | None, *, admitted: bool) -> None:
+    def log_ended(self, line: dict[str, object], error: RequestError | None, *, admitted: bool) -> None:
         """Tell how a request ended, whose error has been noted; one that was not even admitted was refused."""
         if error is not None and not admitted and not self._passes(error, str(line["key"])):
             return
         log.info("request ended", extra=line)
 
-    def refused(
+    def log_refused(
         self,
         error: RequestError,
         *,
@@ -87,12 +84,13 @@ class AccessLog:
         key: str,
         status: int | None,
         trace: Trace | None = None,
+        probe: bool = False,
     ) -> None:
         """Tell of a request that was refused before anybody was asked; what has been told is not told again."""
-        if error in self._told:
+        if error in self._logged:
             return
-        self._told.add(error)
-        waits = what in PROBES and isinstance(error, NotReady | Draining)  # as it is asked for: every few seconds
+        self._logged.add(error)
+        waits = probe and isinstance(error, NotReady | Draining)  # as it is asked for: every few seconds
         if waits:
             self.metrics.refused(error.code)
         if waits or self._passes(error, key):
@@ -107,10 +105,18 @@ class AccessLog:
             event = "request ended" if isinstance(error, AskerLeft) else "request refused"
             log.log(logging.DEBUG if waits else logging.INFO, event, extra=extra)
 
-    def noted(
-        self, request_id: str, what: str, status: int, key: str, took_s: float, trace: Trace | None = None
+    def log_answered(
+        self,
+        request_id: str,
+        what: str,
+        status: int,
+        key: str,
+        took_s: float,
+        trace: Trace | None = None,
+        *,
+        probe: bool = False,
     ) -> None:
-        """Tell of a request that no model was asked for."""
+        """Tell of a request that no model was asked for; of one that machines ask every few seconds at debug level."""
         extra = {
             "request_id": request_id,
             **fields(trace),
@@ -120,7 +126,7 @@ class AccessLog:
             "outcome": "answered",
             "took_s": round(took_s, 4),
         }
-        log.log(logging.DEBUG if what in PROBES else logging.INFO, "request ended", extra=extra)
+        log.log(logging.DEBUG if probe else logging.INFO, "request ended", extra=extra)
 
     async def run(self) -> None:
         """Tell once a second of what was left out, if anything was."""

@@ -1,6 +1,9 @@
-"""Who may ask: keys, hashed at rest, compared in constant time, and counted against their own limits.
+"""API keys: hashed at rest, compared in constant time, and counted against limits of their own.
 
-A secret is never kept and never logged: the moment one is presented it becomes its SHA-256.
+A secret is never kept and never logged: the moment a client presents one it becomes its SHA-256. A presented secret is
+compared with every key, so that the time tells nothing about how near a guess was. Keys can be replaced while requests
+run; one that is taken away ends nothing that runs, and lets nothing new begin. Once keys are wanted they stay wanted:
+to remove the last one must let nobody in, instead of everybody.
 """
 
 from __future__ import annotations
@@ -26,21 +29,21 @@ from supervisor.files import permissions, reading
 log = logging.getLogger(__name__)
 
 KEYS, ADMIN = "ESPALIER_API_KEYS", "ESPALIER_ADMIN_KEY"
-SECRET_VARIABLES = frozenset({KEYS, ADMIN})  # variables that no other process needs to see
+SECRET_VARIABLES = frozenset({KEYS, ADMIN})  # environment variables that no other process needs to see
 ADMIN_NAME = "admin"
 SECRET_BYTES_MAX = 1024
-SECRET_CHARACTERS_GOOD = 20
+SECRET_CHARACTERS_GOOD = 20  # a shorter secret is accepted, and warned about
 FILE_BYTES_MAX = 1024 * 1024
 WANTED = "this server wants a key; send it as `Authorization: Bearer KEY`"
 NOBODY = KeySection(sha256="0" * 64, priority=None)
-"""The digest of no secret that anybody knows; and nobody is compared with it."""
+"""The section of callers without a key. Its digest is that of no known secret, and nothing is compared with it."""
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 @define(eq=False)
 class Key:
-    """One key, and what is open in its name."""
+    """One key, and what is open in its name: generations, connections, and its rate limit."""
 
     name: str = "-"
     section: KeySection = NOBODY
@@ -50,10 +53,11 @@ class Key:
     _bucket: TokenBucket | None = None
 
     @contextmanager
-    def asking(self, weight: int = 1, param: str | None = None) -> Iterator[None]:
-        """Have so many generations more while the body runs.
+    def generating(self, weight: int = 1, param: str | None = None) -> Iterator[None]:
+        """Count `weight` generations as running while the body runs.
 
-        Raises `Unauthorized`, `ConcurrencyLimited`, or `BadRequest`, which names `param`, for what could never fit.
+        Raises `Unauthorized`, `ConcurrencyLimited`, or `BadRequest`, which names `param`, for a weight that could never
+        fit.
         """
         self.check()
         limit = self.section.concurrency_max
@@ -74,21 +78,21 @@ class Key:
             self.running -= weight
 
     def check(self) -> None:
-        """Raise `Unauthorized` if the key has been taken away since it was presented."""
+        """Raise `Unauthorized` if the key has been revoked since it was presented."""
         if self.revoked and self.section is NOBODY:
             raise Unauthorized(WANTED)
         if self.revoked:
             raise Unauthorized(f"the key {self.name!r} is not valid any more")
 
-    def connect(self, default_max: int) -> None:
-        """Have one connection more; raises `ConcurrencyLimited`. Whoever calls it lowers `connections` again."""
+    def add_connection(self, default_max: int) -> None:
+        """Count one connection more, which the caller takes off again; raises `ConcurrencyLimited`."""
         limit = self.section.connections_max or default_max
         if self.connections >= limit:
             raise ConcurrencyLimited(f"the key {self.name!r} has {self.connections} connections, as many as it may")
         self.connections += 1
 
     def change(self, section: KeySection) -> None:
-        """Live by other limits from now on; what is open stays open, and the rate starts from where it is."""
+        """Set other limits; what is open stays open, and the rate limit goes on from where it is."""
         old, self.section = self.section, section
         if section.rate_per_s is None:
             self._bucket = None
@@ -96,7 +100,7 @@ class Key:
             self._bucket.change(section.rate_per_s, section.burst_max, trio.current_time())
 
     def charge(self) -> None:
-        """Count one request, whatever becomes of it; raises `Unauthorized` or `RateLimited`."""
+        """Charge the rate limit for one request, whatever becomes of it; raises `Unauthorized` or `RateLimited`."""
         self.check()
         rate = self.section.rate_per_s
         if rate is None:
@@ -112,14 +116,22 @@ class Key:
 
 
 @frozen
+class KeyStatistics:
+    """What is open in the name of one key."""
+
+    running: int  # generations
+    connections: int
+
+
+@frozen
 class KeySources:
-    """Where keys come from: a file, or a node's environment."""
+    """Where keys come from: a file, and a node's environment."""
 
     file: Path | None = None
     environment: Mapping[str, str] = field(factory=dict, repr=False)  # its secrets belong in no log
 
     def read(self) -> dict[str, KeySection]:
-        """Return every key; raises `StartFailed`, which names no secret."""
+        """Return every key by name; raises `StartFailed`, which quotes no secret."""
         found = {} if self.file is None else _from_file(self.file)
         for name, section in _from_environment(self.environment).items():
             if name in found:
@@ -133,30 +145,26 @@ class KeySources:
 
     @property
     def wanted(self) -> bool:
-        """Whether clients need a key at all: a file of keys that holds none lets nobody in."""
+        """Whether clients need a key; they do if there is a file of keys, even one that holds none."""
         return self.file is not None or KEYS in self.environment
 
 
 @define(eq=False)
 class Keys:
-    """Every key that is known; without any, everybody may do everything."""
+    """Every key of a gateway; where none are wanted, everybody may do everything."""
 
     sources: KeySources = KeySources()
-    anybody: Key = field(factory=Key)  # in whose name requests run that need no key
+    anonymous: Key = field(factory=Key)  # in whose name requests run that need no key
     _keys: dict[str, Key] = field(factory=dict)
     _wanted: bool = False
     _admin_wanted: bool = False
 
     def load(self) -> None:
-        """Read the keys anew; raises `StartFailed`, and then everything is as it was."""
+        """Read the keys again; raises `StartFailed`, and then nothing has changed."""
         self.replace(self.sources.read())
 
     def replace(self, sections: Mapping[str, KeySection]) -> None:
-        """Know these keys from now on.
-
-        A key that is the same secret under the same name keeps what it has used up. Once keys are wanted they stay
-        wanted: to take the last one away lets nobody in, instead of everybody.
-        """
+        """Use these keys from now on; one with the same secret under the same name keeps what it has used up."""
         old, self._keys = self._keys, {}
         for name, section in sections.items():
             key = old.get(name)
@@ -168,12 +176,12 @@ class Keys:
         for key in old.values():
             key.revoked = True
         self._wanted = self._wanted or self.sources.wanted
-        self.anybody.revoked = self._wanted
+        self.anonymous.revoked = self._wanted
         self._admin_wanted = self._admin_wanted or self._wanted or bool(self.names(admin=True))
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of keys."""
         return len(self._keys)
 
     @property
@@ -181,22 +189,26 @@ class Keys:
         """Whether a client needs a key."""
         return self._wanted
 
+    def statistics(self) -> dict[str, KeyStatistics]:
+        """Return what is open in the name of each key."""
+        return {name: KeyStatistics(key.running, key.connections) for name, key in self._keys.items()}
+
     def names(self, *, admin: bool) -> list[str]:
-        """Return the names of the admin's keys, or of all others."""
+        """Return the names of the admin keys, or of all others."""
         return sorted(name for name, key in self._keys.items() if key.section.admin is admin)
 
     def grammars(self) -> dict[str, tuple[str, ...] | None]:
-        """Return the kinds of grammars that each key may use, None for one that does not say."""
+        """Return the kinds of grammars that each key may use, None for a key whose section does not say."""
         return {name: key.section.grammars for name, key in sorted(self._keys.items())}
 
     def find(self, headers: Headers, *, admin: bool = False) -> Key:
-        """Return the key that a request presents; raises `Unauthorized`, or `Forbidden` if it must be the admin's."""
+        """Return the key that a request presents; raises `Unauthorized`, or `Forbidden` if it must be an admin key."""
         if not (self._admin_wanted if admin else self._wanted):
-            return self.anybody
+            return self.anonymous
         secret = presented_secret(headers)
         if secret is None:
             raise Unauthorized(WANTED)
-        key = self._known(secret)
+        key = self._match(secret)
         if key is None:
             raise Unauthorized("this key is not known here")
         if admin and not key.section.admin:
@@ -205,8 +217,8 @@ class Keys:
             raise Forbidden(f"the key {key.name!r} may not do this; it takes an admin key")
         return key
 
-    def _known(self, secret: bytes) -> Key | None:
-        """Compare with every key, and never stop early: the time that it takes must not tell how near a guess was."""
+    def _match(self, secret: bytes) -> Key | None:
+        """Compare with every key, without stopping at the first that matches."""
         digest = hashlib.sha256(secret).hexdigest()
         found = None
         for key in self._keys.values():
@@ -216,24 +228,24 @@ class Keys:
 
 
 def presented_secret(headers: Headers) -> bytes | None:
-    """Return the secret that a request carries in one of the ways that clients of the field know."""
-    given = dict(headers)
-    scheme, _, secret = given.get(b"authorization", b"").strip().partition(b" ")
+    """Return the secret in the headers of a request: a bearer token, or one of the headers that clients use instead."""
+    by_name = dict(headers)
+    scheme, _, secret = by_name.get(b"authorization", b"").strip().partition(b" ")
     if scheme.lower() != b"bearer":
-        secret = given.get(b"api-key") or given.get(b"x-api-key") or b""
+        secret = by_name.get(b"api-key") or by_name.get(b"x-api-key") or b""
     secret = secret.strip()
     return secret if 0 < len(secret) <= SECRET_BYTES_MAX else None
 
 
 def digest(secret: str) -> str:
-    """Return what a file of keys holds of a secret; raises `StartFailed` if no header could carry it."""
+    """Return the SHA-256 of a secret as a file of keys holds it; raises `StartFailed` if no header could carry it."""
     if not 0 < len(secret) <= SECRET_BYTES_MAX or not all(33 <= ord(character) < 127 for character in secret):
         raise StartFailed(f"a key is 1 to {SECRET_BYTES_MAX} visible ASCII characters without spaces")
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def line(name: str, secret: str) -> str:
-    """Return the lines that make a file of keys know a secret; raises `StartFailed` if it cannot."""
+def key_file_lines(name: str, secret: str) -> str:
+    """Return the lines that add a secret to a file of keys; raises `StartFailed` if they would not be read."""
     if keyfile.NAME.complaint(name):
         raise StartFailed(f"the name of a key is {keyfile.NAME.words}")
     bare = name if name.replace("-", "_").isidentifier() or name.isdecimal() else f'"{name}"'
@@ -256,27 +268,27 @@ def _from_file(path: Path) -> dict[str, KeySection]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, KeySection]:
-    """Read `name=secret,name2=secret` and the admin's secret; complaints say which entry, and quote nothing."""
+    """Read `name=secret,name2=secret` and the admin's secret; errors say which entry is wrong, and quote nothing."""
     found: dict[str, KeySection] = {}
-    entries = [each.strip() for each in environment.get(KEYS, "").split(",")]
-    for place, each in enumerate(filter(None, entries), start=1):
-        name, _, secret = each.partition("=")
-        where = f"{KEYS}: entry {place}"
+    entries = [entry.strip() for entry in environment.get(KEYS, "").split(",")]
+    for number, entry in enumerate(filter(None, entries), start=1):
+        name, _, secret = entry.partition("=")
+        where = f"{KEYS}: entry {number}"
         if not secret.strip("=") or keyfile.NAME.complaint(name):  # a lone secret in base64 may end in `=`
             raise StartFailed(f"{where} is not name=secret with a name of {keyfile.NAME.words}")
         if name in found:
             raise StartFailed(f"{where} has the name of another one")
-        found[name] = KeySection(sha256=_digest_of(where, secret))
+        found[name] = KeySection(sha256=_digest(where, secret))
     if KEYS in environment and not found:
         raise StartFailed(f"{KEYS} is set, but holds no name=secret")
     if ADMIN in environment:
         if ADMIN_NAME in found:
             raise StartFailed(f"{KEYS} names {ADMIN_NAME}, which is the name of {ADMIN}")
-        found[ADMIN_NAME] = KeySection(sha256=_digest_of(ADMIN, environment[ADMIN]), admin=True)
+        found[ADMIN_NAME] = KeySection(sha256=_digest(ADMIN, environment[ADMIN]), admin=True)
     return found
 
 
-def _digest_of(where: str, secret: str) -> str:
+def _digest(where: str, secret: str) -> str:
     try:
         return digest(secret)
     except StartFailed as error:

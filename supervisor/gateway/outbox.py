@@ -1,8 +1,10 @@
-"""The only way to write to a client's socket: at once if the socket takes it, else behind the client's own backlog.
+"""The only way to write to a client's socket: at once as far as the socket takes it, the rest from a bounded backlog.
 
-Frames enter whole, from whoever has one, synchronously; pongs, closes and HTTP bodies go the same way, so nothing is
-written into the middle of something else. A slow client delays nobody: its backlog grows until it is full, and then it
-is dropped. TLS has no send that does not block, so there everything goes behind the backlog, and its task sends.
+Tokens of many clients come in one turn of the event loop, and none of them may wait for a client that does not read. So
+`put` never waits: it writes to the socket directly, and what the socket does not take goes into the client's backlog,
+which one task drains. A client whose backlog is full, or that reads nothing for a while, is dropped. Frames, pongs,
+closes and HTTP bodies all enter whole and synchronously, so nothing is written into the middle of something else. TLS
+has no send that does not block; there everything goes through the backlog.
 """
 
 from __future__ import annotations
@@ -15,139 +17,159 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from protocol.errors import SlowClient
 
 READ_BYTES = 64 * 1024
-FRAMES_A_WRITE = 64
+FRAMES_A_WRITE = 64  # of one `writev`
 UNBOUNDED = 2**63  # for a client that shares with no other
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once, and tell the other end
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once, with a reset
 TLS_BYTES_A_WRITE = 16 * 1024  # the longest record: a client that cannot take one in `stall_s` does not read
 
 
 @define(eq=False)
 class Backlogs:
-    """What all clients have not read yet: beyond half of `bytes_max` each may have its share of the other half."""
+    """The backlogs of all clients: beyond half of `bytes_max` each client may have its share of the other half."""
 
     bytes_max: Callable[[], int]
     size_bytes: int = 0
-    count: int = 0  # of clients that have a backlog
+    count: int = 0  # clients that have a backlog
 
     def allows(self, own: int, more: int) -> bool:
-        """Whether a client that has so much may have so much more."""
+        """Whether a client with a backlog of `own` bytes may have `more` on top of them."""
         half = self.bytes_max() // 2
         return self.size_bytes + more <= half or own + more <= half // max(1, self.count)
 
 
+@frozen
+class OutboxStatistics:
+    """What a client has not been sent yet."""
+
+    backlog_bytes: int
+    backlog_frames: int
+    begun_frames: int  # of those, which the socket may have taken in part, so that they must go out whole
+    sent_bytes: int
+    lost_bytes: int
+
+
 @define(eq=False)
 class Outbox(trio.abc.Stream):
-    """A client's socket; bytes go in by `put`, and `run` drains what the socket would not take at once."""
+    """A client's socket and its backlog: `put` writes or appends, `run` drains."""
 
     stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]
     backlog_bytes_max: int
     stall_s: float
     all_backlogs: Backlogs = field(factory=lambda: Backlogs(lambda: UNBOUNDED))
     backlog_bytes: int = 0
-    accepted_bytes: int = 0  # in all; what is not in the backlog has been sent
-    gone: bool = False
-    let_go: bool = False  # it was closed from here while its client was there
-    dropped: str | None = None  # why the client was too slow, once it was
+    accepted_bytes: int = 0  # of all calls of `put` that did not raise
+    client_gone: bool = False
+    let_go: bool = False  # it was closed by this end while its client was there
+    drop_reason: str | None = None  # "backlog" or "stalled", once the client was too slow
     on_backlog: Callable[[], None] | None = None  # called once, with the first backlog: many clients never have one
-    lost_bytes: int = 0  # that were put in and never left
+    lost_bytes: int = 0  # that were accepted and will never be sent
     _closed: bool = False
-    _torn: bool = False  # it was lost with a backlog
-    _rest: list[bytes] = field(factory=list)  # whole frames; the socket may have taken part of the first `_begun`
-    _begun: int = 1
-    _receipts: deque[tuple[int, Callable[[bool], None]]] = field(factory=deque)  # who hears that so much has left
-    _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _lost_frames: bool = False  # the connection ended with a backlog
+    _frames: list[bytes] = field(factory=list)  # the backlog; of the first one a part may have been sent
+    _begun_frames: int = 1  # the first so many must go out whole, since the socket may have part of them
+    _callbacks: deque[tuple[int, Callable[[bool], None]]] = field(factory=deque)  # and the bytes that each waits for
+    _more: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _flushed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _progress: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     def put(self, data: bytes) -> None:
         """Write `data`, now or later, whole and in order.
 
-        Raises `SlowClient` if the backlog has no room for it, `trio.BrokenResourceError` if the client is gone. What
-        meets no backlog is taken whatever its size: nobody has been slow yet, and half of it may be on its way.
+        Raises `SlowClient` if the backlog has no room for it, `trio.BrokenResourceError` if the client is gone. Without
+        a backlog it is accepted whatever its size: the client has not been slow yet, and part of it has been written.
         """
-        if self.gone:
+        if self.client_gone:
             raise trio.BrokenResourceError("the client is gone")
-        if self._rest:
+        if self._frames:
             more, own = len(data), self.backlog_bytes
             if own + more > self.backlog_bytes_max or not self.all_backlogs.allows(own, more):
-                self.dropped = "backlog"
+                self.drop_reason = "backlog"
                 raise SlowClient(f"{self.backlog_bytes} bytes wait for the client to read")
-            self._park(data)
+            self._append(data)
         elif rest := data[self._write(data) :]:
-            self._park(rest)
+            self._append(rest)
         self.accepted_bytes += len(data)
 
     @property
     def sent_bytes(self) -> int:
-        """How much of all that was put in has left."""
+        """The accepted bytes that the socket has taken."""
         return self.accepted_bytes - self.backlog_bytes - self.lost_bytes
 
-    def on_sent(self, tell: Callable[[bool], None]) -> None:
-        """Call `tell(True)` once the socket has taken all that was put in so far, or `tell(False)` once it cannot."""
-        if self._rest:
-            self._receipts.append((self.accepted_bytes, tell))
+    def statistics(self) -> OutboxStatistics:
+        """Return what waits, what has left, and what never will."""
+        backlog_bytes, frames = sum(map(len, self._frames)), len(self._frames)
+        return OutboxStatistics(
+            backlog_bytes, frames, min(self._begun_frames, frames), self.sent_bytes, self.lost_bytes
+        )
+
+    def on_sent(self, callback: Callable[[bool], None]) -> None:
+        """Call `callback(True)` once the socket has taken all that was put so far, `callback(False)` if it cannot."""
+        if self._frames:
+            self._callbacks.append((self.accepted_bytes, callback))
         else:
-            tell(not self.lost_bytes)
+            callback(not self.lost_bytes)
 
     def put_last(self, data: bytes) -> None:
-        """Write the last thing that this client will hear, in place of everything that it has not begun to get."""
-        if not self.gone:
-            del self._rest[self._begun :]
-            kept_bytes = sum(map(len, self._rest))
+        """Write the last bytes of this connection, in place of every frame that the client has not begun to get."""
+        if not self.client_gone:
+            del self._frames[self._begun_frames :]
+            kept_bytes = sum(map(len, self._frames))
             self.lost_bytes += self.backlog_bytes - kept_bytes
             self._resize(kept_bytes)
-            self._tell_receipts(whole=False)
+            self._call_back(whole=False)
             self.accepted_bytes += len(data)
-            if self._rest or (data := data[self._write(data) :]):
-                self._park(data)
+            if self._frames or (data := data[self._write(data) :]):
+                self._append(data)
 
     async def run(self) -> None:
-        """Drain the backlog until the end; raises `SlowClient` if the client reads nothing for `stall_s`."""
+        """Drain the backlog until the outbox closes; raises `SlowClient` if the client reads nothing for `stall_s`."""
         try:
             while not self._closed:
-                while self._rest:
+                while self._frames:
                     if isinstance(self.stream, trio.SSLStream):
                         await self._send_some(self.stream)
                     else:
                         await self._wait(self.stream)
                         self._drain()
                 self._flushed.unpark_all()
-                await self._news.park()
+                await self._more.park()
         except trio.ClosedResourceError:
             pass
 
     async def wait_room(self, size: int) -> None:
-        """Wait until the backlog has room for so many bytes and is half empty, or is empty, or the client is gone.
+        """Wait until the backlog is empty, or half of it has room for `size` bytes, or the client is gone.
 
-        Whoever writes what is long waits here, so that it meets a full backlog only where others write, too.
+        A long answer is written piece by piece with this wait in between, so that it does not fill the backlog itself.
         """
         await trio.lowlevel.checkpoint()
-        while self._rest and not self.gone and self.backlog_bytes + size > self.backlog_bytes_max // 2:
+        while self._frames and not self.client_gone and self.backlog_bytes + size > self.backlog_bytes_max // 2:
             await self._progress.park()
 
     async def wait_flushed(self) -> None:
-        """Wait until nothing waits for the socket any more, or the client is gone."""
+        """Wait until the backlog is empty or the client is gone."""
         await trio.lowlevel.checkpoint()
-        while self._rest and not self.gone:
+        while self._frames and not self.client_gone:
             await self._flushed.park()
 
     async def linger(self) -> None:
-        """Say that nothing follows, and wait until the client has no more to say either.
+        """Shut down the sending side, and read until the client closes its own.
 
-        To close a socket on what has not been read destroys what the client has not read yet.
+        A socket that is closed with unread input resets the connection, which destroys what the client has not read.
         """
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            if isinstance(self.stream, trio.SocketStream):  # with TLS the head and the frames have said so
+            if isinstance(
+                self.stream, trio.SocketStream
+            ):  # under TLS the client knows the end from the head and the frames
                 await self.stream.send_eof()
             while await self.stream.receive_some(READ_BYTES):
                 pass
 
-    # What trio-websocket, as the user of a stream, calls ------------------------------
+    # What trio-websocket calls of a stream -----------------------------------------------
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of `data` through the outbox."""
@@ -162,62 +184,62 @@ class Outbox(trio.abc.Stream):
         await self.wait_flushed()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """Read from the client."""
+        """Return what comes from the client."""
         return await self.stream.receive_some(max_bytes or READ_BYTES)
 
     def close(self) -> bool:
-        """Close the socket without a word, if that takes no time; return whether it is closed.
+        """Close the socket if that takes no time; return whether it is closed.
 
-        What has not left is lost then, and the client is told by a reset: an orderly end would make a body whole that
-        ends where its connection does (HTTP/1.0).
+        If a backlog is lost by that, the connection is reset: an orderly end would make a body look whole that ends
+        where its connection does (HTTP/1.0).
         """
-        self._closed, self.let_go = True, self.let_go or not self.gone
-        torn = bool(self._rest) or self._torn
-        self._lost()
+        self._closed, self.let_go = True, self.let_go or not self.client_gone
+        lost = bool(self._frames) or self._lost_frames
+        self._discard()
         stream = self.stream
         if isinstance(stream, trio.SSLStream):
-            if not torn:
+            if not lost:
                 return False
             stream = stream.transport_stream
-        if torn and stream.socket.fileno() >= 0:
+        if lost and stream.socket.fileno() >= 0:
             stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         stream.socket.close()
         return True
 
     async def aclose(self) -> None:
-        """Close the socket."""
+        """Close the socket, under TLS with its orderly end."""
         self.close()
         await self.stream.aclose()
 
     # ------------------------------------------------------------------------------------
 
-    def _park(self, data: bytes) -> None:
-        self._rest.append(data)
+    def _append(self, data: bytes) -> None:
+        self._frames.append(data)
         self._resize(self.backlog_bytes + len(data))
-        self._news.unpark()
+        self._more.unpark()
         if self.on_backlog is not None:
-            begin, self.on_backlog = self.on_backlog, None
-            begin()
+            callback, self.on_backlog = self.on_backlog, None
+            callback()
 
     def _resize(self, size: int) -> None:
-        of, before = self.all_backlogs, self.backlog_bytes
-        of.size_bytes += size - before
-        of.count += bool(size) - bool(before)
+        shared, before = self.all_backlogs, self.backlog_bytes
+        shared.size_bytes += size - before
+        shared.count += bool(size) - bool(before)
         self.backlog_bytes = size
 
-    def _lost(self) -> None:
-        self.gone = True
-        self._torn = self._torn or bool(self._rest)
-        self._rest.clear()
+    def _discard(self) -> None:
+        self.client_gone = True
+        self._lost_frames = self._lost_frames or bool(self._frames)
+        self._frames.clear()
         self.lost_bytes += self.backlog_bytes
         self._resize(0)
-        self._tell_receipts(whole=False)
+        self._call_back(whole=False)
         self._flushed.unpark_all()
         self._progress.unpark_all()
-        self._news.unpark_all()
+        self._more.unpark_all()
 
     def _write(self, data: bytes) -> int:
-        """Give the socket as much as it takes without waiting."""
+        """Return how much of `data` the socket has taken without waiting."""
         if isinstance(self.stream, trio.SSLStream):
             return 0
         try:
@@ -225,85 +247,71 @@ class Outbox(trio.abc.Stream):
         except BlockingIOError:
             return 0
         except OSError as error:
-            self._lost()
+            self._discard()
             raise trio.BrokenResourceError("the client is gone") from error
 
     async def _wait(self, stream: trio.SocketStream) -> None:
-        with trio.move_on_after(self.stall_s) as patience:
+        with trio.move_on_after(self.stall_s) as deadline:
             await trio.lowlevel.wait_writable(stream.socket)
-        if patience.cancelled_caught:
+        if deadline.cancelled_caught:
             self._stalled()
 
     async def _send_some(self, stream: trio.SSLStream[trio.SocketStream]) -> None:
-        """Send the first frames, or a piece of the first one; they stay in the backlog until the socket has them."""
-        self._begun, size = 1, len(self._rest[0])
-        while self._begun < len(self._rest) and size + len(self._rest[self._begun]) <= TLS_BYTES_A_WRITE:
-            size += len(self._rest[self._begun])
-            self._begun += 1
-        data = b"".join(self._rest[: self._begun])[:TLS_BYTES_A_WRITE]
+        """Send the first frames, or a piece of the first one; they leave the backlog once the socket has them."""
+        self._begun_frames, size = 1, len(self._frames[0])
+        while (
+            self._begun_frames < len(self._frames) and size + len(self._frames[self._begun_frames]) <= TLS_BYTES_A_WRITE
+        ):
+            size += len(self._frames[self._begun_frames])
+            self._begun_frames += 1
+        data = b"".join(self._frames[: self._begun_frames])[:TLS_BYTES_A_WRITE]
         try:
-            with trio.move_on_after(self.stall_s) as patience:
+            with trio.move_on_after(self.stall_s) as deadline:
                 await stream.send_all(data)
-        except trio.BrokenResourceError:  # its reader sees the end too, and says so
-            self._lost()
+        except trio.BrokenResourceError:  # the reader of this socket sees its end, too
+            self._discard()
             return
-        if patience.cancelled_caught:
+        if deadline.cancelled_caught:
             self._stalled()
         self._taken(len(data))
 
     def _stalled(self) -> None:
-        self.dropped = "stalled"
-        self._lost()
+        self.drop_reason = "stalled"
+        self._discard()
         raise SlowClient(f"the client has read nothing for {self.stall_s} s")
 
     def _drain(self) -> None:
-        """Give the socket what it takes of the backlog."""
+        """Write as much of the backlog as the socket takes without waiting."""
         assert isinstance(self.stream, trio.SocketStream)
         try:
-            taken = os.writev(self.stream.socket.fileno(), self._rest[:FRAMES_A_WRITE])
+            taken = os.writev(self.stream.socket.fileno(), self._frames[:FRAMES_A_WRITE])
         except BlockingIOError:
             return
-        except OSError:  # its reader sees the end too, and says so
-            self._lost()
+        except OSError:  # the reader of this socket sees its end, too
+            self._discard()
             return
         self._taken(taken)
 
     def _taken(self, taken: int) -> None:
-        """Keep what is left of the backlog in whole frames, but for the first."""
-        if not self._rest:  # it was closed while it was being sent
+        """Take so many bytes off the backlog."""
+        if not self._frames:  # it was closed while it was being sent
             return
         self._resize(self.backlog_bytes - taken)
         whole = 0
-        while whole < len(self._rest) and taken >= len(self._rest[whole]):
-            taken -= len(self._rest[whole])
+        while whole < len(self._frames) and taken >= len(self._frames[whole]):
+            taken -= len(self._frames[whole])
             whole += 1
-        del self._rest[:whole]
+        del self._frames[:whole]
         if taken:
-            self._rest[0] = self._rest[0][taken:]
-        self._begun = 1
+            self._frames[0] = self._frames[0][taken:]
+        self._begun_frames = 1
         self._progress.unpark_all()
-        if self._receipts:
-            self._tell_receipts(whole=True)
+        if self._callbacks:
+            self._call_back(whole=True)
 
-    def _tell_receipts(self, *, whole: bool) -> None:
-        """Tell those for whom all has left, or, once the rest cannot, everybody."""
-        sent = self.sent_bytes
-        while self._receipts and (not whole or self._receipts[0][0] <= sent):
-            at, tell = self._receipts.popleft()
-            tell(at <= sent)
-
-
-def text_frame(payload: bytes) -> bytes:
-    """Return a whole, unmasked WebSocket text frame, as a server sends it (RFC 6455, section 5.2)."""
-    size = len(payload)
-    if size < 126:
-        return bytes((0x81, size)) + payload
-    if size < 65_536:
-        return struct.pack(">BBH", 0x81, 126, size) + payload
-    return struct.pack(">BBQ", 0x81, 127, size) + payload
-
-
-def close_frame(code: int, reason: str) -> bytes:
-    """Return a whole WebSocket close frame (RFC 6455, section 5.5.1); `reason` is cut to what one may hold."""
-    payload = struct.pack(">H", code) + reason.encode()[:123].decode(errors="ignore").encode()
-    return bytes((0x88, len(payload))) + payload
+    def _call_back(self, *, whole: bool) -> None:
+        """Call those whose bytes have been sent, or, if no more will be (not `whole`), all of them."""
+        sent_bytes = self.sent_bytes
+        while self._callbacks and (not whole or self._callbacks[0][0] <= sent_bytes):
+            awaited_bytes, callback = self._callbacks.popleft()
+            callback(awaited_bytes <= sent_bytes)

@@ -62,7 +62,7 @@ class RequestRecord:
 
     request_id: str
     model: str
-    door: str
+    api: str
     asked_at: float
     key: Key | None = None  # None: nobody has presented one
     what: str = ""  # the method and the path, or the type of the event
@@ -74,7 +74,7 @@ class RequestRecord:
     first_at: float | None = None
     last_at: float | None = None
     reason: FinishReason | None = None  # once the answer is whole
-    cut: RequestError | None = None
+    aborted_by: RequestError | None = None
     settles: bool = True  # it is told of as soon as it has ended; else when the client has it, by `settle`
     ended: Ended | None = None  # once it has ended
     sent_bytes: int = 0  # of its answer
@@ -86,10 +86,10 @@ class RequestRecord:
         """The usage of an answer that has not ended."""
         return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
 
-    def check_cut(self) -> None:
+    def raise_if_aborted(self) -> None:
         """Raise what has ended the answer early, if something has."""
-        if self.scope.cancelled_caught and self.cut is not None:
-            raise self.cut
+        if self.scope.cancelled_caught and self.aborted_by is not None:
+            raise self.aborted_by
 
     def after(self, at: float | None) -> float | None:
         """Return how many seconds after the question something was, None if it never was."""
@@ -111,6 +111,11 @@ class RequestRunner:
     def _access(self) -> AccessLog:
         return AccessLog(self.metrics)
 
+    @property
+    def running(self) -> int:
+        """How many requests are being answered, or wait for that."""
+        return len(self._running)
+
     def find(self, model: str) -> ServedModel:
         """Return the model of that name; raises `ModelNotFound`."""
         if (served := self.served.get(model)) is None:
@@ -127,7 +132,7 @@ class RequestRunner:
 
     @contextmanager
     def counting(self, counted: RequestRecord) -> Iterator[None]:
-        """Count and log how the request ends that the body answers; while it runs, `cut` can end it.
+        """Count and log how the request ends that the body answers; while it runs, `abort` can end it.
 
         A bug in the body ends it in `InternalError`.
         """
@@ -136,7 +141,7 @@ class RequestRunner:
         try:
             with counted.scope:
                 yield
-            counted.check_cut()
+            counted.raise_if_aborted()
             if counted.reason is not None:
                 outcome = counted.reason.value
         except RequestError as raised:
@@ -180,17 +185,17 @@ class RequestRunner:
         counted.cached_tokens = answered.usage.cached_tokens  # `Started` told those of the first prompt alone
         return answered
 
-    def cut(self, counted: RequestRecord, why: RequestError) -> None:
+    def abort(self, counted: RequestRecord, why: RequestError) -> None:
         """End one answer early; whoever waits for it is raised `why`."""
-        if counted.cut is None:
-            counted.cut = why
+        if counted.aborted_by is None:
+            counted.aborted_by = why
             counted.scope.cancel(reason=why.code)
 
-    def cut_all(self, why: RequestError) -> int:
+    def abort_all(self, why: RequestError) -> int:
         """End every answer early, and return how many there were."""
         running = tuple(self._running)
         for counted in running:
-            self.cut(counted, why)
+            self.abort(counted, why)
         return len(running)
 
     def _count(self, counted: RequestRecord, reply: TextReply) -> None:
@@ -216,7 +221,7 @@ class RequestRunner:
     def _ended(self, counted: RequestRecord, outcome: str, error: RequestError | None) -> None:
         counted.ended = Ended(outcome, error, trio.current_time() - counted.asked_at)
         if error is not None:
-            self.access.note(error)
+            self.access.mark_logged(error)
         if counted.settles:
             self.settle(counted)
 
@@ -230,15 +235,15 @@ class RequestRunner:
         outcome, error = ended.outcome, ended.error
         if cut is not None and counted.reason is not None and outcome == counted.reason.value:
             outcome = CUT
-            self.metrics.answer_cut(counted.door, cut)
+            self.metrics.answer_cut(counted.api, cut)
         elif outcome == AskerLeft.code and cut in DROPPED:  # it was this end that ended the connection
             outcome, error = SlowClient.code, SlowClient("the client did not read its answer")
-        self.metrics.request_ended(counted.model, counted.door, outcome, ended.took_s, counted.usage)
+        self.metrics.request_ended(counted.model, counted.api, outcome, ended.took_s, counted.usage)
         line: dict[str, object] = {
             "request_id": counted.request_id,
             **fields(counted.trace),
             "key": "-" if counted.key is None else counted.key.name,
-            "door": counted.door,
+            "api": counted.api,
             "what": counted.what,
             "status": _status(outcome, error),
             "model": counted.model,
@@ -252,7 +257,7 @@ class RequestRunner:
             "cached_tokens": counted.cached_tokens,
             "completion_tokens": counted.completion_tokens,
         }
-        self.access.ended(line, error, admitted=counted.admitted_at is not None)
+        self.access.log_ended(line, error, admitted=counted.admitted_at is not None)
 
 
 def internal_error(bug: Exception, request_id: str, trace: Trace | None) -> RequestError:

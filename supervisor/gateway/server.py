@@ -12,6 +12,7 @@ import trio
 from protocol.errors import Overloaded, SlowClient, StartFailed
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.connection import HttpConnection
+from supervisor.gateway.http.routes.route import RouteTable
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.websocket import session
 from supervisor.sockets.descriptor_reserve import GuardedListener
@@ -28,8 +29,13 @@ NO_DESCRIPTORS = (  # what those are told whom not even a task is spent on
 REFUSING_MAX = 64
 
 
-async def gateway(
-    door: Gateway, host: str, port: int, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+async def serve(
+    gateway: Gateway,
+    routes: RouteTable,
+    host: str,
+    port: int,
+    *,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve clients on one port until cancelled; `started(port)` means that it listens.
 
@@ -42,53 +48,58 @@ async def gateway(
     refusing = trio.CapacityLimiter(REFUSING_MAX)
     async with trio.open_nursery() as connections:
         for listener in listeners:
-            listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, door.limits.send_buffer_bytes)
-        serve = partial(_accepted, door, refusing)
-        guarded = [_guarded(door, listener) for listener in listeners]
+            listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, gateway.limits.send_buffer_bytes)
+        serve = partial(serve_stream, gateway, routes, refusing)
+        guarded = [_guarded(gateway, listener) for listener in listeners]
         serving = partial(trio.serve_listeners, serve, guarded, handler_nursery=connections)
         await connections.start(serving)
-        connections.start_soon(door.asking.access.run)
-        door.port = int(listeners[0].socket.getsockname()[1])
-        task_status.started(door.port)
+        connections.start_soon(gateway.runner.access.run)
+        gateway.port = int(listeners[0].socket.getsockname()[1])
+        task_status.started(gateway.port)
 
 
-def _guarded(door: Gateway, listener: trio.SocketListener) -> GuardedListener:
-    refused = partial(door.asking.metrics.refused, Overloaded.code)
-    return GuardedListener(listener, door.reserve, refused, b"" if door.tls else NO_DESCRIPTORS)
+def _guarded(gateway: Gateway, listener: trio.SocketListener) -> GuardedListener:
+    refused = partial(gateway.runner.metrics.refused, Overloaded.code)
+    return GuardedListener(listener, gateway.reserve, refused, b"" if gateway.tls else NO_DESCRIPTORS)
 
 
-async def _accepted(door: Gateway, refusing: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
+async def serve_stream(
+    gateway: Gateway, routes: RouteTable, refusing: trio.CapacityLimiter, stream: trio.SocketStream
+) -> None:
     """Serve one client, or tell it that there are too many, as long as it is not too many to be told."""
-    if door.make_room(address := address_of(stream)):
-        await _connection(door, stream, address, full=False)
-    elif door.tls is None and refusing.available_tokens:
+    if gateway.connections.make_room(address := address_of(stream)):
+        await _connection(gateway, routes, stream, address, full=False)
+    elif gateway.tls is None and refusing.available_tokens:
         async with refusing:
-            await _connection(door, stream, address, full=True)
+            await _connection(gateway, routes, stream, address, full=True)
     else:  # to say no over TLS costs more than to serve
-        door.asking.metrics.refused(Overloaded.code)
+        gateway.runner.metrics.refused(Overloaded.code)
 
 
-async def _connection(door: Gateway, stream: trio.SocketStream, address: str, *, full: bool) -> None:
+async def _connection(
+    gateway: Gateway, routes: RouteTable, stream: trio.SocketStream, address: str, *, full: bool
+) -> None:
     """Serve one client; whatever goes wrong with it is its own affair."""
-    limits = door.limits
-    secure = None if door.tls is None else trio.SSLStream(stream, door.tls, server_side=True, https_compatible=True)
-    outbox = Outbox(secure or stream, limits.backlog_bytes_max, limits.stall_s, door.backlogs)
-    connection = HttpConnection(outbox, door, partial(session.serve, outbox, door))
+    limits = gateway.limits
+    secure = (
+        None if gateway.tls is None else trio.SSLStream(stream, gateway.tls, server_side=True, https_compatible=True)
+    )
+    outbox = Outbox(secure or stream, limits.backlog_bytes_max, limits.stall_s, gateway.backlogs)
+    connection = HttpConnection(outbox, gateway, routes, partial(session.serve, outbox, gateway))
     scope = trio.CancelScope()
     if not full:
-        door.connections[outbox] = connection
-        door.strangers.add(outbox, address, scope)
+        gateway.connections.add(outbox, connection, address, scope)
     try:
         with scope:
             if secure is None or await _shaken(secure, limits.head_s):
-                await _served(door, outbox, connection, full=full)
+                await _served(gateway, outbox, connection, full=full)
     except Exception:
         log.exception("a bug ended a connection")
     finally:
-        if outbox.dropped is not None:
-            door.asking.metrics.client_dropped(outbox.dropped)
+        if outbox.drop_reason is not None:
+            gateway.runner.metrics.client_dropped(outbox.drop_reason)
         if not full:
-            door.forget(outbox)
+            gateway.connections.remove(outbox)
         if not outbox.close():
             with trio.move_on_after(limits.close_s, shield=True):
                 await outbox.aclose()
@@ -106,20 +117,20 @@ async def _shaken(secure: trio.SSLStream[trio.SocketStream], within_s: float) ->
     return False
 
 
-async def _served(door: Gateway, outbox: Outbox, connection: HttpConnection, *, full: bool) -> None:
+async def _served(gateway: Gateway, outbox: Outbox, connection: HttpConnection, *, full: bool) -> None:
     async with trio.open_nursery() as nursery:
         outbox.on_backlog = partial(nursery.start_soon, _drained, outbox, nursery.cancel_scope)
         if full:
-            connection.refuse(Overloaded(f"{len(door.connections)} clients are connected"))
+            connection.refuse(Overloaded(f"{len(gateway.connections)} clients are connected"))
         else:
             await connection.run()
-        async with door.ending:
+        async with gateway.ending:
             pass  # whoever has waited has let others run
         # It ends when the client has all or has read nothing for `stall_s`; one that was dropped is owed a word only.
-        with trio.move_on_after(inf if outbox.dropped is None else door.limits.close_s):
+        with trio.move_on_after(inf if outbox.drop_reason is None else gateway.limits.close_s):
             await outbox.wait_flushed()
-        if connection.unheard and not outbox.gone:
-            with trio.move_on_after(door.limits.close_s):
+        if connection.unread and not outbox.client_gone:
+            with trio.move_on_after(gateway.limits.close_s):
                 await outbox.linger()
         nursery.cancel_scope.cancel(reason="the connection has ended")
 

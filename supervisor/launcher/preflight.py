@@ -11,10 +11,10 @@ from pathlib import Path
 from actors.kit.offload import run_inline
 from protocol.errors import StartFailed
 from protocol.greeting import names_node, shown
+from supervisor.config.limits import WILDCARD
 from supervisor.config.load import LOOPBACK_HOSTS, WILDCARD_HOSTS, Cluster, Misconfigured
 from supervisor.engines.sglang.libraries import check_libraries
 from supervisor.files import permissions, reading
-from supervisor.gateway.gateway import WILDCARD
 from supervisor.gateway.keys import ADMIN, KEYS, Keys, KeySources
 from supervisor.launcher import descriptor_needs
 from supervisor.links.tls import LinkTls, load_link_tls

@@ -38,8 +38,10 @@ from supervisor.engines.sglang.spawn import HostStarter, Zygote
 from supervisor.files import reading
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.http.routes import ROUTES
+from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner, ServedModel
-from supervisor.gateway.server import gateway
+from supervisor.gateway.server import serve
 from supervisor.links.serving import Services
 from supervisor.links.websocket import Endpoint
 from supervisor.node import gauges, monitoring, router_child
@@ -310,8 +312,8 @@ def _gateway(cluster: Cluster, door: Gateway) -> Child:
     section = cluster.gateway
     return Child(
         name="gateway",
-        run=gateway,
-        args=(door, section.host, section.port),
+        run=serve,
+        args=(door, ROUTES, section.host, section.port),
         stop_within_s=section.limits.close_s + 1.0,
         about=f"clients at http{'s' * bool(section.tls_certificate)}://{section.host}:{section.port}",
         limits=(
@@ -337,20 +339,15 @@ def _door(
 ) -> Gateway:
     assert credentials.keys is not None  # they are read on the node of the gateway
     section, models = cluster.gateway, tuple(cluster.model)
-    gate = AdmissionGate(
-        section.requests_max,
-        section.admit_s,
-        section.waiting_max,
-        partial(engine_control.never_ready, directory, models),
-    )
-    asking = RequestRunner(served, world.metrics, section.first_token_s, section.total_s)
+    never_ready = partial(engine_control.never_ready, directory, models)
+    gate = AdmissionGate(section.requests_max, section.admit_s, section.waiting_max, never_ready)
     world.metrics.gauges |= {
         "espalier_requests_running": ("Generations being answered", lambda: {"gateway": gate.inside}),
         "espalier_requests_waiting": ("Requests that wait at the gate", lambda: {"gateway": gate.waiting}),
         "espalier_engine_up": ("Whether the engine can be asked", lambda: engine_control.engines_up(directory)),
     }
     opened = Gateway(
-        asking=asking,
+        runner=RequestRunner(served, world.metrics, section.first_token_s, section.total_s),
         gate=gate,
         limits=section.limits,
         keys=credentials.keys,
@@ -358,8 +355,7 @@ def _door(
         tls=credentials.client_tls,
         reserve=world.reserve,
         aside=world.aside,
-        names=frozenset(section.names),
-        origins=frozenset(section.origins),
+        origins=Origins(frozenset(section.names), frozenset(section.origins)),
         grammars=frozenset(section.grammars),
         unready=partial(engine_control.unready, directory, models),
         metrics_text=partial(engine_control.cluster_metrics_text, directory, world.metrics),

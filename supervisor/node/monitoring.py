@@ -10,17 +10,19 @@ from collections.abc import Awaitable, Callable
 from attrs import evolve
 
 from supervisor.cluster.directory import Directory
+from supervisor.config.limits import WILDCARD, GatewayLimits
 from supervisor.config.load import LOOPBACK_HOSTS, Cluster
 from supervisor.gateway.admission import AdmissionGate
-from supervisor.gateway.gateway import WILDCARD, Gateway, GatewayLimits
+from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.keys import Keys
+from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner
-from supervisor.gateway.server import gateway
+from supervisor.gateway.server import serve
 from supervisor.links.websocket import Endpoint
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
 
-PATHS = frozenset({"/health", "/ready", "/metrics"})
 # Constants: whoever scrapes or probes is one or a few, asks for little, and is not a client.
 LIMITS = evolve(
     GatewayLimits(), connections_max=64, key_connections_max=64, body_bytes_max=1024, head_s=5.0, body_s=5.0
@@ -36,19 +38,18 @@ def door(
 ) -> Gateway:
     """Return a node's own door; on loopback it answers to loopback's names alone, since keys need not be there."""
     return Gateway(
-        asking=RequestRunner({}, world.metrics, LIMITS.head_s, LIMITS.head_s),
+        runner=RequestRunner({}, world.metrics, LIMITS.head_s, LIMITS.head_s),
         gate=AdmissionGate(1, LIMITS.head_s, 1, lambda: None),
         limits=LIMITS,
         keys=keys,
         certificate=None,
         tls=None,
         reserve=world.reserve,
-        names=frozenset({*LOOPBACK_HOSTS, at.host.lower()} if at.host in LOOPBACK_HOSTS else {WILDCARD}),
+        origins=Origins(frozenset({*LOOPBACK_HOSTS, at.host.lower()} if at.host in LOOPBACK_HOSTS else {WILDCARD})),
         unready=unready,
         metrics_text=text,
         new_id=world.new_id,
         now=world.now,
-        paths=PATHS,
     )
 
 
@@ -56,8 +57,8 @@ def child(at: Endpoint, opened: Gateway) -> Child:
     """Return what keeps the door."""
     return Child(
         name="metrics",
-        run=gateway,
-        args=(opened, at.host, at.port),
+        run=serve,
+        args=(opened, ROUTES.probes(), at.host, at.port),
         stop_within_s=LIMITS.close_s + 1.0,
         about=f"numbers at http://{at}/metrics; probes at /health and /ready",
         limits=(("connections", LIMITS.connections_max),),

@@ -250,13 +250,13 @@ class _Node:
                 await trio.sleep(house.links.section.tell_s)
             if house.door is not None:
                 await house.door.gate.wait_empty()
-                await house.door.wait_idle()  # an answer is whole when the client has it
+                await house.door.connections.wait_idle()  # an answer is whole when the client has it
             await house.directory.wait_idle()
         if house.door is not None:
-            if cut := house.door.cut():
+            if cut := house.door.abort():
                 log.warning("answers were cut", extra={"count": cut})
             with hurry.wait_at_most(FAREWELL_S):
-                await house.door.wait_closed()
+                await house.door.connections.wait_closed()
         if house.links is not None:
             if moved := house.directory.running:
                 log.warning("answers go on elsewhere", extra={"count": moved})

@@ -20,6 +20,7 @@ from supervisor.engines.children import offer
 from supervisor.files.reading import FileReader
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import Keys
+from supervisor.gateway.origins import Origins
 from supervisor.launcher import preflight
 from supervisor.links.tls import LinkTls
 from supervisor.node.assembly import Assembly
@@ -267,11 +268,12 @@ class Reloader:
                     self._applied["gateway", key] = most  # whatever the file says: its next change is judged by this
                 return key != "requests_max" or most == section.requests_max
             case (key,) if key in ASKING:
-                setattr(door.asking, key, getattr(section, key))
+                setattr(door.runner, key, getattr(section, key))
             case ("prompt_tokens_max",):
                 self.house.live.prompt_tokens_max = section.prompt_tokens_max
-            case ("names" | "origins" | "grammars" as key,):
-                setattr(door, key, frozenset(getattr(section, key)))
+            case ("names" | "origins" | "grammars",):
+                door.origins = Origins(frozenset(section.names), frozenset(section.origins))
+                door.grammars = frozenset(section.grammars)
             case ("keys",) if read.keys is not None:  # else the gateway is another node's now, by the file
                 door.keys.sources = read.keys.sources
             case ("tls_certificate" | "tls_key",):

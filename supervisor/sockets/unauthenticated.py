@@ -8,7 +8,7 @@ all), a node's until it has proved its name.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from ipaddress import ip_address
 from typing import Generic, TypeVar
 
@@ -30,6 +30,10 @@ class UnauthenticatedConnections(Generic[One]):
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self._all)
+
+    def __iter__(self) -> Iterator[One]:
+        """Yield each in the order in which they came."""
+        return iter(tuple(self._all))
 
     def add(self, stranger: One, address: str, scope: trio.CancelScope) -> None:
         """Note one who has come; to cancel its scope ends it."""

@@ -14,49 +14,51 @@ GATEWAY: Bugs = {
         ),
         Bug(
             "whoever leaves the line stays in it",
-            "                self._line.remove(entry)\n                self._admit()",
+            "                self._queue.remove(entry)\n                self._admit()",
             "                self._admit()",
         ),
         Bug("nobody waits at the gate", "if waiter.weight <= free - kept:", "if True:"),
         Bug(
             "whoever waits is displaced by an equal",
-            "self._line.waiting(newest.owner, newest.priority) + 1 > most:",
-            "self._line.waiting(newest.owner, newest.priority) > most:",
+            "self._queue.waiting(newest.owner, newest.priority) + 1 > most:",
+            "self._queue.waiting(newest.owner, newest.priority) > most:",
         ),
         Bug(
             "those who wait never hear of a drain",
-            "        for waiter in self._line:\n            waiter.woken.set()\n",
+            "        for waiter in self._queue:\n            waiter.woken.set()\n",
             "",
         ),
         Bug("a request weighs one, whatever it asks for", "self.inside += waiter.weight", "self.inside += 1"),
-        Bug("what an owner holds inside is not counted", "self._line.charge(waiter.owner, waiter.weight)", "pass"),
+        Bug("what an owner holds inside is not counted", "self._queue.charge(waiter.owner, waiter.weight)", "pass"),
         Bug("a large request is passed for ever", "                kept = min(", "                min("),
-        Bug("an owner may hold everything", "if held and held + waiter.weight > waiter.at_most:", "if False:"),
+        Bug("an owner may hold everything", "if taken and taken + waiter.weight > waiter.at_most:", "if False:"),
+    ),
+    "supervisor/gateway/connections.py": (
+        Bug(
+            "a connection that has shown a key is closed to make room for others",
+            "        self._unauthenticated.remove(outbox)\n        owner",
+            "        owner",
+        ),
     ),
     "supervisor/gateway/gateway.py": (
-        Bug(
-            "whoever has shown a key is a stranger still",
-            "        key = self.authenticate(headers, admin=admin)\n        self.strangers.remove(outbox)\n",
-            "        key = self.authenticate(headers, admin=admin)\n",
-        ),
-        Bug("a key's requests are counted, not its generations", "key.asking(weight, param)", "key.asking()"),
+        Bug("a key's requests are counted, not its generations", "key.generating(weight, param)", "key.generating()"),
     ),
     "supervisor/gateway/memory_budgets.py": (
         Bug("a budget leaks", "        self.reserved_bytes -= size\n", "        pass\n"),
-        Bug("one key may hold a whole budget", "if before and own > self.share_max() * most:", "if False:"),
+        Bug("one key may hold a whole budget", "if before and after > self.share_max() * bytes_max:", "if False:"),
     ),
     "supervisor/gateway/websocket/history.py": (
         Bug(
             "whoever remembers least forgets first",
-            "        most = max(self._of.values()",
-            "        most = min(self._of.values()",
+            "        most = max(self._by_owner.values()",
+            "        most = min(self._by_owner.values()",
         ),
     ),
     "supervisor/gateway/websocket/lanes.py": (
         Bug(
             "what waited is held for ever",
-            "        for held in (*(each.held for each in self._waiting), *(",
-            "        for held in (*(",
+            "        for memory in (*(each.memory for each in self._waiting), *(",
+            "        for memory in (*(",
         ),
     ),
     "supervisor/sockets/unauthenticated.py": (
@@ -70,7 +72,7 @@ GATEWAY: Bugs = {
     "supervisor/gateway/http/head_checks.py": (
         Bug(
             "every port of a host is one origin",
-            " and (of.port or default) == (host.port or default)",
+            " and (page.port or default) == (host.port or default)",
             "",
         ),
         Bug("a folded header passes", "if FOLDED.search(raw) is not None:", "if False:"),
@@ -92,23 +94,33 @@ GATEWAY: Bugs = {
         Bug("one that left has its turn", "                if not left:", "                if True:"),
     ),
     "supervisor/gateway/server.py": (
-        Bug("a slow reader's answer is cut soon", "inf if outbox.dropped is None else door.limits", "door.limits"),
+        Bug(
+            "a slow reader's answer is cut soon",
+            "inf if outbox.drop_reason is None else gateway.limits",
+            "gateway.limits",
+        ),
     ),
     "supervisor/gateway/websocket/session.py": (
         Bug(
             "a drain does not see what is being read",
-            "for part in (self._lanes, self._hearing))",
+            "for part in (self._lanes, self._messages))",
             "for part in (self._lanes,))",
         ),
     ),
-    "supervisor/node/node.py": (Bug("a drain does not wait for slow readers", "await house.door.wait_idle()", "pass"),),
+    "supervisor/node/node.py": (
+        Bug("a drain does not wait for slow readers", "await house.door.connections.wait_idle()", "pass"),
+    ),
     "supervisor/gateway/outbox.py": (
         Bug(
             "a cut answer ends orderly",
-            "        if torn and stream.socket.fileno() >= 0:\n",
+            "        if lost and stream.socket.fileno() >= 0:\n",
             "        if False:\n",
         ),
-        Bug("what was cut counts as taken", "            tell(at <= sent)\n", "            tell(True)\n"),
+        Bug(
+            "what was cut counts as taken",
+            "            callback(awaited_bytes <= sent_bytes)\n",
+            "            callback(True)\n",
+        ),
     ),
     "supervisor/gateway/requests.py": (
         Bug("an answer that was cut is logged as whole", "            outcome = CUT\n", "            pass\n"),

@@ -73,28 +73,28 @@ TEXT: Bugs = {
 
 DOORS: Bugs = {
     "supervisor/gateway/outbox.py": (
-        Bug("what a socket does not take at once is lost", "            self._park(rest)\n", "            pass\n"),
+        Bug("what a socket does not take at once is lost", "            self._append(rest)\n", "            pass\n"),
         Bug(
             "a frame goes past those that wait",
-            "        if self._rest:\n            more, own",
+            "        if self._frames:\n            more, own",
             "        if False:\n            more, own",
         ),
         Bug("a backlog is never full", "if own + more > self.backlog_bytes_max or not", "if False and not"),
-        Bug("a farewell tears a frame", "del self._rest[self._begun :]", "del self._rest[:]"),
+        Bug("a farewell tears a frame", "del self._frames[self._begun_frames :]", "del self._frames[:]"),
     ),
     "supervisor/gateway/http/connection.py": (
         Bug(
-            "any number of headers is read", "elif (count := len(request.headers)) > HEADERS_MAX:", "elif (count := 0):"
-        ),
-        Bug(
             "the WebSocket library reads whatever a client puts into its handshake",
-            "raw = _handshake(exchange) + self._syntax.trailing_data[0]",
-            'raw = bytes(self._raw or b"")',
+            "raw = handshake_bytes(exchange) + self._reader.trailing_bytes",
+            'raw = bytes(self._reader._head or b"")',
         ),
+    ),
+    "supervisor/gateway/http/request_reader.py": (
+        Bug("any number of headers is read", "        if count > HEADERS_MAX:", "        if False:"),
         Bug("a client that leaves is answered to the end", 'answering.cancel(reason="the client left")', "pass"),
         Bug(
             "what is asked ahead is lost",
-            "                self._syntax.receive_data(bytes(data))\n        self.outbox",
+            "                self.syntax.receive_data(bytes(data))\n        self.outbox",
             "                pass\n        self.outbox",
         ),
     ),
@@ -113,12 +113,12 @@ DOORS: Bugs = {
         ),
         Bug(
             "an error in the middle of a stream is swallowed",
-            "exchange.cut(chunks.failed(error), error)",
-            'exchange.cut(b"", error)',
+            "exchange.abort_stream(chunks.failed(error), error)",
+            'exchange.abort_stream(b"", error)',
         ),
         Bug(
             "a stream that failed says that it is done",
-            "exchange.cut(chunks.failed(error), error)",
+            "exchange.abort_stream(chunks.failed(error), error)",
             'exchange.finish(b"data: [DONE]\\n\\n")',
         ),
     ),
@@ -129,7 +129,7 @@ DOORS: Bugs = {
             "trio.move_on_at(1e9)",
         ),
         Bug("a door waits for ever for a first token", "if counted.first_at is None else inf", "if False else inf"),
-        Bug("a response is cut and nobody hears why", "            raise self.cut\n", "            pass\n"),
+        Bug("a response is cut and nobody hears why", "            raise self.aborted_by\n", "            pass\n"),
     ),
     "supervisor/gateway/websocket/lanes.py": (
         Bug(
@@ -137,16 +137,16 @@ DOORS: Bugs = {
             "                    await self.outbox.wait_room(size)  # they repeat the text several times\n",
             "",
         ),
-        Bug("the end of a long answer waits in memory of nobody's", "held.grow(size := sum(", "(size := sum("),
+        Bug("the end of a long answer waits in memory of nobody's", "memory.grow(size := sum(", "(size := sum("),
         Bug(
             "a cancel ends the response of another lane",
-            "in_lane = event.stream_id == running.create.stream_id",
+            "in_lane = event.stream_id == running.request.stream_id",
             "in_lane = True",
         ),
         Bug(
             "one that is cancelled while it waits is answered all the same",
-            "        self._waiting.remove(waiting)\n        waiting.held.release()\n        ours",
-            "        waiting.held.release()\n        ours",
+            "        self._waiting.remove(waiting)\n        waiting.memory.release()\n        response_id",
+            "        waiting.memory.release()\n        response_id",
         ),
         Bug(
             "lanes wait for each other",
@@ -158,18 +158,20 @@ DOORS: Bugs = {
             "if lane not in taken and waiting.parent is None:",
             "if waiting.parent is None:",
         ),
-        Bug("what was said before is forgotten", "history = () if before is None else before.turns", "history = ()"),
+        Bug(
+            "what was said before is forgotten", "history = () if previous is None else previous.turns", "history = ()"
+        ),
         Bug(
             "a response that ended keeps its lane",
-            "        self._advance()\n        self._perhaps_rest()\n\n    def _perhaps_rest",
-            "        self._perhaps_rest()\n\n    def _perhaps_rest",
+            "        self._start_waiting()\n        self._check_idle()\n\n    def _check_idle",
+            "        self._check_idle()\n\n    def _check_idle",
         ),
     ),
     "supervisor/gateway/websocket/history.py": (
         Bug(
             "instructions outlive their request",
-            "return cls(response_id, before.turns + turns,",
-            "return cls(response_id, turns + before.turns,",
+            "return cls(response_id, previous.turns + turns,",
+            "return cls(response_id, turns + previous.turns,",
         ),
     ),
     "protocol/dialects/responses/events.py": (
@@ -190,15 +192,19 @@ DOORS: Bugs = {
             'self._scope.cancel(reason="the client left")',
             "pass",
         ),
+    ),
+    "supervisor/gateway/websocket/replayed_stream.py": (
         Bug(
             "all that came behind a handshake is looked at in one turn",
-            "self._heads.take(self._unread[:max_bytes], FRAMES_A_TURN)",
-            "self._heads.take(self._unread, READ_BYTES)",
+            "self._frames.feed(self._unread[:max_bytes], FRAMES_A_TURN)",
+            "self._frames.feed(self._unread, len(self._unread))",
         ),
     ),
+    "supervisor/gateway/connections.py": (
+        Bug("a connection is never forgotten", "        self._open.pop(outbox, None)\n", ""),
+    ),
     "supervisor/gateway/gateway.py": (
-        Bug("a connection is never forgotten", "        self.connections.pop(outbox, None)\n", ""),
         Bug("a drain lets new requests in", "        self.gate.drain()\n", "        pass\n"),
     ),
-    "supervisor/node/node.py": (Bug("a drain cuts nothing", "if cut := house.door.cut():", "if cut := 0:"),),
+    "supervisor/node/node.py": (Bug("a drain cuts nothing", "if cut := house.door.abort():", "if cut := 0:"),),
 }

@@ -73,21 +73,25 @@ QUEUE: Bugs = {
         ),
     ),
     "supervisor/gateway/websocket/message_reader.py": (
-        Bug("any number of messages waits to be read", "if many > self.door.limits.websocket_queue_max:", "if False:"),
+        Bug(
+            "any number of messages waits to be read",
+            "if waiting > self.gateway.limits.websocket_queue_max:",
+            "if False:",
+        ),
         Bug("a short message passes those that wait", "passes = not self._waiting or (", "passes = True or ("),
-        Bug("a cancel waits behind a long message", "and self.at_once(event)", "and False"),
-        Bug("a message that was read is kept", "                held.release()\n", ""),
+        Bug("a cancel waits behind a long message", "and self.is_urgent(event)", "and False"),
+        Bug("a message that was read is kept", "                memory.release()\n", ""),
     ),
     "supervisor/gateway/admission.py": (
         Bug(
             "many answers are passed for ever",
-            "            if waiter.weight <= min(waiter.passed_by",
-            "            if 0 > min(waiter.passed_by",
+            "            if waiter.weight <= min(waiter.overtaken_by",
+            "            if 0 > min(waiter.overtaken_by",
         ),
         Bug(
             "one that fits no more is in everybody's way",
-            "min(waiter.passed_by, self.requests_max)",
-            "waiter.passed_by",
+            "min(waiter.overtaken_by, self.requests_max)",
+            "waiter.overtaken_by",
         ),
         Bug(
             "who gives up is waited for",

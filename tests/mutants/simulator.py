@@ -98,26 +98,26 @@ SIM: Bugs = {
     "supervisor/gateway/http/exchange.py": (
         Bug(
             "an answer that its client got in part is counted as whole",
-            "None if whole and not lost else door.cut_reason(outbox)",
+            "None if whole and not lost else gateway.cut_reason(outbox)",
             "None",
         ),
     ),
     "supervisor/gateway/requests.py": (
         Bug(
             "an answer that its client got in part is not counted as cut",
-            "            self.metrics.answer_cut(counted.door, cut)\n",
+            "            self.metrics.answer_cut(counted.api, cut)\n",
             "",
         ),
     ),
     "supervisor/gateway/admission.py": (
         Bug(
             "what an owner holds inside is not put on its account",
-            "        self._line.charge(waiter.owner, waiter.weight)\n",
+            "        self._queue.charge(waiter.owner, waiter.weight)\n",
             "",
         ),
         Bug(
             "whoever comes to a full line hears no, however few it has in it",
-            "        last = self._line.last_of_largest()\n",
+            "        last = self._queue.last_of_largest()\n",
             "        last = newest\n",
         ),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.links import Bug, Bugs
 
 PIECES: Bugs = {
-    "supervisor/gateway/websocket/session.py": (
+    "supervisor/gateway/websocket/replayed_stream.py": (
         Bug("all clients' frames are read in one turn", "        if frames > FRAMES_FREE:\n", "        if False:\n"),
         Bug(
             "whoever sends few frames waits for those who send many",
@@ -13,10 +13,10 @@ PIECES: Bugs = {
             "        if frames:\n",
         ),
     ),
-    "supervisor/gateway/http/connection.py": (
+    "supervisor/gateway/http/request_reader.py": (
         Bug(
             "all clients' chunks are read in one turn",
-            "                        await self.door.wait_turn()\n",
+            "                        await self.gateway.wait_turn()\n",
             "                        await trio.lowlevel.checkpoint()\n",
         ),
         Bug(
@@ -45,6 +45,6 @@ PIECES: Bugs = {
     "supervisor/gateway/websocket/frame_counter.py": (
         Bug("a frame's payload is read as frames", "            if self._left_bytes:\n", "            if False:\n"),
         Bug("a long frame's length is read as a short one's", "LONGER.get(self._head[1] & 0x7F, 0)", "0"),
-        Bug("a ping ends a message", "if self._first & OPCODE >= CONTROL:", "if False:"),
+        Bug("a ping ends a message", "if self._first_byte & OPCODE >= CONTROL:", "if False:"),
     ),
 }

@@ -18,7 +18,7 @@ from protocol.errors import BadRequest, Overloaded
 from protocol.messages import Generate, Sampling
 from protocol.text_messages import Respond, Role, Turn
 from supervisor.config.keyfile import KeySection
-from supervisor.gateway.admission import AdmissionGate
+from supervisor.gateway.admission import AdmissionGate, AdmissionStatistics
 from supervisor.gateway.keys import Key, KeySources, digest
 from tests.rig.gateway import at_rest, post, rig
 
@@ -86,7 +86,7 @@ async def line_up(gate, log, *waiters):
             nursery.start_soon(lambda name=name, for_s=for_s, asked=asked: hold(gate, log, name, for_s, **asked))
             await trio.testing.wait_all_tasks_blocked()
     assert (gate.inside, gate.waiting) == (0, 0)
-    assert not gate._line._accounts
+    assert not gate.statistics().by_owner
 
 
 def gate(requests_max, admit_s=60.0, waiting_max=100):
@@ -324,13 +324,14 @@ def test_whatever_comes_the_places_are_never_too_few_or_too_many(requests_max, w
                 await trio.testing.wait_all_tasks_blocked()
                 assert made.inside <= requests_max
                 assert made.waiting <= waiting_max
-                assert made.inside == sum(made._line.account(each) for each in "abc")
-                assert all(made._line.account(each) <= 4 for each in "abc")
-                smallest = min((each.weight for each in made._line if not made._line.account(each.owner)), default=9)
-                assert made.inside + smallest > requests_max or made._line.owners > 1
+                held = made.statistics().by_owner
+                assert made.inside == sum(held.values())
+                assert all(each <= 4 for each in held.values())
+                smallest = min((each.weight for each in made._queue if each.owner not in held), default=9)
+                assert made.inside + smallest > requests_max or made._queue.owners > 1
             for scope in scopes:
                 scope.cancel()
-        assert (made.inside, made.waiting, made._line._accounts) == (0, 0, {})
+        assert made.statistics() == AdmissionStatistics(0, 0, {})
 
     trio.run(main)
 
@@ -340,16 +341,16 @@ def test_whatever_comes_the_places_are_never_too_few_or_too_many(requests_max, w
 
 def test_b13_a_keys_concurrency_counts_generations():
     key = Key("alice", KeySection(sha256=digest("x" * 30), concurrency_max=4))
-    with key.asking(3):
+    with key.generating(3):
         with (
             pytest.raises(Exception, match="has 3 answers running, and asks for 2 more; it may have 4"),
-            key.asking(2),
+            key.generating(2),
         ):
             pass
-        with key.asking(1):
+        with key.generating(1):
             assert key.running == 4
     assert key.running == 0
-    with pytest.raises(BadRequest, match=r"may have 4 \(concurrency_max\)") as caught, key.asking(5, "n"):
+    with pytest.raises(BadRequest, match=r"may have 4 \(concurrency_max\)") as caught, key.generating(5, "n"):
         pass
     assert caught.value.param == "n"
 
@@ -362,8 +363,8 @@ async def test_b13_a_key_of_one_request_at_a_time_cannot_ask_for_128_answers(aut
     file = tmp_path / "keys.toml"
     file.write_text(f'[key.alice]\nsha256 = "{digest("a" * 30)}"\nconcurrency_max = 1\n')
     async with rig(requests_max=256) as made:
-        made.door.keys.sources = KeySources(file)
-        made.door.keys.load()
+        made.gateway.keys.sources = KeySources(file)
+        made.gateway.keys.load()
         client = await made.client()
         key = {"authorization": f"Bearer {'a' * 30}"}
         reply = await client.ask(post(texts(n=128), "/v1/completions", **key))

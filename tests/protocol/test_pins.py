@@ -24,6 +24,7 @@ import pytest
 from protocol import codec, frames, greeting
 from protocol.errors import ERRORS_BY_CODE
 from protocol.openapi.document import document
+from supervisor.gateway.http.routes import ROUTES
 
 PINS = Path(__file__).with_name("pins.json")
 SETS = {"frames": frames, "messages": codec, "greeting": greeting}
@@ -130,7 +131,7 @@ def digest(value):
 
 
 def served(*, keys_wanted):
-    return document("0", models=("tiny", "large"), keys_wanted=keys_wanted)
+    return document("0", ROUTES.operations, models=("tiny", "large"), keys_wanted=keys_wanted)
 
 
 def shape(value):

@@ -19,10 +19,10 @@ import yaml
 
 from supervisor.config import load
 from supervisor.config.load import Cluster
+from supervisor.gateway.http.routes import ROUTES
 from supervisor.launcher import preflight
 from supervisor.launcher.launcher import _patience
 from supervisor.links.websocket import Endpoint
-from supervisor.node.monitoring import PATHS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -134,7 +134,7 @@ def test_probes_ask_for_paths_that_every_node_serves_without_a_key(name):
         "liveness": "/health",
         "readiness": "/ready",
     }
-    assert all(probe["path"] in PATHS and probe["port"] == "metrics" for probe in probes.values())
+    assert all(ROUTES.probes().find(probe["path"]) and probe["port"] == "metrics" for probe in probes.values())
 
 
 @pytest.mark.parametrize("name", NODES)

@@ -24,11 +24,14 @@ from protocol.dialects.http import Model
 from protocol.errors import EngineLost
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GrammarKind, Started, Tokens, Usage
 from protocol.model_folder import FILES
+from supervisor.config.limits import GatewayLimits
 from supervisor.gateway.admission import AdmissionGate
-from supervisor.gateway.gateway import Gateway, GatewayLimits
+from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.http.routes import ROUTES, RouteTable
 from supervisor.gateway.keys import Keys
+from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner, ServedModel
-from supervisor.gateway.server import gateway
+from supervisor.gateway.server import serve
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.fake_engine import logprob_at
 
@@ -100,7 +103,7 @@ class Worker:
 class Rig:
     """A running gateway, and what is behind it."""
 
-    door: Gateway
+    gateway: Gateway
     worker: Worker
     metrics: Metrics
     port: int = 0
@@ -139,6 +142,7 @@ async def rig(
     admit_s: float = 5.0,
     first_token_s: float = 60.0,
     total_s: float = 600.0,
+    routes: RouteTable = ROUTES,
     new_id: Callable[[], str] | None = None,
     **limits: float,
 ) -> AsyncIterator[Rig]:
@@ -162,11 +166,11 @@ async def rig(
         await trio.lowlevel.checkpoint()
         return function()
 
-    door = Gateway(
-        asking=RequestRunner({"tiny": served}, metrics, first_token_s, total_s),
+    gateway = Gateway(
+        runner=RequestRunner({"tiny": served}, metrics, first_token_s, total_s),
         gate=AdmissionGate(requests_max, admit_s, waiting_max, why),
         limits=attrs.evolve(GatewayLimits(), **limits),
-        names=frozenset({"127.0.0.1", "::1", "localhost"}),
+        origins=Origins(frozenset({"127.0.0.1", "::1", "localhost"})),
         unready=why,
         keys=Keys(),
         certificate=None,
@@ -175,12 +179,12 @@ async def rig(
         new_id=new_id or (lambda: f"{next(numbers):032x}"),
         now=lambda: 1_700_000_000.5,
     )
-    made = Rig(door, worker, metrics, ready=unready, limits=known)
+    made = Rig(gateway, worker, metrics, ready=unready, limits=known)
     async with trio.open_nursery() as nursery:
         await nursery.start(
             partial(processor, inbox, TINY, worker, lambda: known[0], aside, requests_max), name="processor"
         )
-        made.port = await nursery.start(partial(gateway, door, "127.0.0.1", 0), name="gateway")
+        made.port = await nursery.start(partial(serve, gateway, routes, "127.0.0.1", 0), name="gateway")
         try:
             yield made
         finally:
@@ -370,9 +374,9 @@ def create(said: str = "n=5", **fields) -> dict[str, object]:
 async def at_rest(made: Rig) -> None:
     """Wait until nothing is left of any client."""
     with trio.fail_after(10):
-        await made.door.wait_closed()
-        await made.door.gate.wait_empty()
+        await made.gateway.connections.wait_closed()
+        await made.gateway.gate.wait_empty()
         while made.worker.running:  # noqa: ASYNC110  # a fake has no event for it
             await trio.sleep(0.01)
-    assert (made.door.gate.inside, made.door.gate.waiting, made.worker.running) == (0, 0, 0)
-    assert not made.door.connections
+    assert made.worker.running == 0
+    assert set(attrs.astuple(made.gateway.statistics())) == {0}

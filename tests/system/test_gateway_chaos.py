@@ -281,15 +281,15 @@ async def test_nothing_is_left_of_any_client(seed, drains, rather_slow, caplog):
                     nursery.start_soon(crowd.one)
                 if drains:
                     await trio.sleep(6)
-                    outboxes += made.door.connections
-                    made.door.drain()
+                    outboxes += made.gateway.connections
+                    made.gateway.drain()
                     await trio.sleep(0.5)
-                    made.door.cut()
+                    made.gateway.abort()
                 else:
                     await trio.sleep(9)
-                    outboxes += made.door.connections
+                    outboxes += made.gateway.connections
             await at_rest(made)
-        assert all(outbox.gone and outbox.backlog_bytes == 0 for outbox in outboxes)
+        assert all(outbox.client_gone and outbox.backlog_bytes == 0 for outbox in outboxes)
         if not drains:
             assert (await (await made.client()).ask(post(chat("n=9")))).json["choices"][0]["finish_reason"] == "stop"
             made.hang_up()

@@ -18,11 +18,13 @@ from actors.kit.offload import Offload
 from protocol.dialects import http as shapes
 from protocol.dialects.request_body import reading_work
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
+from protocol.openapi.document import Operation
 from protocol.trace import Trace, child_span, read
 from supervisor.gateway.access_log import WHAT_CHARACTERS_MAX
-from supervisor.gateway.gateway import Gateway, Header
+from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import Key
 from supervisor.gateway.memory_budgets import MemoryReservation
+from supervisor.gateway.origins import Header
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import RequestRecord
 
@@ -41,12 +43,14 @@ BODY_BYTES_FREE = 16 * 1024  # of each body, so that small requests are read wha
 class Exchange:
     """One request, or what came in its place, and the only way to answer it."""
 
-    door: Gateway
+    gateway: Gateway
     outbox: Outbox
     syntax: h11.Connection
     request: h11.Request | None = None  # None: what came could not be read, or nothing came
+    operations: tuple[Operation, ...] = ()  # of all routes of this server, for the one that describes them
     key: Key | None = None  # once its caller is known
     allow: bytes = b""  # the methods that its path knows, once that is known
+    probe: bool = False  # monitors ask this route every few seconds
     last: bool = False  # nothing that follows on this connection will be answered
     request_id: str = ""
     asked_at: float = 0.0
@@ -61,16 +65,19 @@ class Exchange:
     def __attrs_post_init__(self) -> None:
         self.asked_at = trio.current_time()
         self._begins_at = self.outbox.accepted_bytes
-        self.body_held, self.answer_held = self.door.bodies.hold(None, BODY_BYTES_FREE), self.door.answers.hold(None)
-        self.request_id = self._given_id() or self.door.new_id()
+        self.body_held, self.answer_held = (
+            self.gateway.bodies.reserve(None, BODY_BYTES_FREE),
+            self.gateway.answers.reserve(None),
+        )
+        self.request_id = self._given_id() or self.gateway.new_id()
         if self.request is not None:
             self.caller = read(self.headers)
-            self.trace = child_span(self.caller, self.door.new_id())
+            self.trace = child_span(self.caller, self.gateway.new_id())
 
     def own(self, key: Key) -> None:
         """Note whose request it is; its memory is taken in that name."""
         self.key = key
-        self.body_held.owner = self.answer_held.owner = self.door.memory_owner(key)
+        self.body_held.owner = self.answer_held.owner = self.gateway.memory_owner(key)
 
     def release(self) -> None:
         """Give back the memory that the request and its answer have taken."""
@@ -117,11 +124,11 @@ class Exchange:
         """What a log calls the request; what follows a `?` may be secret, so it is left out."""
         return "connection" if self.request is None else f"{self.method} {self.path}"[:WHAT_CHARACTERS_MAX]
 
-    def counted(self, model: str, door: str) -> RequestRecord:
+    def counted(self, model: str, api: str) -> RequestRecord:
         """Return the account of the answer that this request asks a model for."""
-        key = self.key or self.door.keys.anybody
+        key = self.key or self.gateway.keys.anonymous
         self._counted = RequestRecord(
-            self.request_id, model, door, self.asked_at, key=key, what=self.what, trace=self.trace, settles=False
+            self.request_id, model, api, self.asked_at, key=key, what=self.what, trace=self.trace, settles=False
         )
         return self._counted
 
@@ -133,13 +140,13 @@ class Exchange:
         counted, self._counted = self._counted, None
         if counted is None:
             return
-        outbox, door = self.outbox, self.door
+        outbox, gateway = self.outbox, self.gateway
         begins_at, ends_at = self._begins_at, outbox.accepted_bytes
         lost = lost or self._unfinished
 
         def sent(whole: bool) -> None:
             counted.sent_bytes = max(0, min(outbox.sent_bytes, ends_at) - begins_at)
-            door.asking.settle(counted, None if whole and not lost else door.cut_reason(outbox))
+            gateway.runner.settle(counted, None if whole and not lost else gateway.cut_reason(outbox))
 
         outbox.on_sent(sent)
 
@@ -149,8 +156,8 @@ class Exchange:
 
     async def run_aside(self, size: int, function: Callable[[], T]) -> T:
         """Return what the function returns, run in a thread if it is long, in the turns of this request's key."""
-        key = self.key or self.door.keys.anybody
-        return await Offload(self.door.aside, key.name).run(size, function)
+        key = self.key or self.gateway.keys.anonymous
+        return await Offload(self.gateway.aside, key.name).run(size, function)
 
     def check_media(self) -> None:
         """Raise `UnsupportedMediaType` if the headers say that the body is something else than JSON as it is."""
@@ -205,7 +212,7 @@ class Exchange:
         head = b"" if self.begun else self._head(200, EVENTS)
         self.outbox.put(head + self._data(events) + self._end())
 
-    def cut(self, events: bytes, error: RequestError) -> None:
+    def abort_stream(self, events: bytes, error: RequestError) -> None:
         """Write why an answer that has begun ends early; without the end of a body, it never looks whole."""
         if not isinstance(error, SlowClient):
             self.outbox.put(self._data(events))
@@ -216,8 +223,14 @@ class Exchange:
     def fail(self, error: RequestError, status: int | None = None) -> None:
         """Answer with an error, unless the answer has begun: then it never ends, which is an error too."""
         status = status or error.http_status
-        self.door.refused(
-            error, request_id=self.request_id, what=self.what, key=self.key, status=status, trace=self.trace
+        self.gateway.log_refused(
+            error,
+            request_id=self.request_id,
+            what=self.what,
+            key=self.key,
+            status=status,
+            trace=self.trace,
+            probe=self.probe,
         )
         if self.begun:
             self.syntax.send_failed()
@@ -248,13 +261,13 @@ class Exchange:
     def _head(self, status: int, headers: list[Header]) -> bytes:
         self._begins_at = self.outbox.accepted_bytes
         headers = [
-            (b"date", _date(int(self.door.now()))),
+            (b"date", _date(int(self.gateway.now()))),
             *headers,
             (b"x-request-id", self.request_id.encode()),
         ]
-        headers += [header for header in self.door.cors_headers(self.headers) if header not in headers]
+        headers += [header for header in self.gateway.origins.cors_headers(self.headers) if header not in headers]
         options = [name for name, _ in headers if name == b"upgrade"]  # it counts only if named here (RFC 9110, 7.8)
-        if self.last or self.door.gate.draining or not self.all_read():
+        if self.last or self.gateway.gate.draining or not self.all_read():
             options.append(b"close")
         if options:
             headers.append((b"connection", b", ".join(options)))

@@ -1,8 +1,8 @@
-"""Strict reading of what stands in a request's head, where h11 or the standard library would let something pass.
+"""Strict checks of a request's head, where h11 or the standard library would let something pass.
 
-Two readers that differ about one request are how requests are smuggled past the first of them; so whatever a proxy
-before this server might read otherwise is refused. Not refused, because h11 alone sees it: long chunk extensions, and a
-bare line feed in the lines between chunks.
+Two servers that read one request differently are how requests are smuggled past the first of them. So whatever a proxy
+in front of this server may read in another way is refused. Two oddities cannot be refused here, because h11 alone sees
+them: long chunk extensions, and a bare line feed in the lines between chunks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from protocol.errors import BadRequest
 
 HEADERS_MAX = 512  # proxies add a few dozen; each costs time here, however short it is
 VERSIONS = frozenset({b"1.0", b"1.1"})
-SINGLE = (b"host", b"origin", b"authorization", b"api-key", b"x-api-key")  # of two, somebody else may take the other
+SINGLE = (b"host", b"origin", b"authorization", b"api-key", b"x-api-key")  # of two, a proxy may read the other one
 FOLDED = re.compile(rb"\n[ \t]")
 BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(?::([0-9]{0,5}))?")
@@ -34,7 +34,7 @@ class Authority:
 
 
 def authority(text: str) -> Authority | None:
-    """Return what a `Host` header names, None if it is no host with or without a port."""
+    """Return the host and port of a `Host` header, None if it is neither a host nor a host with a port."""
     found = AUTHORITY.fullmatch(text)
     if found is None:
         return None
@@ -45,16 +45,16 @@ def authority(text: str) -> Authority | None:
 
 
 def same_origin(origin: str, host: Authority) -> bool:
-    """Whether a page of this origin came from the very host and port that it asks now."""
+    """Whether a page of this origin came from the very host and port that it calls now."""
     found = ORIGIN.fullmatch(origin)
-    if found is None or (of := authority(found[2])) is None:
+    if found is None or (page := authority(found[2])) is None:
         return False
     default = DEFAULT_PORTS[found[1].lower()]
-    return of.host == host.host and (of.port or default) == (host.port or default)
+    return page.host == host.host and (page.port or default) == (host.port or default)
 
 
 def check_head(raw: bytes, request: h11.Request) -> None:
-    """Raise `BadRequest` for a head that others may read otherwise; `raw` is as it came."""
+    """Raise `BadRequest` for a head that a proxy may read otherwise; `raw` is the head as it came."""
     if request.http_version not in VERSIONS:
         raise BadRequest("this server speaks HTTP/1.1 and HTTP/1.0")
     if BARE_LINE_FEED.search(raw) is not None:

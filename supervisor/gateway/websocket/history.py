@@ -1,8 +1,13 @@
-"""What one connection remembers: the latest response of each of its lanes, so that a later one can continue it."""
+"""The history of one WebSocket: the latest response of each of its lanes, so that a later request can continue it.
+
+Histories are kept in memory alone, and end with their connection. Each is bounded, and all of them together are, too;
+when that total is reached, the owner (a client's key) whose connections keep most loses its oldest conversations first,
+so that one client cannot push out another's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from attrs import define, field, frozen
 
@@ -14,75 +19,88 @@ UNBOUNDED = 2**63  # for a connection that shares with no other
 
 @frozen
 class Said:
-    """A conversation up to and with one response; `size_bytes` is what it takes in memory, about."""
+    """A conversation up to and including one response; `size_bytes` is what it takes in memory, about."""
 
-    id: str
+    id: str  # of the response
     turns: tuple[Turn, ...]
     size_bytes: int
 
     @classmethod
-    def after(cls, before: Said | None, response_id: str, *turns: Turn) -> Said:
-        """Return the conversation that goes on from `before` with these turns."""
+    def after(cls, previous: Said | None, response_id: str, *turns: Turn) -> Said:
+        """Return the conversation that continues `previous` with these turns."""
         size_bytes = sum(TURN_BYTES + turn.content.__sizeof__() for turn in turns)
-        if before is None:
+        if previous is None:
             return cls(response_id, turns, size_bytes)
-        return cls(response_id, before.turns + turns, before.size_bytes + size_bytes)
+        return cls(response_id, previous.turns + turns, previous.size_bytes + size_bytes)
+
+
+@frozen
+class HistoryStatistics:
+    """What all histories take, in bytes."""
+
+    size_bytes: int
+    by_owner: Mapping[str, int]
 
 
 @define(eq=False)
 class ResponseHistories:
-    """What all connections remember together, `bytes_max` at most: whoever has most of it forgets first."""
+    """The histories of all connections, at most `bytes_max` together."""
 
     bytes_max: Callable[[], int]
     size_bytes: int = 0
-    _of: dict[str, dict[Memory, None]] = field(factory=dict)  # by owner
+    _by_owner: dict[str, dict[Memory, None]] = field(factory=dict)  # those that hold anything
 
-    def changed(self, memory: Memory, by: int) -> None:
-        """Note that a connection remembers so many bytes more, or less, and make room for them."""
-        memories = self._of.setdefault(memory.owner, {})
-        memories[memory] = None
+    def statistics(self) -> HistoryStatistics:
+        """Return how much is kept, in all and by owner."""
+        by_owner = {owner: sum(each.size_bytes for each in histories) for owner, histories in self._by_owner.items()}
+        return HistoryStatistics(self.size_bytes, by_owner)
+
+    def resized(self, history: Memory, by: int) -> None:
+        """Account that a history has grown by so many bytes, or shrunk, and make room if it has grown."""
+        histories = self._by_owner.setdefault(history.owner, {})
+        histories[history] = None
         self.size_bytes += by
-        if not memory.size_bytes:
-            del memories[memory]
-            if not memories:
-                del self._of[memory.owner]
+        if not history.size_bytes:
+            del histories[history]
+            if not histories:
+                del self._by_owner[history.owner]
         while by > 0 and self.size_bytes > self.bytes_max():
             self._halve(self._largest())
 
-    def _halve(self, memory: Memory) -> None:
-        """Let one forget until there is room, or half of it is left: to find the largest takes a look at them all."""
-        kept_bytes = memory.size_bytes // 2
-        while memory.size_bytes > kept_bytes and self.size_bytes > self.bytes_max():
-            memory.forget_oldest()
+    def _halve(self, history: Memory) -> None:
+        """Shrink one until there is room, or half of it is left: to find the largest takes a look at all of them."""
+        kept_bytes = history.size_bytes // 2
+        while history.size_bytes > kept_bytes and self.size_bytes > self.bytes_max():
+            history.forget_oldest()
 
     def _largest(self) -> Memory:
-        """Return the largest memory of the owner that has most."""
-        most = max(self._of.values(), key=lambda memories: sum(each.size_bytes for each in memories))
-        return max(most, key=lambda memory: memory.size_bytes)
+        """Return the largest history of the owner that has most."""
+        most = max(self._by_owner.values(), key=lambda histories: sum(each.size_bytes for each in histories))
+        return max(most, key=lambda history: history.size_bytes)
 
 
 @define(eq=False)
 class Memory:
-    """One place a lane, `None` being the lane without a name; when it is full, what was said longest ago goes first."""
+    """The latest conversation of each lane, `None` being the lane without a name; when it is full the oldest goes."""
 
     bytes_max: int
     shared: ResponseHistories = field(factory=lambda: ResponseHistories(lambda: UNBOUNDED))
     owner: str = ""
     size_bytes: int = 0
-    _latest: dict[str | None, Said] = field(factory=dict)  # in the order in which they were remembered
+    _latest: dict[str | None, Said] = field(factory=dict)  # the oldest first
 
-    def remember(self, lane: str | None, said: Said) -> None:
-        """Note the latest response of a lane in place of the one before; one that is too big is not remembered."""
+    def remember(self, lane: str | None, conversation: Said) -> None:
+        """Keep a conversation as the latest of its lane, unless it alone is too large."""
         self._forget(lane)
-        if said.size_bytes > self.bytes_max:
+        if conversation.size_bytes > self.bytes_max:
             return
-        self._latest[lane] = said
-        self._grow(said.size_bytes)
+        self._latest[lane] = conversation
+        self._resize(conversation.size_bytes)
         while self.size_bytes > self.bytes_max:
             self.forget_oldest()
 
     def forget_oldest(self) -> None:
-        """Forget what was said longest ago."""
+        """Forget the conversation that was kept longest ago."""
         self._forget(next(iter(self._latest)))
 
     def clear(self) -> None:
@@ -91,28 +109,28 @@ class Memory:
             self.forget_oldest()
 
     def find(self, response_id: str) -> Said | None:
-        """Return the response of that id, whichever lane it is the latest of."""
-        return next((said for said in self._latest.values() if said.id == response_id), None)
+        """Return the conversation that ends with this response, whichever lane it is the latest of."""
+        return next((each for each in self._latest.values() if each.id == response_id), None)
 
     def find_in(self, lane: str | None, response_id: str) -> Said | None:
-        """Return the response of that id if it is the latest of this lane."""
-        said = self._latest.get(lane)
-        return said if said is not None and said.id == response_id else None
+        """Return the conversation that ends with this response if it is the latest of this lane."""
+        conversation = self._latest.get(lane)
+        return conversation if conversation is not None and conversation.id == response_id else None
 
     def evict(self, lane: str | None, response_id: str | None) -> None:
-        """Forget the response of that id if it is the latest of this lane."""
+        """Forget the conversation that ends with this response if it is the latest of this lane."""
         if response_id is not None and self.find_in(lane, response_id) is not None:
             self._forget(lane)
 
     @property
     def lanes(self) -> frozenset[str | None]:
-        """The lanes of which something is remembered."""
+        """The lanes of which a conversation is kept."""
         return frozenset(self._latest)
 
     def _forget(self, lane: str | None) -> None:
-        if (said := self._latest.pop(lane, None)) is not None:
-            self._grow(-said.size_bytes)
+        if (conversation := self._latest.pop(lane, None)) is not None:
+            self._resize(-conversation.size_bytes)
 
-    def _grow(self, by: int) -> None:
+    def _resize(self, by: int) -> None:
         self.size_bytes += by
-        self.shared.changed(self, by)
+        self.shared.resized(self, by)

@@ -1,7 +1,9 @@
-"""The responses of one WebSocket: one after the other in a lane, lanes beside each other, and what continues what.
+"""The responses of one WebSocket: in order within a lane, side by side between lanes, continuing earlier ones.
 
-A response that runs is a task; a lane that does nothing is none. A lane is there while something of it runs, waits or
-is remembered.
+A lane is a name that the client chooses, and exists while something of it runs, waits or is kept in the history. Only a
+response that runs is a task; one that waits is an entry in a list, in the order in which the requests came. Events are
+sent in the turn in which their text comes, so a response has no queue of its own, and what a slow client has not read
+is in the outbox alone.
 """
 
 from __future__ import annotations
@@ -34,11 +36,12 @@ from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import RequestRecord, internal_error
 from supervisor.gateway.websocket.history import Memory, Said
 
-WHAT = "response.create"
-REQUEST_BYTES_FREE = 1024  # of each request, so that small ones are heard whatever else is kept
+CREATE = "response.create"  # what the access log calls a request of a WebSocket
+API = "responses"
+REQUEST_BYTES_FREE = 1024  # of each request, so that small ones are kept whatever else is
 
 
-class Say(Protocol):
+class SendEvents(Protocol):
     """Writes events to the client."""
 
     def __call__(self, *events: bytes) -> int:
@@ -52,95 +55,105 @@ class Say(Protocol):
 class _Running:
     """A response that is being answered."""
 
-    create: responses.Create
-    id: str  # ours
+    request: responses.Create
+    id: str  # of the request to the processor
     events: responses.Events
-    counted: RequestRecord
-    before: Said | None
-    held: MemoryReservation  # the memory of what was asked
+    record: RequestRecord
+    previous: Said | None  # what it continues
+    memory: MemoryReservation  # of the request
     begun: bool = False  # its client knows its id
-    ended: ChoiceEnded = ChoiceEnded(FinishReason.STOP)  # until its choice says how; that of a warm-up does, too
+    choice: ChoiceEnded = ChoiceEnded(FinishReason.STOP)  # how it ended, once it has; a warm-up has no choice
 
 
 @define(eq=False)
 class _Waiting:
-    """A request that waits for its lane, for room, or for the response that it forks from."""
+    """A request that waits for its lane, for a free place, or for the response that it forks from."""
 
-    create: responses.Create
-    held: MemoryReservation
-    before: Said | None = None  # what it forks from, which may be forgotten before its turn comes
+    request: responses.Create
+    memory: MemoryReservation
+    previous: Said | None = None  # what it forks from, which may be forgotten before its turn comes
     parent: _Running | None = None  # what it forks from, until that has ended
 
 
 @define(eq=False)
 class Lanes:
-    """All lanes of one connection; `say` writes events to the client, and `lost` hears why that failed."""
+    """All lanes of one connection."""
 
-    door: Gateway
+    gateway: Gateway
     key: Key | None
     request_id: str  # of the connection
-    caller: Trace | None  # whom every response over it is for
+    caller: Trace | None  # where the client stood in a trace when it connected
     expires_at: float
-    say: Say
-    lost: Callable[[Exception], None]
-    at_rest: Callable[[], None]  # called when nothing runs or waits any more
+    send: SendEvents
+    on_lost: Callable[[Exception], None]  # with the reason why `send` failed
+    on_idle: Callable[[], None]  # when nothing runs or waits any more
     tasks: trio.Nursery
-    outbox: Outbox  # where what is said goes
-    _memory: Memory = field(init=False)
+    outbox: Outbox  # which `send` writes to
+    _history: Memory = field(init=False)
     _running: dict[str | None, _Running] = field(factory=dict)  # by lane
     _waiting: list[_Waiting] = field(factory=list)  # in the order in which they came
 
     def __attrs_post_init__(self) -> None:
-        most, owner = self.door.limits.history_bytes_max, "" if self.key is None else self.key.name
-        self._memory = Memory(most, self.door.histories, owner)
+        bytes_max, owner = self.gateway.limits.history_bytes_max, "" if self.key is None else self.key.name
+        self._history = Memory(bytes_max, self.gateway.histories, owner)
 
     @property
     def busy(self) -> bool:
         """Whether anything runs or waits."""
         return bool(self._running or self._waiting)
 
-    # What the client says -------------------------------------------------------------------
+    # What the client asks for ---------------------------------------------------------------
 
-    def hear(self, create: responses.Create, size_bytes: int) -> None:
+    def create(self, request: responses.Create, size_bytes: int) -> None:
         """Answer a request of so many bytes when its turn comes; raises `StreamLimitReached` or `Overloaded`."""
-        limits, lane, wanted = self.door.limits, create.stream_id, create.previous_response_id
-        named = {*self._running, *(each.create.stream_id for each in self._waiting), *self._memory.lanes} - {None}
-        if lane is not None and lane not in named and len(named) >= limits.websocket_lanes_max:
-            raise StreamLimitReached(f"this connection has {len(named)} lanes, as many as it may", param="stream_id")
-        held = self.door.bodies.hold(self.door.memory_owner(self.key), REQUEST_BYTES_FREE)
-        held.grow(size_bytes)
-        waiting = _Waiting(create, held)
-        if wanted is not None and self._memory.find_in(lane, wanted) is None:
-            waiting.before = self._memory.find(wanted)
-            others = (each for each in self._running.values() if each.create.stream_id != lane)
+        limits, lane, wanted = self.gateway.limits, request.stream_id, request.previous_response_id
+        lanes = {*self._running, *(each.request.stream_id for each in self._waiting), *self._history.lanes} - {None}
+        if lane is not None and lane not in lanes and len(lanes) >= limits.websocket_lanes_max:
+            raise StreamLimitReached(f"this connection has {len(lanes)} lanes, as many as it may", param="stream_id")
+        memory = self.gateway.bodies.reserve(self.gateway.memory_owner(self.key), REQUEST_BYTES_FREE)
+        memory.grow(size_bytes)
+        waiting = _Waiting(request, memory)
+        if wanted is not None and self._history.find_in(lane, wanted) is None:
+            waiting.previous = self._history.find(wanted)
+            others = (each for each in self._running.values() if each.request.stream_id != lane)
             waiting.parent = next((each for each in others if each.events.id == wanted), None)
         self._waiting.append(waiting)
-        self._advance()
+        self._start_waiting()
         if len(self._waiting) > limits.websocket_queue_max and self._waiting[-1] is waiting:
             self._waiting.pop()
-            held.release()
+            memory.release()
             raise Overloaded(f"{len(self._waiting)} responses wait for their turn on this connection")
 
     def cancel(self, event: responses.CancelResponse) -> None:
-        """End the response that the event names; one that has ended already is nobody's mistake.
+        """End the response that the event names; to cancel one that has ended is no mistake.
 
         Without an id it is whatever runs in that lane, or else waits there first.
         """
         if (running := self._named(event)) is not None:
-            self.door.asking.cut(running.counted, AskerLeft("the client sent response.cancel"))
+            self.gateway.runner.abort(running.record, AskerLeft("the client sent response.cancel"))
             return
         if event.response_id is None:  # one that waits has no id yet
-            waiting = (each for each in self._waiting if each.create.stream_id == event.stream_id)
+            waiting = (each for each in self._waiting if each.request.stream_id == event.stream_id)
             if (first := next(waiting, None)) is not None:
                 self._drop(first)
 
-    def cancels(self, event: responses.Create | responses.CancelResponse) -> bool:
-        """Whether an event ends something that runs, whatever the client has said before it."""
+    def cancels_running(self, event: responses.Create | responses.CancelResponse) -> bool:
+        """Whether an event ends a response that runs, so that it may overtake others."""
         return isinstance(event, responses.CancelResponse) and self._named(event) is not None
+
+    def forget(self, lane: str | None, response_id: str | None) -> None:
+        """Forget a response that was to be continued in its own lane by something that failed."""
+        self._history.evict(lane, response_id)
+
+    def close(self) -> None:
+        """Give back all memory: the connection has ended."""
+        for memory in (*(each.memory for each in self._waiting), *(each.memory for each in self._running.values())):
+            memory.release()
+        self._history.clear()
 
     def _named(self, event: responses.CancelResponse) -> _Running | None:
         for running in self._running.values():
-            in_lane = event.stream_id == running.create.stream_id
+            in_lane = event.stream_id == running.request.stream_id
             if running.events.id == event.response_id:
                 named = in_lane or event.stream_id is None
             else:
@@ -149,176 +162,168 @@ class Lanes:
                 return running
         return None
 
-    def close(self) -> None:
-        """Give back all memory: the connection has ended."""
-        for held in (*(each.held for each in self._waiting), *(each.held for each in self._running.values())):
-            held.release()
-        self._memory.clear()
-
-    def forget(self, lane: str | None, response_id: str | None) -> None:
-        """Forget a response that was to be continued in its own lane by something that failed."""
-        self._memory.evict(lane, response_id)
-
     def _drop(self, waiting: _Waiting) -> None:
         """End a response that never ran."""
         self._waiting.remove(waiting)
-        waiting.held.release()
-        ours = self.door.new_id()
-        events = self._events(waiting.create, ours)
-        self.say(*events.begin(), *events.cancelled(Usage(0, 0)))
-        self._refused(AskerLeft("the client sent response.cancel"), f"{self.request_id}/{ours}", self._trace())
-        self._advance()
-        self._perhaps_rest()
+        waiting.memory.release()
+        response_id = self.gateway.new_id()
+        events = self._events(waiting.request, response_id)
+        self.send(*events.begin(), *events.cancelled(Usage(0, 0)))
+        left = AskerLeft("the client sent response.cancel")
+        self._log_refused(left, f"{self.request_id}/{response_id}", self._trace())
+        self._start_waiting()
+        self._check_idle()
 
     # Whose turn it is -------------------------------------------------------------------------
 
-    def _advance(self) -> None:
-        """Begin with whatever can begin: first come, first served."""
+    def _start_waiting(self) -> None:
+        """Start every request that can run now, in the order in which they came."""
         taken = set(self._running)
         for waiting in tuple(self._waiting):
-            if len(self._running) >= self.door.limits.websocket_running_max:
+            if len(self._running) >= self.gateway.limits.websocket_running_max:
                 break
-            lane = waiting.create.stream_id
+            lane = waiting.request.stream_id
             if lane not in taken and waiting.parent is None:
                 self._waiting.remove(waiting)
                 self._start(waiting)
             taken.add(lane)
 
     def _start(self, waiting: _Waiting) -> None:
-        create, ours = waiting.create, self.door.new_id()
-        counted = RequestRecord(
-            f"{self.request_id}/{ours}",
-            create.model,
-            "responses",
+        request, response_id = waiting.request, self.gateway.new_id()
+        record = RequestRecord(
+            f"{self.request_id}/{response_id}",
+            request.model,
+            API,
             trio.current_time(),
             key=self.key,
-            what=WHAT,
+            what=CREATE,
             trace=self._trace(),
             settles=False,
         )
-        running = _Running(create, ours, self._events(create, ours), counted, waiting.before, waiting.held)
-        self._running[create.stream_id] = running
-        self.tasks.start_soon(self._run, running, name=f"response {ours}")
+        events = self._events(request, response_id)
+        running = _Running(request, response_id, events, record, waiting.previous, waiting.memory)
+        self._running[request.stream_id] = running
+        self.tasks.start_soon(self._run, running, name=f"response {response_id}")
 
     def _trace(self) -> Trace:
-        return child_span(self.caller, self.door.new_id())
+        return child_span(self.caller, self.gateway.new_id())
 
-    def _events(self, create: responses.Create, ours: str) -> responses.Events:
-        return responses.Events(create, request_id=ours, created_at=int(self.door.now()))
+    def _events(self, request: responses.Create, response_id: str) -> responses.Events:
+        return responses.Events(request, request_id=response_id, created_at=int(self.gateway.now()))
 
     async def _run(self, running: _Running) -> None:
-        """Answer one request, and let go those that waited for it; a cancelled connection needs neither."""
-        said = False
+        """Answer one request, and start those that waited for it, unless the connection has ended."""
+        complete = False
         try:
             await self._answer(running)
-            said = True
+            complete = True
             self._ended(running)
         except (SlowClient, trio.BrokenResourceError) as error:
-            self.lost(error)
+            self.on_lost(error)
         finally:
-            self._settle(running.counted, said=said)
+            self._log_when_sent(running.record, complete=complete)
 
-    def _settle(self, counted: RequestRecord, *, said: bool) -> None:
-        """Have a response told of as what the client gets of it, once the socket has taken it or cannot."""
-        outbox, door = self.outbox, self.door
+    def _log_when_sent(self, record: RequestRecord, *, complete: bool) -> None:
+        """Log and count a response as what the client gets of it, once the socket has taken it or cannot."""
+        outbox, gateway = self.outbox, self.gateway
 
-        def sent(whole: bool) -> None:
-            if not whole:  # other lanes' events may be among what was lost, so this is the least that has left
-                counted.sent_bytes = max(0, counted.sent_bytes - outbox.lost_bytes)
-            door.asking.settle(counted, None if whole and said else door.cut_reason(outbox))
+        def on_sent(whole: bool) -> None:
+            if not whole:  # other lanes' events may be among what was lost, so this is the least that was sent
+                record.sent_bytes = max(0, record.sent_bytes - outbox.lost_bytes)
+            gateway.runner.settle(record, None if whole and complete else gateway.cut_reason(outbox))
 
-        outbox.on_sent(sent)
+        outbox.on_sent(on_sent)
 
     def _ended(self, running: _Running) -> None:
-        del self._running[running.create.stream_id]
-        running.held.release()
+        del self._running[running.request.stream_id]
+        running.memory.release()
         for waiting in self._waiting:
             if waiting.parent is running:
-                waiting.parent, waiting.before = None, self._memory.find(running.events.id)
-        self._advance()
-        self._perhaps_rest()
+                waiting.parent, waiting.previous = None, self._history.find(running.events.id)
+        self._start_waiting()
+        self._check_idle()
 
-    def _perhaps_rest(self) -> None:
+    def _check_idle(self) -> None:
         if not self.busy:
-            self.at_rest()
+            self.on_idle()
 
     # Answering --------------------------------------------------------------------------------
 
     async def _answer(self, running: _Running) -> None:
-        """Say one response from its beginning to its end, and remember it if it can be continued."""
-        create, events, counted = running.create, running.events, running.counted
+        """Send one response from its beginning to its end, and keep it in the history if it can be continued."""
+        request, events, record = running.request, running.events, running.record
 
         def finish(answered: Answered) -> tuple[bytes, ...]:
-            return events.finish(running.ended, answered.usage)
+            return events.finish(running.choice, answered.usage)
 
         try:
-            before = self._before(running)
-            history = () if before is None else before.turns
-            served = self.door.asking.find(create.model)
-            respond = responses.to_respond(create, request_id=running.id, history=history)
-            last = await self.door.answer(respond, served, counted, self._into(running), finish)
+            previous = self._previous(running)
+            history = () if previous is None else previous.turns
+            served = self.gateway.runner.find(request.model)
+            respond = responses.to_respond(request, request_id=running.id, history=history)
+            last = await self.gateway.answer(respond, served, record, self._sender(running), finish)
         except (SlowClient, trio.BrokenResourceError):
             raise
         except AskerLeft:
-            before = running.before
+            previous = running.previous
             begin = () if running.begun else events.begin()
-            counted.sent_bytes += self.say(*begin, *events.cancelled(counted.usage))
+            record.sent_bytes += self.send(*begin, *events.cancelled(record.usage))
         except RequestError as error:
-            self._failed(running, error)
+            self._fail(running, error)
             return
         except Exception as bug:  # noqa: BLE001  # it is logged there
-            self._failed(running, internal_error(bug, counted.request_id, counted.trace))
+            self._fail(running, internal_error(bug, record.request_id, record.trace))
             return
         else:
-            with self.door.answers.holding(self.door.memory_owner(self.key)) as held:
+            with self.gateway.answers.reserving(self.gateway.memory_owner(self.key)) as memory:
                 with suppress(Overloaded):  # then it goes into the backlog at once, as every other event does
-                    held.grow(size := sum(map(len, last)))
+                    memory.grow(size := sum(map(len, last)))
                     await self.outbox.wait_room(size)  # they repeat the text several times
-                counted.sent_bytes += self.say(*last)
-        said = create.turns() + (() if create.warm_up else (Turn(Role.ASSISTANT, events.text),))
-        self._memory.remember(create.stream_id, Said.after(before, events.id, *said))
+                record.sent_bytes += self.send(*last)
+        turns = request.turns() + (() if request.warm_up else (Turn(Role.ASSISTANT, events.text),))
+        self._history.remember(request.stream_id, Said.after(previous, events.id, *turns))
 
-    def _into(self, running: _Running) -> Callable[[TextReply], None]:
-        """Return what says each reply, in the turn in which it comes."""
-        say, events, counted = self.say, running.events, running.counted
+    def _sender(self, running: _Running) -> Callable[[TextReply], None]:
+        """Return a function that sends the events of each reply, in the turn in which the reply comes."""
+        send, events, record = self.send, running.events, running.record
 
-        def pass_on(reply: TextReply) -> None:
+        def on_reply(reply: TextReply) -> None:
             match reply:
                 case Text():
-                    counted.sent_bytes += say(*events.deltas(reply))
+                    record.sent_bytes += send(*events.deltas(reply))
                 case Started():
-                    counted.sent_bytes += say(*events.open())
+                    record.sent_bytes += send(*events.open())
                 case Accepted():
                     running.begun = True
-                    counted.sent_bytes += say(*events.begin())
+                    record.sent_bytes += send(*events.begin())
                 case ChoiceEnded():
-                    running.ended = reply
+                    running.choice = reply
 
-        return pass_on
+        return on_reply
 
-    def _before(self, running: _Running) -> Said | None:
+    def _previous(self, running: _Running) -> Said | None:
         """Return the conversation that a request continues; raises `PreviousResponseNotFound`."""
         if trio.current_time() >= self.expires_at:
             raise ConnectionExpired("create a new connection to continue")
-        wanted = running.create.previous_response_id
+        wanted = running.request.previous_response_id
         if wanted is None:
             return None
-        if running.before is None and (found := self._memory.find(wanted)) is not None:
-            running.before = found
-        if running.before is None:
-            said = f"Previous response with id '{wanted}' not found."
-            raise PreviousResponseNotFound(said, param="previous_response_id")
-        return running.before
+        if running.previous is None and (found := self._history.find(wanted)) is not None:
+            running.previous = found
+        if running.previous is None:
+            why = f"Previous response with id '{wanted}' not found."
+            raise PreviousResponseNotFound(why, param="previous_response_id")
+        return running.previous
 
-    def _failed(self, running: _Running, error: RequestError) -> None:
-        """Say that a response failed, and forget what it continued in its own lane, as OpenAI's server does."""
-        create = running.create
-        self.forget(create.stream_id, create.previous_response_id)
+    def _fail(self, running: _Running, error: RequestError) -> None:
+        """Send why a response failed, and forget what it continued in its own lane, as OpenAI's server does."""
+        request, record = running.request, running.record
+        self.forget(request.stream_id, request.previous_response_id)
         if running.begun:
-            running.counted.sent_bytes += self.say(running.events.failed(error, running.counted.usage))
+            record.sent_bytes += self.send(running.events.failed(error, record.usage))
         else:
-            running.counted.sent_bytes += self.say(responses.error_event(error, create.stream_id))
-        self._refused(error, running.counted.request_id, running.counted.trace)
+            record.sent_bytes += self.send(responses.error_event(error, request.stream_id))
+        self._log_refused(error, record.request_id, record.trace)
 
-    def _refused(self, error: RequestError, request_id: str, trace: Trace | None) -> None:
-        self.door.refused(error, request_id=request_id, what=WHAT, key=self.key, trace=trace)
+    def _log_refused(self, error: RequestError, request_id: str, trace: Trace | None) -> None:
+        self.gateway.log_refused(error, request_id=request_id, what=CREATE, key=self.key, trace=trace)

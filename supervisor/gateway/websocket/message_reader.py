@@ -1,8 +1,8 @@
-"""Messages of one WebSocket, read in their order, while the socket itself is read on.
+"""Parsing of the messages of one WebSocket, in their order, while its socket is read on.
 
-A long message is read in a thread, and threads may be busy with others' texts. If its socket waited for that, pings
-behind it would have no answer and a cancel no effect. So what comes meanwhile waits here, up to a limit, and what comes
-beyond it is refused. A cancel of something that runs waits for nobody.
+A long message is parsed in a thread, and all threads may be busy with other clients' texts. If the socket waited for
+that, pings behind the message would get no answer and a cancel would have no effect. So what comes meanwhile waits
+here, up to a limit, and what comes beyond that is refused. A cancel of a response that runs overtakes what waits.
 """
 
 from __future__ import annotations
@@ -25,94 +25,92 @@ from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.requests import NO_MEMORY
 
 Event: TypeAlias = "responses.Create | responses.CancelResponse"
-Data: TypeAlias = dict[str, object]
+Fields: TypeAlias = dict[str, object]
+"""The fields of a message's JSON object."""
 
-MESSAGE_BYTES_FREE = 1024  # of each that waits, so that small ones are kept whatever else is
+MESSAGE_BYTES_FREE = 1024  # of each message that waits, so that small ones are kept whatever else is
 
 
 @define(eq=False)
 class MessageReader:
-    """Reads messages, and hands each to `hear` with its data and size, or with what is wrong with it.
+    """Parses messages, and passes each on as an event, or as the error that it is answered with."""
 
-    `at_once` says whether an event may pass those that wait; `lost` hears why the client could not be told something.
-    """
-
-    door: Gateway
+    gateway: Gateway
     key: Key | None
-    model: str | None  # what a request asks for that names none
-    while_open: Callable[[], AbstractContextManager[None]]  # leaves its body when the client leaves
-    hear: Callable[[Event | RequestError, Data, int], None]
-    at_once: Callable[[Event], bool]
-    lost: Callable[[Exception], None]
-    at_rest: Callable[[], None]  # called when nothing waits to be read any more
+    default_model: str | None  # what a request asks for that names none
+    while_open: Callable[[], AbstractContextManager[None]]  # cancels its body when the client leaves
+    on_event: Callable[[Event | RequestError, Fields, int], None]  # with the fields, and the size in bytes
+    is_urgent: Callable[[Event], bool]  # whether an event may overtake messages that wait
+    on_lost: Callable[[Exception], None]  # with the reason why the client could not be sent something
+    on_idle: Callable[[], None]  # when no message waits any more
     tasks: trio.Nursery
     _waiting: deque[tuple[str, MemoryReservation]] = field(factory=deque)
 
     @property
     def busy(self) -> bool:
-        """Whether a message waits, or is being read."""
+        """Whether a message waits, or is being parsed."""
         return bool(self._waiting)
 
-    def take(self, message: str) -> None:
-        """Hear a message in the turn in which it came, or after those before it if it, or one of those, is long."""
-        short, data = reading_work(message) < OFFLOAD_SIZE_MIN, Data()
-        event = self._read(message, data) if short else None
-        passes = not self._waiting or (not isinstance(event, RequestError | None) and self.at_once(event))
+    def receive(self, message: str) -> None:
+        """Pass a message on in the turn in which it came, or behind others if it, or one of those, is long."""
+        short, fields = reading_work(message) < OFFLOAD_SIZE_MIN, Fields()
+        event = self._parse(message, fields) if short else None
+        passes = not self._waiting or (not isinstance(event, RequestError | None) and self.is_urgent(event))
         if event is not None and passes:
-            self.hear(event, data, message.__sizeof__())
+            self.on_event(event, fields, message.__sizeof__())
             return
-        many = len(self._waiting)
-        if many > self.door.limits.websocket_queue_max:
-            self.hear(Overloaded(f"{many} messages wait to be read on this connection"), data, 0)
+        waiting = len(self._waiting)
+        if waiting > self.gateway.limits.websocket_queue_max:
+            self.on_event(Overloaded(f"{waiting} messages wait to be read on this connection"), fields, 0)
             return
-        held = self.door.bodies.hold(self.door.memory_owner(self.key), MESSAGE_BYTES_FREE)
+        memory = self.gateway.bodies.reserve(self.gateway.memory_owner(self.key), MESSAGE_BYTES_FREE)
         try:
-            held.grow(message.__sizeof__())
+            memory.grow(message.__sizeof__())
         except Overloaded as error:
-            self.hear(error, data, 0)
+            self.on_event(error, fields, 0)
             return
-        self._waiting.append((message, held))
-        if not many:
-            self.tasks.start_soon(self._read_on)
+        self._waiting.append((message, memory))
+        if not waiting:
+            self.tasks.start_soon(self._parse_waiting)
 
-    def _read(self, message: str, data: Data) -> Event | RequestError:
-        """Return what a message says, or what is wrong with it, putting it into `data`."""
+    def _parse(self, message: str, fields: Fields) -> Event | RequestError:
+        """Return the event of a message, or the error that it is answered with; puts what it holds into `fields`."""
         try:
-            data.update(decode(message))
-            return responses.read_event(data, default_model=self.model)
+            fields.update(decode(message))
+            return responses.read_event(fields, default_model=self.default_model)
         except RequestError as error:
             return error
         except MemoryError:
             return Overloaded(NO_MEMORY)
 
-    async def _read_on(self) -> None:
-        """Hear what waits, in its order; it counts as waiting until it has been read."""
+    async def _parse_waiting(self) -> None:
+        """Pass on what waits, in its order; a message counts as waiting until it has been parsed."""
         try:
             while self._waiting:
-                message, held = self._waiting[0]
-                data = Data()
-                event = await self._read_long(message, data)
+                message, memory = self._waiting[0]
+                fields = Fields()
+                event = await self._parse_long(message, fields)
                 self._waiting.popleft()
-                held.release()
+                memory.release()
                 if event is None:
                     return
-                self.hear(event, data, message.__sizeof__())
+                self.on_event(event, fields, message.__sizeof__())
         except (SlowClient, trio.BrokenResourceError) as error:
-            self.lost(error)
+            self.on_lost(error)
         finally:
             while self._waiting:
                 self._waiting.popleft()[1].release()
-            self.at_rest()
+            self.on_idle()
 
-    async def _read_long(self, message: str, data: Data) -> Event | RequestError | None:
-        """Return the same, read aside if it is long; None if its client has left meanwhile."""
+    async def _parse_long(self, message: str, fields: Fields) -> Event | RequestError | None:
+        """Return what `_parse` does, from a thread if the message is long; None if the client has left meanwhile."""
         await trio.lowlevel.checkpoint()
         if (size := reading_work(message)) < OFFLOAD_SIZE_MIN:
-            return self._read(message, data)
-        owner, event = (self.key or self.door.keys.anybody).name, None
+            return self._parse(message, fields)
+        owner, event = (self.key or self.gateway.keys.anonymous).name, None
         try:
             with self.while_open():
-                event = await self.door.aside(lambda: self._read(message, data), owner=owner, size=size)
-        except RequestError as error:  # threads have too much to do
+                event = await self.gateway.aside(lambda: self._parse(message, fields), owner=owner, size=size)
+        except RequestError as error:  # too much waits for the threads
             return error
         return event

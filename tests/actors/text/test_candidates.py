@@ -145,7 +145,7 @@ async def test_b1_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow
         client = Client(await made.connect(receive_buffer=65_536))
         await client.send(post(body))
         await client.more()
-        [outbox] = made.door.connections
+        [outbox] = made.gateway.connections
         while len(client.buffer) < 1_000_000:
             most = max(most, outbox.backlog_bytes)
             assert await client.more(), client.buffer[-300:]
@@ -165,7 +165,7 @@ async def test_c2_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its
         assert (reply.body.count(b'xxx"'), reply.body.count(b'finish_reason":"length')) == (64, 64 * choices_of(prompt))
         await client.stream.aclose()
         await at_rest(made)
-        assert made.door.answers.reserved_bytes == 0
+        assert made.gateway.answers.reserved_bytes == 0
 
 
 def choices_of(prompt):
@@ -193,14 +193,14 @@ async def test_c2_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_
         client = Client(await made.connect(receive_buffer=4096))
         await client.send(post(body, "/v1/completions"))
         await trio.sleep(60)
-        counted_bytes = made.door.answers.reserved_bytes
+        counted_bytes = made.gateway.answers.reserved_bytes
         reply = await client.reply()
         assert (reply.whole, b"answers_bytes_max" in reply.body) == (whole, not whole)
         if whole:
             assert len(reply.body) - 100_000 < counted_bytes < len(reply.body)
         await client.stream.aclose()
         await at_rest(made)
-        assert made.door.answers.reserved_bytes == 0
+        assert made.gateway.answers.reserved_bytes == 0
 
 
 async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock):
@@ -337,7 +337,7 @@ async def test_b10_a_long_body_is_read_aside(body, rather_slow):
         return await run_inline(function, owner=owner, size=size)
 
     async with rig() as made:
-        made.door.aside = aside
+        made.gateway.aside = aside
         client = await made.client()
         assert (await client.ask(post(chat_body([{"role": "user", "content": "n=1"}])))).status == 200
         assert sizes == []
@@ -362,14 +362,14 @@ async def test_a_long_answer_about_tokens_is_counted_and_waits_for_its_reader(pa
         client = await made.client()
         await client.send(post(asked, path))
         await trio.sleep(5)
-        [outbox] = made.door.connections
+        [outbox] = made.gateway.connections
         assert 0 < outbox.backlog_bytes <= 256 * 1024
-        counted_bytes = made.door.answers.reserved_bytes
+        counted_bytes = made.gateway.answers.reserved_bytes
         reply = await client.reply()
         assert (reply.status, reply.whole, len(reply.body)) == (200, True, counted_bytes)
         assert reply.json["text"] == text if path == "/detokenize" else reply.json["count"] == 250_000
         await client.ask(head())
-        assert made.door.answers.reserved_bytes == 0
+        assert made.gateway.answers.reserved_bytes == 0
 
 
 async def test_an_answer_about_tokens_for_which_there_is_never_memory_is_the_askers_mistake(rather_slow):
@@ -379,4 +379,4 @@ async def test_an_answer_about_tokens_for_which_there_is_never_memory_is_the_ask
         reply = await client.ask(post({"prompt": "oak " * 500}, "/tokenize"))
         assert (reply.status, reply.error["code"]) == (400, "invalid_request")
         assert "answers_bytes_max" in reply.error["message"]
-        assert made.door.answers.reserved_bytes == 0
+        assert made.gateway.answers.reserved_bytes == 0

@@ -18,7 +18,7 @@ from supervisor import __main__
 from supervisor.config import file_checks, load
 from supervisor.config.tls import Certificate, expires_at
 from supervisor.files import permissions, reading
-from supervisor.gateway.keys import Keys, KeySources, line
+from supervisor.gateway.keys import Keys, KeySources, key_file_lines
 from supervisor.launcher import preflight
 from tests.rig import certificate
 from tests.supervisor.config.test_load import GOOD, ROOT, TINY
@@ -225,7 +225,7 @@ def test_o8_nearly_right_files_are_read_or_refused(tmp_path, pieces):
 
 def test_o5_a_file_of_keys_that_others_may_write_is_refused_also_when_it_is_read_anew(tmp_path):
     file = tmp_path / "keys.toml"
-    file.write_text(line("alice", SECRET))
+    file.write_text(key_file_lines("alice", SECRET))
     file.chmod(0o600)
     keys = Keys(KeySources(file))
     keys.load()
@@ -251,7 +251,7 @@ def test_o5_a_file_in_a_folder_that_others_may_write_can_be_replaced(tmp_path):
 
 def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_write_a_mistake(written, tmp_path, capsys):
     file = written(f'{GOOD}[cluster]\nsecret = "secret"\n[gateway]\nkeys = "keys.toml"\n')
-    for name, text in (("secret", "a-secret-that-nobody-guesses"), ("keys.toml", line("alice", SECRET))):
+    for name, text in (("secret", "a-secret-that-nobody-guesses"), ("keys.toml", key_file_lines("alice", SECRET))):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o644)
     assert list(file_checks.warnings(load.read(file), 0.0)) == [

@@ -152,7 +152,7 @@ async def test_whoever_cancels_what_waits_was_not_refused(limit, rather_slow, to
 async def test_o12_a_probe_that_waits_for_the_server_is_no_line_of_the_log(told, caplog, rather_slow):
     caplog.set_level(logging.DEBUG)
     async with rig() as made:
-        made.door.unready = lambda: "engine tiny is starting"
+        made.gateway.unready = lambda: "engine tiny is starting"
         client = await made.client()
         for _ in range(30):
             assert (await client.ask(head(path="/ready"))).status == 503

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 
 from protocol.cluster import Reloaded
 from supervisor.cluster.directory import Directory
 from supervisor.config.load import NodeSection
 from supervisor.config.tls import Certificate
 from supervisor.files.reading import read_inline
-from supervisor.gateway.keys import ADMIN, KEYS, Keys, KeySources
+from supervisor.gateway.keys import ADMIN, KEYS, Keys, KeySources, KeyStatistics
 from supervisor.node import node
 from supervisor.node.reload import Reloader
 from supervisor.processes.process import GracePeriods
@@ -48,7 +49,7 @@ async def locked(tmp_path, *lines: str, **limits):
     keys = Keys(KeySources(path))
     keys.load()
     async with rig(**limits) as made:
-        made.door.keys = keys
+        made.gateway.keys = keys
         yield made
         await at_rest_soon(made)
 
@@ -56,7 +57,7 @@ async def locked(tmp_path, *lines: str, **limits):
 async def at_rest_soon(made):
     made.hang_up()
     await at_rest(made)
-    assert all(each.running == each.connections == 0 for each in made.door.keys._keys.values())
+    assert set(made.gateway.keys.statistics().values()) <= {KeyStatistics(0, 0)}
 
 
 async def eventually(ask):
@@ -190,7 +191,7 @@ async def test_a_key_that_is_taken_away_is_refused_at_its_next_request(tmp_path)
         assert (await socket.upgrade(**as_("alice"))).status == 101
         path = tmp_path / "keys.toml"
         path.write_text("[key." + path.read_text().split("[key.", 2)[2])  # without the first, who is Alice
-        await made.door.reload(read_inline)
+        await made.gateway.reload(read_inline)
         assert (await client.ask(post(chat(), **as_("alice")))).status == 401
         await socket.say(create("n=2"))
         assert (await socket.events())[-1]["error"]["code"] == "invalid_api_key"
@@ -212,7 +213,7 @@ async def test_a_flood_of_wrong_keys_is_few_lines_and_holds_nothing(tmp_path, ca
 
 async def test_a_welcome_page_asks_ahead_and_reads_the_answer():
     async with rig() as made:
-        made.door.origins = frozenset({"https://app.example"})
+        made.gateway.origins = evolve(made.gateway.origins, origins=frozenset({"https://app.example"}))
         client = await made.client()
         origin = {"origin": "https://app.example"}
         await client.send(head("OPTIONS", "/v1/chat/completions", access_control_request_method="POST", **origin))
@@ -234,7 +235,7 @@ async def test_a_welcome_page_asks_ahead_and_reads_the_answer():
 @asynccontextmanager
 async def secured(**limits):
     async with rig(**limits) as made:
-        made.door.tls = Certificate(*certificate.files()).context()
+        made.gateway.tls = Certificate(*certificate.files()).context()
         yield made
         await at_rest_soon(made)
 
@@ -309,13 +310,13 @@ async def test_a_slow_client_over_tls_is_dropped_and_counted_and_its_request_abo
 
 async def test_a_new_certificate_serves_whoever_comes_from_now_on(tmp_path):
     async with secured() as made:
-        made.door.certificate = Certificate(tmp_path / "c.pem", tmp_path / "k.pem")
-        before, client = made.door.tls, await secure_client(made)
-        await made.door.reload(read_inline)
-        assert made.door.tls is before  # there are no files
+        made.gateway.certificate = Certificate(tmp_path / "c.pem", tmp_path / "k.pem")
+        before, client = made.gateway.tls, await secure_client(made)
+        await made.gateway.reload(read_inline)
+        assert made.gateway.tls is before  # there are no files
         certificate.make(tmp_path / "c.pem", tmp_path / "k.pem")
-        await made.door.reload(read_inline)
-        assert made.door.tls is not before
+        await made.gateway.reload(read_inline)
+        assert made.gateway.tls is not before
         assert (await client.ask(head("GET", "/health"))).status == 200
         with pytest.raises(trio.BrokenResourceError):  # trusts the old one
             await secure_client(made)
@@ -328,7 +329,7 @@ async def test_a_new_certificate_serves_whoever_comes_from_now_on(tmp_path):
 async def test_one_connection_too_many_is_refused_and_there_is_room_again_later(tls):
     async with rig(connections_max=2) as made:
         if tls:
-            made.door.tls = Certificate(*certificate.files()).context()
+            made.gateway.tls = Certificate(*certificate.files()).context()
         make = (lambda: secure_client(made)) if tls else made.client
         first, second = await make(), await make()
         for client in (first, second):
@@ -343,7 +344,7 @@ async def test_one_connection_too_many_is_refused_and_there_is_room_again_later(
         assert b'espalier_refusals_total{code="overloaded"} 1.0' in made.metrics.text({})
         await first.stream.aclose()
         with trio.fail_after(5):
-            while len(made.door.connections) > 1:  # noqa: ASYNC110  # a door has no event for one that goes
+            while len(made.gateway.connections) > 1:  # noqa: ASYNC110  # a door has no event for one that goes
                 await trio.sleep(0.01)
         assert (await (await make()).ask(head("GET", "/health"))).status == 200
 
@@ -387,8 +388,8 @@ async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live
         gate.draining = True
         done.append("drain")
 
-    door = SimpleNamespace(gate=gate, drain=drain, cut=lambda: 0)
-    door.wait_closed = door.wait_idle = trio.lowlevel.checkpoint
+    waits = SimpleNamespace(wait_idle=trio.lowlevel.checkpoint, wait_closed=trio.lowlevel.checkpoint)
+    gateway = SimpleNamespace(gate=gate, drain=drain, abort=lambda: 0, connections=waits)
     world = SimpleNamespace(hurry=GracePeriods())
     terminal = Terminal(SimpleNamespace(isatty=lambda: not gone), live)
 
@@ -396,7 +397,7 @@ async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live
         await trio.lowlevel.checkpoint()
         done.append("reload")
 
-    house = SimpleNamespace(directory=Directory("main"), door=door, links=None)
+    house = SimpleNamespace(directory=Directory("main"), door=gateway, links=None)
     made = node._Node(None, house, world, terminal, 30.0)
     reloader = made._reloader = Reloading(reload)
     async with trio.open_nursery() as nursery:

@@ -51,7 +51,7 @@ async def test_connections(most, websocket, rather_slow):
         late = await made.client()
         refused(await late.reply(), 503, "overloaded", f"{most} clients are connected")
         assert await late.closed()
-        assert len(made.door.connections) == most
+        assert len(made.gateway.connections) == most
         await clients[0].stream.aclose()
         await trio.sleep(0.1)
         assert (await (await made.client()).ask(head())).status == 200
@@ -70,8 +70,8 @@ def as_(name):
 @pytest.mark.parametrize("most", [1, 2, 5])
 async def test_connections_of_a_key(most, rather_slow):
     async with rig(key_connections_max=most) as made:
-        made.door.keys = Keys(KeySources(None, {KEYS: f"alice=alice-{SECRET},bob=bob-{SECRET}"}))
-        made.door.keys.load()
+        made.gateway.keys = Keys(KeySources(None, {KEYS: f"alice=alice-{SECRET},bob=bob-{SECRET}"}))
+        made.gateway.keys.load()
         said = f"the key 'alice' has {most} connections, as many as it may"
         clients = [await made.client() for _ in range(most)]
         for client in clients[1:]:
@@ -111,8 +111,8 @@ async def test_requests_that_are_answered_and_requests_that_wait(inside, waiting
         for place in range(inside + waiting):
             nursery.start_soon(ask, await made.client())
             await trio.sleep(0.1)
-            assert made.worker.running == made.door.gate.inside == min(place + 1, inside)
-            assert made.door.gate.waiting == max(0, place + 1 - inside)
+            assert made.worker.running == made.gateway.gate.inside == min(place + 1, inside)
+            assert made.gateway.gate.waiting == max(0, place + 1 - inside)
         before, said = trio.current_time(), f"{inside} requests are being served and {waiting} wait"
         late = await (websocket_client(made) if websocket else made.client())
         if websocket:
@@ -121,7 +121,7 @@ async def test_requests_that_are_answered_and_requests_that_wait(inside, waiting
         else:
             refused(await late.ask(post(chat("n=1"))), 503, "overloaded", said)
         assert trio.current_time() == before
-        while made.door.gate.waiting == waiting:  # noqa: ASYNC110  # a gate has no event for one that comes in
+        while made.gateway.gate.waiting == waiting:  # noqa: ASYNC110  # a gate has no event for one that comes in
             await trio.sleep(0.1)
         if websocket:  # now there is room for one that waits
             assert (await whole(late, create("n=1")))["status"] == "completed"
@@ -129,7 +129,7 @@ async def test_requests_that_are_answered_and_requests_that_wait(inside, waiting
             assert (await late.ask(post(chat("n=1")))).status == 200
     assert [status for _, status in ends] == [200] * (inside + waiting)
     assert 10 <= ends[inside - 1][0] < 12
-    assert (made.door.gate.inside, made.door.gate.waiting) == (0, 0)
+    assert (made.gateway.gate.inside, made.gateway.gate.waiting) == (0, 0)
 
 
 async def test_requests_of_every_door_are_counted_together(rather_slow):

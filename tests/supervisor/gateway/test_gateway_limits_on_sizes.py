@@ -23,7 +23,7 @@ from protocol.text_messages import Role, Turn
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.config import load
-from supervisor.gateway.gateway import GatewayLimits
+from supervisor.config.limits import GatewayLimits
 from supervisor.gateway.websocket.history import Said
 from supervisor.node import assembly
 from supervisor.telemetry.metrics import Metrics
@@ -74,10 +74,10 @@ def test_what_the_file_says_is_what_the_doors_keep(tmp_path):
     world = SimpleNamespace(
         metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, aside=None, reserve=None
     )
-    door = assembly._door(cluster, {}, Directory("main"), world, assembly.Live(1), everybody())
-    kept = attrs.asdict(door.limits)
-    kept |= {name: getattr(door.gate, name) for name in ("requests_max", "waiting_max", "admit_s")}
-    kept |= {name: getattr(door.asking, name) for name in ("first_token_s", "total_s")}
+    gateway = assembly._door(cluster, {}, Directory("main"), world, assembly.Live(1), everybody())
+    kept = attrs.asdict(gateway.limits)
+    kept |= {name: getattr(gateway.gate, name) for name in ("requests_max", "waiting_max", "admit_s")}
+    kept |= {name: getattr(gateway.runner, name) for name in ("first_token_s", "total_s")}
     assert kept | {"prompt_tokens_max": cluster.gateway.prompt_tokens_max} == numbers
 
 
@@ -178,7 +178,7 @@ async def test_a_message(more, fine, pieces, rather_slow):
 
 # Tokens of a prompt --------------------------------------------------------------------------------
 
-DOORS = {  # how each is asked, and what it calls a prompt
+APIS = {  # how each is asked, and what it calls a prompt
     "/v1/chat/completions": ("messages", lambda **more: chat("word " * 20 + "n=1", **more)),
     "/v1/completions": ("prompt", lambda **more: {"model": "tiny", "prompt": [7] * 30, **more}),
     "/v1/responses": ("input", lambda **more: {"model": "tiny", "input": "word " * 20 + "n=1", **more}),
@@ -186,11 +186,11 @@ DOORS = {  # how each is asked, and what it calls a prompt
 }
 
 
-async def asked(made, client, door, **more):
-    """Return the answer of a door, or None, and its error, or None."""
-    body = DOORS[door][1](**more)
-    if door != "socket":
-        reply = await client.ask(post(body, door))
+async def asked(made, client, api, **more):
+    """Return the answer of a api, or None, and its error, or None."""
+    body = APIS[api][1](**more)
+    if api != "socket":
+        reply = await client.ask(post(body, api))
         if reply.status == 200:
             return reply.json, None
         assert (reply.status, reply.headers["x-should-retry"]) == (400, "false")
@@ -205,39 +205,39 @@ async def asked(made, client, door, **more):
     return None, last["error"]
 
 
-async def prompt_tokens(made, client, door):
-    answer, _ = await asked(made, client, door)
+async def prompt_tokens(made, client, api):
+    answer, _ = await asked(made, client, api)
     usage = answer["usage"]
     return usage.get("prompt_tokens", usage.get("input_tokens"))
 
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
-@pytest.mark.parametrize("door", DOORS)
-async def test_tokens_of_a_prompt(door, more, fine, rather_slow):
+@pytest.mark.parametrize("api", APIS)
+async def test_tokens_of_a_prompt(api, more, fine, rather_slow):
     async with rig() as made:
-        client = await (websocket_client(made) if door == "socket" else made.client())
-        size = await prompt_tokens(made, client, door)
+        client = await (websocket_client(made) if api == "socket" else made.client())
+        size = await prompt_tokens(made, client, api)
         made.limits[0] = PromptLimits(INFO, 2048, size - more)
-        answer, error = await asked(made, client, door)
+        answer, error = await asked(made, client, api)
         if fine:
             assert answer is not None
         else:
-            assert (error["code"], error["param"]) == ("context_length_exceeded", DOORS[door][0])
+            assert (error["code"], error["param"]) == ("context_length_exceeded", APIS[api][0])
             assert error["message"] == f"the prompt is {size} tokens long, and prompts here can have {size - 1}"
             assert len(made.worker.prompts) == 1
         made.limits[0] = PromptLimits(INFO, 2048, 2048)
-        assert (await asked(made, client, door))[0] is not None  # a mistake costs its answer and nothing else
+        assert (await asked(made, client, api))[0] is not None  # a mistake costs its answer and nothing else
 
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
-@pytest.mark.parametrize("door", DOORS)
-async def test_tokens_of_a_prompt_and_its_answer(door, more, fine, rather_slow):
+@pytest.mark.parametrize("api", APIS)
+async def test_tokens_of_a_prompt_and_its_answer(api, more, fine, rather_slow):
     async with rig() as made:
-        client = await (websocket_client(made) if door == "socket" else made.client())
-        size = await prompt_tokens(made, client, door)
-        name = "max_output_tokens" if DOORS[door][0] == "input" else "max_tokens"
+        client = await (websocket_client(made) if api == "socket" else made.client())
+        size = await prompt_tokens(made, client, api)
+        name = "max_output_tokens" if APIS[api][0] == "input" else "max_tokens"
         made.limits[0] = PromptLimits(INFO, size + 16 - more, 2048)
-        answer, error = await asked(made, client, door, **{name: 16})
+        answer, error = await asked(made, client, api, **{name: 16})
         if fine:
             assert answer is not None
         else:
@@ -246,17 +246,17 @@ async def test_tokens_of_a_prompt_and_its_answer(door, more, fine, rather_slow):
 
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
-@pytest.mark.parametrize("door", [door for door in DOORS if door != "/v1/completions"])  # which always asks for some
-async def test_a_prompt_leaves_room_for_one_token_of_an_answer(door, more, fine, rather_slow):
+@pytest.mark.parametrize("api", [api for api in APIS if api != "/v1/completions"])  # which always asks for some
+async def test_a_prompt_leaves_room_for_one_token_of_an_answer(api, more, fine, rather_slow):
     async with rig() as made:
-        client = await (websocket_client(made) if door == "socket" else made.client())
-        size = await prompt_tokens(made, client, door)
+        client = await (websocket_client(made) if api == "socket" else made.client())
+        size = await prompt_tokens(made, client, api)
         made.limits[0] = PromptLimits(INFO, size + 1 - more, 2048)
-        answer, error = await asked(made, client, door)
+        answer, error = await asked(made, client, api)
         if fine:
             assert answer is not None
         else:
-            assert (error["code"], error["param"]) == ("context_length_exceeded", DOORS[door][0])
+            assert (error["code"], error["param"]) == ("context_length_exceeded", APIS[api][0])
             assert f"{size} tokens long, and prompt and answer together can have {size}" in error["message"]
 
 
@@ -313,7 +313,7 @@ async def test_a_backlog(more, fine):
         else:
             with pytest.raises(SlowClient, match=f"{before} bytes wait for the client to read"):
                 box.put(data)
-            assert (box.backlog_bytes, box.dropped) == (before, "backlog")
+            assert (box.backlog_bytes, box.drop_reason) == (before, "backlog")
 
 
 @pytest.mark.parametrize("websocket", [False, True])
@@ -343,6 +343,6 @@ async def test_a_client_that_reads_everything_is_never_dropped_however_small_its
 async def test_the_kernel_holds_no_more_for_a_client_than_it_may(rather_slow):
     async with rig(send_buffer_bytes=40_000) as made:
         assert (await (await made.client()).ask(head())).status == 200
-        [outbox] = made.door.connections
+        [outbox] = made.gateway.connections
         kept = outbox.stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         assert kept in {40_000, 80_000}  # Linux counts twice, for what it notes beside the bytes

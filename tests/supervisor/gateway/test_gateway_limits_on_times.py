@@ -79,7 +79,7 @@ async def test_one_that_says_nothing_is_let_go_when_a_head_would_have_to_be_ther
     async with rig(head_s=10, idle_s=75) as made:
         client = await made.client()
         await trio.sleep(10 - JUST)
-        assert len(made.door.connections) == 1
+        assert len(made.gateway.connections) == 1
         assert await client.closed()  # nothing was asked, so nothing is answered
         assert trio.current_time() == at(10)
         await at_rest(made)
@@ -178,7 +178,7 @@ async def test_a_place_at_the_gate(door, rather_slow):
 
 async def made_busy(made):
     """Wait until somebody is inside, which takes no virtual time."""
-    while not made.door.gate.inside:
+    while not made.gateway.gate.inside:
         await trio.testing.wait_all_tasks_blocked()
 
 
@@ -287,7 +287,7 @@ async def test_a_handshake_on_a_connection_that_was_idle_takes_no_time_from_the_
 async def test_a_client_that_does_not_say_goodbye_is_waited_for_so_long_and_no_longer(answers, rather_slow):
     async with rig(close_s=2) as made:
         client = await websocket_client(made)
-        made.door.drain()
+        made.gateway.drain()
         assert await farewell(client) == (1012, "the server is shutting down")
         before = trio.current_time()
         if answers:
@@ -315,8 +315,8 @@ async def test_a_client_that_reads_nothing_is_dropped_as_one_that_stalls(rather_
         client = Client(await made.connect(receive_buffer=2048))
         await client.send(post(chat("n=1900", stream=True)))
         await trio.sleep(20 - JUST)
-        assert made.door.connections
+        assert made.gateway.connections
         with trio.fail_after(200):  # the kernel moves a little more of it in its own time
-            await made.door.wait_closed()
+            await made.gateway.connections.wait_closed()
         await at_rest(made)
         assert b'espalier_clients_dropped_total{reason="stalled"} 1.0' in made.metrics.text({})

@@ -21,12 +21,14 @@ from protocol.errors import ConcurrencyLimited, EngineLost, Forbidden, RateLimit
 from protocol.strict.mistakes import Mistakes
 from supervisor.config import keyfile
 from supervisor.config.keyfile import KeySection, TokenBucket, clamp_priority
+from supervisor.config.limits import GatewayLimits
 from supervisor.files.reading import read_inline
 from supervisor.gateway import keys as module
 from supervisor.gateway.access_log import AccessLog, LineRateLimit
 from supervisor.gateway.admission import AdmissionGate
-from supervisor.gateway.gateway import Gateway, GatewayLimits
+from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import ADMIN, KEYS, Key, Keys, KeySources, presented_secret
+from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRecord, RequestRunner, ServedModel
 from supervisor.telemetry.metrics import Metrics
 
@@ -58,13 +60,13 @@ def loaded(path=None, **environment: str) -> Keys:
     return keys
 
 
-def door(keys: Keys | None = None, origins=(), names=("localhost",), **limits) -> Gateway:
+def gateway(keys: Keys | None = None, **limits) -> Gateway:
     metrics = Metrics()
     return Gateway(
-        asking=RequestRunner({}, metrics, 60.0, 600.0),
+        runner=RequestRunner({}, metrics, 60.0, 600.0),
         gate=AdmissionGate(8, 5.0, 8, lambda: None),
         limits=GatewayLimits(**limits),
-        names=frozenset(names),
+        origins=Origins(frozenset({"localhost"})),
         unready=lambda: None,
         metrics_text=None,
         new_id=str,
@@ -72,7 +74,6 @@ def door(keys: Keys | None = None, origins=(), names=("localhost",), **limits) -
         keys=keys or Keys(),
         certificate=None,
         tls=None,
-        origins=frozenset(origins),
     )
 
 
@@ -210,7 +211,7 @@ def test_a_key_without_a_priority_climbs_over_nobody_and_where_there_are_no_keys
 
 def test_without_keys_everybody_may_do_everything():
     keys = loaded()
-    assert keys.find([]) is keys.find(bearer(), admin=True) is keys.anybody
+    assert keys.find([]) is keys.find(bearer(), admin=True) is keys.anonymous
     assert not keys.wanted
 
 
@@ -296,7 +297,7 @@ def test_where_keys_are_wanted_and_none_is_the_admins_nobody_is_the_admin():
 
 def test_an_admin_key_alone_closes_only_what_is_the_admins():
     keys = loaded(**{ADMIN: "the-admins"})
-    assert keys.find([]) is keys.anybody
+    assert keys.find([]) is keys.anonymous
     with pytest.raises(Unauthorized):
         keys.find([], admin=True)
     assert keys.find(bearer("the-admins"), admin=True).name == "admin"
@@ -358,7 +359,7 @@ def test_file_and_environment_add_up_and_may_not_disagree(file):
 @pytest.mark.parametrize("text", [b"[key", b"\xff", b"[key.a]\nsha256 = 'no'", b"x = 1", b" " * 2_000_000, None])
 async def test_a_broken_file_keeps_the_old_keys_and_says_one_line(text, file, caplog):
     path = file(("alice", f'sha256 = "{sha("a")}"'))
-    made = door(loaded(path))
+    made = gateway(loaded(path))
     key = made.authenticate(bearer("a"))
     if text is None:
         path.unlink()
@@ -380,11 +381,11 @@ async def test_a_key_that_stays_keeps_what_it_has_used_up(file, autojump_clock):
     keys = loaded(path)
     key = keys.find(bearer("a"))
     key.charge()
-    with key.asking():
+    with key.generating():
         file(("alice", f'sha256 = "{sha("a")}"\nrate_per_s = 1\nburst = 5\nconcurrency_max = 1'))
         keys.load()
         assert keys.find(bearer("a")) is key
-        with pytest.raises(ConcurrencyLimited), key.asking():
+        with pytest.raises(ConcurrencyLimited), key.generating():
             pass
     key.charge()  # one was left of the old burst
     with pytest.raises(RateLimited):
@@ -400,7 +401,7 @@ def test_a_key_that_is_gone_or_has_another_secret_is_revoked(file):
     assert [a.revoked, b.revoked, c.revoked] == [False, True, True]
     assert keys.find(bearer("new")) is not b
     for key in (b, c):
-        with pytest.raises(Unauthorized, match="is not valid any more"), key.asking():
+        with pytest.raises(Unauthorized, match="is not valid any more"), key.generating():
             pytest.fail("it may not ask")
 
 
@@ -411,7 +412,7 @@ def test_taking_the_last_key_away_lets_nobody_in(file):
     for admin in (False, True):
         with pytest.raises(Unauthorized):
             keys.find([], admin=admin)
-    with pytest.raises(Unauthorized, match="wants a key"), keys.anybody.asking():
+    with pytest.raises(Unauthorized, match="wants a key"), keys.anonymous.generating():
         pytest.fail("it may not ask")
 
 
@@ -435,26 +436,25 @@ async def test_a_rate_admits_at_it_and_refuses_above_it_with_when_to_come_back(a
 
 async def test_a_concurrency_counts_what_runs_and_what_waits_but_not_what_has_ended():
     key = Key("alice", KeySection(sha256="", concurrency_max=2))
-    with key.asking():
-        with key.asking():
+    with key.generating():
+        with key.generating():
             with (
                 pytest.raises(ConcurrencyLimited, match="has 2 answers running, and asks for 1 more") as caught,
-                key.asking(),
+                key.generating(),
             ):
                 pass
             assert caught.value.http_status == 429
-        with pytest.raises(KeyError), key.asking():
+        with pytest.raises(KeyError), key.generating():
             raise KeyError
-        with key.asking():
+        with key.generating():
             assert key.running == 2
     assert key.running == 0
 
 
 def test_connections_are_counted_for_the_key_that_uses_them(file):
     path = file(("a", f'sha256 = "{sha("a")}"\nconnections_max = 2'), ("b", f'sha256 = "{sha("b")}"'))
-    made = door(loaded(path), key_connections_max=1)
+    made = gateway(loaded(path), key_connections_max=1)
     first, second, third = boxes = [object() for _ in range(3)]
-    made.connections = dict.fromkeys(boxes)
     a = made.knock(first, bearer("a"))
     assert made.knock(first, bearer("a")) is made.knock(second, bearer("a")) is a
     assert a.connections == 2
@@ -466,92 +466,15 @@ def test_connections_are_counted_for_the_key_that_uses_them(file):
         made.knock(third, bearer("b"))
     made.knock(third, bearer("a"))
     for box in boxes:
-        made.forget(box)
+        made.connections.remove(box)
     assert (a.connections, b.connections) == (0, 0)
 
 
 def test_nobodys_connections_are_limited_together_and_not_as_a_keys():
-    made = door(key_connections_max=1)
+    made = gateway(key_connections_max=1)
     for box in (object(), object()):
-        made.connections[box] = None
-        assert made.knock(box, [(b"host", b"localhost:8000")]) is made.keys.anybody
-        made.forget(box)
-
-
-# Foreign pages -----------------------------------------------------------------------------------
-
-APP = b"https://app.example"
-
-
-def page(origin=APP, host=b"localhost:8000", **more):
-    given = [(b"host", host), (b"origin", origin)]
-    return given + [(name.replace("_", "-").encode(), value) for name, value in more.items()]
-
-
-def preflight(**more):
-    return page(access_control_request_method=b"POST", **more)
-
-
-def test_a_welcome_page_may_read_answers_and_another_may_not_even_ask():
-    made = door(origins=["https://app.example"])
-    made.check_caller(page())
-    cors = dict(made.cors_headers(page()))
-    assert cors[b"access-control-allow-origin"] == APP
-    assert cors[b"vary"] == b"origin"
-    assert b"access-control-allow-credentials" not in cors
-    for foreign in (b"https://evil.example", b"http://app.example", b"https://app.example:444", b"null", b""):
-        with pytest.raises(Forbidden, match="may not use this server"):
-            made.check_caller(page(foreign))
-        assert made.cors_headers(page(foreign)) == [(b"vary", b"origin")]
-        assert made.preflight(page(foreign, access_control_request_method=b"POST")) is None
-    assert made.cors_headers([(b"host", b"localhost")]) == [(b"vary", b"origin")]
-
-
-def test_a_preflight_allows_the_headers_that_were_asked_for_and_no_header_of_its_own():
-    made = door(origins=["https://app.example"])
-    asked = b"authorization, content-type, x-stainless-os"
-    allowed = dict(made.preflight(preflight(access_control_request_headers=asked)))
-    assert allowed[b"access-control-allow-headers"] == asked
-    assert b"POST" in allowed[b"access-control-allow-methods"]
-    assert b"access-control-allow-private-network" not in allowed
-    for odd in (b"a\r\nset-cookie: x", b"x" * 5000, b""):
-        assert b"access-control-allow-headers" not in dict(
-            made.preflight(preflight(access_control_request_headers=odd))
-        )
-    assert made.preflight(page()) is None  # a plain OPTIONS
-    private = preflight(access_control_request_private_network=b"true")
-    assert dict(made.preflight(private))[b"access-control-allow-private-network"] == b"true"
-
-
-def test_what_a_foreign_page_embeds_is_refused_though_no_origin_is_named():
-    made = door(origins=["https://app.example"])
-    with pytest.raises(Forbidden):
-        made.check_caller([(b"host", b"localhost"), (b"sec-fetch-site", b"cross-site")])
-    for site in (b"same-origin", b"none"):
-        made.check_caller([(b"host", b"localhost"), (b"sec-fetch-site", site)])
-    made.check_caller(page(sec_fetch_site=b"cross-site"))
-
-
-def test_without_origins_there_is_no_cors():
-    made = door()
-    assert made.cors_headers(page()) == []
-    assert made.preflight(preflight()) is None
-    with pytest.raises(Forbidden):
-        made.check_caller(page())
-    made.check_caller(page(b"http://localhost:8000"))
-
-
-def test_every_page_and_every_name_can_be_welcome():
-    made = door(origins=["*"], names=["*"])
-    made.check_caller(page(b"https://any.example", b"any.name:443"))
-    assert dict(made.cors_headers(page(b"null")))[b"access-control-allow-origin"] == b"null"
-    named = door(names=["*"])
-    named.check_caller([(b"host", b"any.name")])
-    for origin in (b"https://any.name", b"http://*"):
-        with pytest.raises(Forbidden):  # any name is no name that a page could be told apart by
-            named.check_caller(page(origin, b"any.name"))
-    with pytest.raises(Forbidden):
-        named.check_caller([(b"host", b"")])
+        assert made.knock(box, [(b"host", b"localhost:8000")]) is made.keys.anonymous
+        made.connections.remove(box)
 
 
 # What is told ---------------------------------------------------------------------------------
@@ -569,27 +492,27 @@ def test_a_sieve_tells_so_many_a_second_and_how_many_it_left_out():
 
 
 async def test_a_flood_of_refusals_is_few_lines_and_one_number(autojump_clock, caplog):
-    made = door()
+    made = gateway()
     with caplog.at_level(logging.INFO, "espalier.requests"):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.asking.access.run)
+            nursery.start_soon(made.runner.access.run)
             for _ in range(1000):
-                made.refused(Unauthorized("no"), request_id="r", what="POST /v1/chat/completions")
+                made.log_refused(Unauthorized("no"), request_id="r", what="POST /v1/chat/completions")
             await trio.sleep(3)
             nursery.cancel_scope.cancel()
     *lines, last = caplog.records
     assert len(lines) == 10
     assert (lines[0].status, lines[0].outcome, lines[0].key, lines[0].request_id) == (401, "invalid_api_key", "-", "r")
     assert (last.message, last.count, last.outcome) == ("more were refused", 990, "invalid_api_key")
-    assert b'espalier_refusals_total{code="invalid_api_key"} 1000.0' in made.asking.metrics.text({})
+    assert b'espalier_refusals_total{code="invalid_api_key"} 1000.0' in made.runner.metrics.text({})
 
 
 async def test_an_error_is_told_once_however_often_it_is_sent(caplog):
-    made = door()
+    made = gateway()
     error = Forbidden("no")
     with caplog.at_level(logging.INFO, "espalier.requests"):
-        made.refused(error, request_id="r", what="GET /\x1b[2J" + "x" * 500, status=431)
-        made.refused(error, request_id="r", what="again")
+        made.log_refused(error, request_id="r", what="GET /\x1b[2J" + "x" * 500, status=431)
+        made.log_refused(error, request_id="r", what="again")
     (line,) = caplog.records
     assert line.status == 431
     assert line.what.startswith("GET /\\x1b[2J")
@@ -597,11 +520,11 @@ async def test_an_error_is_told_once_however_often_it_is_sent(caplog):
 
 
 async def test_probes_are_told_at_debug_and_other_questions_at_info(caplog):
-    made = door()
+    made = gateway()
     with caplog.at_level(logging.DEBUG, "espalier.requests"):
-        made.noted("r", "GET /health", 200, None, trio.current_time())
-        made.noted("r", "HEAD /health", 200, None, trio.current_time())
-        made.noted("r", "GET /v1/models", 200, Key("alice"), trio.current_time())
+        made.log_answered("r", "GET /health", 200, None, trio.current_time(), probe=True)
+        made.log_answered("r", "HEAD /health", 200, None, trio.current_time(), probe=True)
+        made.log_answered("r", "GET /v1/models", 200, Key("alice"), trio.current_time())
     assert [(each.levelname, each.key) for each in caplog.records] == [
         ("DEBUG", "-"),
         ("DEBUG", "-"),
@@ -610,20 +533,20 @@ async def test_probes_are_told_at_debug_and_other_questions_at_info(caplog):
 
 
 async def test_a_request_that_its_key_forbids_is_told_once_and_asks_nobody(autojump_clock, caplog):
-    made = door()
+    made = gateway()
     key = Key("alice", KeySection(sha256="", concurrency_max=1), running=1)
     counted = RequestRecord("r", "tiny", "chat", trio.current_time(), key=key, what="POST /v1/chat/completions")
     with caplog.at_level(logging.INFO, "espalier.requests"):
         with pytest.raises(ConcurrencyLimited) as caught:
             await made.answer(respond(), None, counted, None, None)
-        made.refused(caught.value, request_id="r", what="POST /v1/chat/completions", key=key)
+        made.log_refused(caught.value, request_id="r", what="POST /v1/chat/completions", key=key)
     (line,) = caplog.records
     assert (line.key, line.status, line.outcome, line.waited_s) == ("alice", 429, "concurrency_limit_exceeded", None)
     assert (made.gate.inside, key.running) == (0, 1)
 
 
 async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(autojump_clock):
-    made, seen = door(), []
+    made, seen = gateway(), []
     made.gate.requests_max = 1
 
     class Model:
@@ -654,7 +577,7 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
 
 
 async def test_where_keys_are_wanted_a_request_without_one_is_refused_even_past_the_door(autojump_clock):
-    made = door(loaded(**{KEYS: "alice=a"}))
+    made = gateway(loaded(**{KEYS: "alice=a"}))
     with pytest.raises(Unauthorized):
         await made.answer(respond(), None, RequestRecord("r", "tiny", "chat", 0.0), None, None)
 
@@ -675,7 +598,7 @@ async def test_dropped_clients_and_refusals_are_counted():
     access = AccessLog(metrics)
     metrics.client_dropped("backlog")
     metrics.client_dropped("stalled")
-    access.refused(Unauthorized("no"), request_id="r", what="connection", key="-", status=None)
+    access.log_refused(Unauthorized("no"), request_id="r", what="connection", key="-", status=None)
     text = metrics.text({}).decode()
     for wanted in (
         'espalier_clients_dropped_total{reason="backlog"} 1.0',
@@ -716,7 +639,7 @@ def test_the_command_makes_the_lines_that_the_file_wants(file):
 @pytest.mark.parametrize("name", ["alice", "a.b", "a@b.c", "7", "a-b_c", "1-2"])
 def test_the_lines_are_toml_whatever_the_name(name, tmp_path):
     path = tmp_path / "keys.toml"
-    path.write_text(module.line(name, SECRET))
+    path.write_text(module.key_file_lines(name, SECRET))
     assert loaded(path).find(bearer()).name == name
     with pytest.raises(StartFailed):
-        module.line("a\nb", SECRET)
+        module.key_file_lines("a\nb", SECRET)

@@ -56,7 +56,7 @@ async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(tmp_path, co
 
 async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(tmp_path, monkeypatch):
     async with locked(tmp_path, SCHEMAS) as made:
-        plain, aside, within = gateway.kinds, made.door.aside, list[bool]()
+        plain, aside, within = gateway.kinds, made.gateway.aside, list[bool]()
         now = False
 
         async def noted(function, **given):
@@ -74,7 +74,7 @@ async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(tmp_path,
             within.append(now)
             return plain(grammar)
 
-        made.door.aside = noted
+        made.gateway.aside = noted
         monkeypatch.setattr(gateway, "kinds", seen)
         client = await made.client()
         long = {"type": "sequence", "elements": [{"type": "regex", "pattern": "a"}] * 3_000}
@@ -97,14 +97,14 @@ async def test_b2_over_a_websocket_the_refused_request_fails_alone(tmp_path):
 
 async def test_b2_without_a_key_or_a_word_of_its_own_the_gateways_section_counts(tmp_path):
     async with rig() as made:
-        made.door.grammars = frozenset({"json_schema"})
+        made.gateway.grammars = frozenset({"json_schema"})
         client = await made.client()
         refused = await client.ask(post(chat(regex="a+")))
         assert (refused.status, refused.error["param"]) == (403, "regex")
         assert "requests here may not use grammars of the kind regex" in refused.error["message"]
         assert (await client.ask(post(chat(response_format=SCHEMA)))).status == 200
     async with locked(tmp_path, 'grammars = ["regex"]') as made:
-        made.door.grammars = frozenset()
+        made.gateway.grammars = frozenset()
         client = await made.client()
         assert (await client.ask(post(chat(regex="a+"), **as_("alice")))).status == 200
         assert (await client.ask(post(chat(regex="a+"), **as_("bob")))).status == 403

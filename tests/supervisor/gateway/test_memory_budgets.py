@@ -15,9 +15,9 @@ from protocol.errors import Overloaded
 from protocol.text_messages import Role, Turn
 from supervisor.gateway.http.exchange import BODY_BYTES_FREE
 from supervisor.gateway.keys import KEYS, Keys, KeySources
-from supervisor.gateway.memory_budgets import MemoryBudget
+from supervisor.gateway.memory_budgets import BudgetStatistics, MemoryBudget
 from supervisor.gateway.outbox import READ_BYTES, Backlogs
-from supervisor.gateway.websocket.history import Memory, ResponseHistories, Said
+from supervisor.gateway.websocket.history import HistoryStatistics, Memory, ResponseHistories, Said
 from tests.rig.gateway import at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client, whole
 
@@ -34,7 +34,7 @@ def budget(most=100, share=0.75):
 
 def test_what_does_not_fit_is_refused_and_takes_nothing():
     made = budget()
-    with made.holding(None) as held:
+    with made.reserving(None) as held:
         held.grow(60)
         with pytest.raises(Overloaded, match="60 of 100 bytes of things are in use") as caught:
             held.grow(41)
@@ -46,7 +46,7 @@ def test_what_does_not_fit_is_refused_and_takes_nothing():
 
 def test_the_first_bytes_are_free_even_when_nothing_is_left():
     made = budget(10)
-    with made.holding(None) as full, made.holding(None, free_bytes=5) as held:
+    with made.reserving(None) as full, made.reserving(None, free_bytes=5) as held:
         full.grow(10)
         held.grow(5)
         with pytest.raises(Overloaded):
@@ -57,7 +57,7 @@ def test_the_first_bytes_are_free_even_when_nothing_is_left():
 @pytest.mark.parametrize(("share", "second"), [(1.0, 30), (0.1, None)])
 def test_the_share_of_one_key_is_the_operators_choice(share, second):
     made = budget(share=share)
-    with made.holding("a") as one, made.holding("a") as two:
+    with made.reserving("a") as one, made.reserving("a") as two:
         one.grow(70)
         if second is None:
             with pytest.raises(Overloaded, match=r"its share \(key_share_max\)"):
@@ -68,14 +68,14 @@ def test_the_share_of_one_key_is_the_operators_choice(share, second):
 
 def test_d11_one_key_holds_at_most_three_quarters_or_one_thing_that_is_more():
     made = budget()
-    with made.holding("a") as one, made.holding("a") as two, made.holding("b") as other:
+    with made.reserving("a") as one, made.reserving("a") as two, made.reserving("b") as other:
         one.grow(70)
         with pytest.raises(Overloaded, match="the key 'a' has its share"):
             two.grow(6)
         other.grow(30)
-    with made.holding("a") as one:
+    with made.reserving("a") as one:
         one.grow(100)
-    assert (made.reserved_bytes, made._of) == (0, {})
+    assert made.statistics() == BudgetStatistics(0, {})
 
 
 STEPS = st.lists(
@@ -87,7 +87,7 @@ STEPS = st.lists(
 def test_a_budget_is_what_its_holders_hold(steps):
     made = budget()
     owners = ["a", "a", "b", None]
-    holders = [made.hold(owner, free) for owner, free in zip(owners, (0, 5, 0, 10), strict=True)]
+    holders = [made.reserve(owner, free) for owner, free in zip(owners, (0, 5, 0, 10), strict=True)]
     for which, what, size in steps:
         held = holders[which]
         if what == "release":
@@ -100,10 +100,10 @@ def test_a_budget_is_what_its_holders_hold(steps):
         counted = [max(0, each.size_bytes - each.free_bytes) for each in holders]
         assert made.reserved_bytes == sum(counted) <= 100
         by_owner = {"a": counted[0] + counted[1], "b": counted[2]}
-        assert made._of == {owner: size for owner, size in by_owner.items() if size}
+        assert made.statistics().by_owner == {owner: size for owner, size in by_owner.items() if size}
     for held in holders:
         held.release()
-    assert (made.reserved_bytes, made._of) == (0, {})
+    assert made.statistics() == BudgetStatistics(0, {})
 
 
 # Bodies --------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ async def test_d11_bodies_of_all_clients_share_a_limit_and_what_is_promised_take
         await slow.send(large(90_000)[:1000])
         await late.send(large(90_000)[:80_000])
         await trio.sleep(1)
-        assert 40_000 < made.door.bodies.reserved_bytes < 80_000, "by what has come, not by what was promised"
+        assert 40_000 < made.gateway.bodies.reserved_bytes < 80_000, "by what has come, not by what was promised"
         await slow.send(large(90_000)[1000:])
         reply = await slow.reply()
         assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
@@ -130,7 +130,7 @@ async def test_d11_bodies_of_all_clients_share_a_limit_and_what_is_promised_take
         assert (await late.reply()).status == 200
         await late.stream.aclose()
         await trio.sleep(1)
-        assert made.door.bodies.reserved_bytes == 0
+        assert made.gateway.bodies.reserved_bytes == 0
         made.hang_up()
         await at_rest(made)
 
@@ -143,22 +143,22 @@ async def test_d11_requests_that_wait_in_lanes_share_it_too(rather_slow):
             await client.say(create("n=1 " + "x" * 10_000, stream_id=lane, instructions="y" * 10_000))
         refused = [event for event in await client.events("error") if event["type"] == "error"]
         assert refused[0]["error"]["code"] == "overloaded"
-        assert made.door.bodies.reserved_bytes > 20_000
+        assert made.gateway.bodies.reserved_bytes > 20_000
         await client.stream.aclose()
         await at_rest(made)
-        assert made.door.bodies.reserved_bytes == 0
+        assert made.gateway.bodies.reserved_bytes == 0
 
 
 async def test_d11_half_a_message_counts_as_it_comes(rather_slow):
     async with rig(bodies_bytes_max=300_000) as made:
-        made.door.keys = Keys(KeySources(None, {KEYS: "alice=a-secret-of-some-length"}))
-        made.door.keys.load()
+        made.gateway.keys = Keys(KeySources(None, {KEYS: "alice=a-secret-of-some-length"}))
+        made.gateway.keys.load()
         clients = [await websocket_client(made, authorization="Bearer a-secret-of-some-length") for _ in range(4)]
         begun = bytes([0x81, 0xFF]) + (400_000).to_bytes(8, "big") + bytes(4) + b" " * 200_000
         for client in clients:
             await client.send(begun)
         await trio.sleep(1)
-        assert made.door.bodies.reserved_bytes <= 225_000
+        assert made.gateway.bodies.reserved_bytes <= 225_000
         codes = []
         for client in clients[:1] + clients[-1:]:
             with trio.move_on_after(5):
@@ -166,7 +166,7 @@ async def test_d11_half_a_message_counts_as_it_comes(rather_slow):
         assert 1013 in codes
         made.hang_up()
         await at_rest(made)
-        assert made.door.bodies.reserved_bytes == 0
+        assert made.gateway.bodies.reserved_bytes == 0
 
 
 async def test_d11_a_message_that_was_taken_gives_back_its_own_memory_alone(rather_slow):
@@ -175,10 +175,10 @@ async def test_d11_a_message_that_was_taken_gives_back_its_own_memory_alone(rath
         begun = bytes([0x81, 0xFF]) + (200_000).to_bytes(8, "big") + bytes(4) + b" " * 100_000
         await client.send(frame(b'{"type": "response.cancel"}') + frame(b"ping", 0x89) + begun)
         await trio.sleep(1)
-        assert made.door.bodies.reserved_bytes == 100_000 - READ_BYTES
+        assert made.gateway.bodies.reserved_bytes == 100_000 - READ_BYTES
         await client.send(b" " * 100_000)
         await trio.sleep(1)
-        assert made.door.bodies.reserved_bytes == 0
+        assert made.gateway.bodies.reserved_bytes == 0
         made.hang_up()
         await at_rest(made)
 
@@ -195,7 +195,7 @@ async def test_d11_an_answer_in_one_piece_that_could_never_be_kept_is_refused_by
         assert "answers_bytes_max" in reply.error["message"]
         streamed = await client.ask(post({**asked, "stream": True}))
         assert streamed.status == 200
-        assert made.door.answers.reserved_bytes == 0
+        assert made.gateway.answers.reserved_bytes == 0
 
 
 async def test_d11_answers_in_one_piece_share_a_limit(rather_slow):
@@ -204,13 +204,13 @@ async def test_d11_answers_in_one_piece_share_a_limit(rather_slow):
         asked = chat("n=5 s=1", max_completion_tokens=800)
         await first.send(post(asked))
         await trio.sleep(1)
-        assert made.door.answers.reserved_bytes == 6400
+        assert made.gateway.answers.reserved_bytes == 6400
         refused = await second.ask(post(asked))
         assert (refused.status, refused.error["code"]) == (503, "overloaded")
         assert (await first.reply()).status == 200
         assert (await second.ask(post(asked))).status == 200
         await trio.sleep(0.1)
-        assert made.door.answers.reserved_bytes == 0
+        assert made.gateway.answers.reserved_bytes == 0
 
 
 # Conversations -------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_d11_whoever_remembers_most_forgets_first():
     assert greedy[39 % 4].find("r39") is not None, "of one's own the oldest goes"
     for memory in (*greedy, honest):
         memory.clear()
-    assert (shared.size_bytes, shared._of) == (0, {})
+    assert shared.statistics() == HistoryStatistics(0, {})
 
 
 def test_room_for_a_long_conversation_takes_few_looks_at_all_the_others(monkeypatch):
@@ -254,17 +254,17 @@ def test_one_conversation_that_is_more_than_all_may_have_is_not_kept():
     shared = ResponseHistories(lambda: 1000)
     memory = Memory(80_000, shared, "a")
     memory.remember(None, said(10_000))
-    assert (memory.size_bytes, shared.size_bytes, shared._of) == (0, 0, {})
+    assert (memory.size_bytes, shared.statistics()) == (0, HistoryStatistics(0, {}))
 
 
 async def test_d11_conversations_end_with_their_connection(rather_slow):
     async with rig() as made:
         client = await websocket_client(made)
         await whole(client, create("n=3"))
-        assert made.door.histories.size_bytes > 0
+        assert made.gateway.histories.size_bytes > 0
         await client.stream.aclose()
         await at_rest(made)
-        assert made.door.histories.size_bytes == 0
+        assert made.gateway.histories.size_bytes == 0
 
 
 # Backlogs ------------------------------------------------------------------------------------------
@@ -285,14 +285,14 @@ async def test_d11_backlogs_of_all_clients_share_a_limit_and_an_honest_one_is_no
         for stream in greedy:
             await stream.send_all(post(chat("n=900", stream=True, max_completion_tokens=900)))
         await trio.sleep(1)
-        assert made.door.backlogs.size_bytes <= 220_000
+        assert made.gateway.backlogs.size_bytes <= 220_000
         client = await made.client()
         reply = await client.ask(post(chat("n=50 s=0.01", stream=True, max_completion_tokens=50)))
         assert (reply.status, reply.whole) == (200, True)
         await client.stream.aclose()
         made.hang_up()
         await at_rest(made)
-        assert (made.door.backlogs.size_bytes, made.door.backlogs.count) == (0, 0)
+        assert (made.gateway.backlogs.size_bytes, made.gateway.backlogs.count) == (0, 0)
         assert b'espalier_clients_dropped_total{reason="backlog"}' in made.metrics.text({})
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from protocol.errors import SlowClient, StartFailed
 from supervisor.config.tls import Certificate
 from supervisor.gateway import outbox as module
-from supervisor.gateway.outbox import Outbox, close_frame, text_frame
+from supervisor.gateway.outbox import Outbox
+from supervisor.gateway.websocket.frames import close_frame, text_frame
 from tests.rig import certificate
 
 
@@ -69,7 +70,7 @@ async def carried(box, client, frames, rng):
         nursery.start_soon(read)
         for each in frames:
             box.put(each)
-            assert box.backlog_bytes == sum(map(len, box._rest))
+            assert box.backlog_bytes == box.statistics().backlog_bytes
             if rng.random() < 0.5:
                 await trio.lowlevel.checkpoint()
         await box.wait_flushed()
@@ -188,7 +189,7 @@ async def test_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it
             nursery.start_soon(box.wait_flushed)
             await trio.testing.wait_all_tasks_blocked()
             await client.aclose()
-        assert box.gone
+        assert box.client_gone
         assert box.backlog_bytes == 0
         for put in (box.put, box.put):
             with pytest.raises(trio.BrokenResourceError):
@@ -285,7 +286,7 @@ async def test_over_tls_a_full_backlog_refuses_and_keeps_what_it_has():
                 box.put(bytes([put % 251]) * 1000)
                 put += 1
                 await trio.testing.wait_all_tasks_blocked()
-        assert box.dropped == "backlog"
+        assert box.drop_reason == "backlog"
         assert box.backlog_bytes <= 10_000
         assert await read_all(client, 1000 * put) == b"".join(bytes([n % 251]) * 1000 for n in range(put))
 
@@ -296,8 +297,9 @@ async def test_over_tls_a_farewell_comes_after_what_has_begun_and_instead_of_the
         for frame in frames:
             box.put(frame)
         await trio.testing.wait_all_tasks_blocked()
-        begun = len(frames) - len(box._rest) + box._begun
-        assert box._begun > 1
+        before = box.statistics()
+        begun = len(frames) - before.backlog_frames + before.begun_frames
+        assert before.begun_frames > 1
         box.put_last(b"goodbye")
         assert await read_all(client, 1000 * begun + 7) == b"".join(frames[:begun]) + b"goodbye"
         await box.wait_flushed()
@@ -319,7 +321,7 @@ async def test_over_tls_what_is_sent_is_sent_once_even_if_the_client_is_said_to_
     async with secure_pair() as (box, client):
         box.put(bytes(100_000))
         await trio.testing.wait_all_tasks_blocked()
-        box.gone = True
+        box.client_gone = True
         assert await read_all(client, 100_000) == bytes(100_000)
         await trio.testing.wait_all_tasks_blocked()
         assert box.backlog_bytes == 0
@@ -347,7 +349,7 @@ async def test_over_tls_a_client_that_reads_nothing_for_long_is_slow(autojump_cl
         with pytest.raises(SlowClient, match=r"nothing for 7\.0 s"):
             await box.run()
         assert trio.current_time() == before + 7
-        assert (box.gone, box.dropped) == (True, "stalled")
+        assert (box.client_gone, box.drop_reason) == (True, "stalled")
         with pytest.raises(trio.BrokenResourceError):
             box.put(b"x")
 
@@ -359,7 +361,7 @@ async def test_over_tls_a_client_that_is_gone_is_a_broken_stream_and_nothing_wai
         await trio.aclose_forcefully(client)
         with trio.fail_after(5):
             await box.wait_flushed()
-        assert box.gone
+        assert box.client_gone
         with pytest.raises(trio.BrokenResourceError):
             box.put(b"x")
 

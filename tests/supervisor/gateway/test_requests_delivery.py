@@ -52,7 +52,7 @@ class Slow(trio.abc.ReceiveStream):
 
 async def backlogged(made):
     """Wait until some client has a backlog."""
-    while not any(each.backlog_bytes for each in made.door.connections):  # noqa: ASYNC110  # there is no event for it
+    while not any(each.backlog_bytes for each in made.gateway.connections):  # noqa: ASYNC110  # there is no event for it
         await trio.sleep(0.01)
 
 
@@ -103,9 +103,9 @@ async def test_the_line_of_a_request_is_written_when_its_last_byte_has_left(line
 
 def draining(made, drain_s):
     """A node of these doors whose drain has begun; its tree's scope is cancelled at the end of it."""
-    house = SimpleNamespace(directory=Directory("main"), door=made.door, links=None)
+    house = SimpleNamespace(directory=Directory("main"), door=made.gateway, links=None)
     of = node._Node(None, house, SimpleNamespace(hurry=GracePeriods()), None, drain_s)
-    made.door.gate.draining = False
+    made.gateway.gate.draining = False
     return of
 
 
@@ -178,7 +178,7 @@ async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(lines, rat
                 await drained(of, nursery)
                 assert 5 <= trio.current_time() < 9
                 tree.cancel()
-        metrics, connections = made.metrics, tuple(made.door.connections)
+        metrics, connections = made.metrics, tuple(made.gateway.connections)
         assert connections
     (line,) = lines()
     assert (line.outcome, line.cut) == ("cut", "drain")
@@ -206,9 +206,9 @@ async def test_b5_a_client_that_is_dropped_because_it_reads_nothing_has_not_left
         stream = await made.connect(receive_buffer=2304)
         await stream.send_all(post(chat(f"n={LONG} s=0.05", stream=True, max_completion_tokens=LONG)))
         with trio.fail_after(30):
-            while not made.door.connections:  # noqa: ASYNC110  # there is no event for it
+            while not made.gateway.connections:  # noqa: ASYNC110  # there is no event for it
                 await trio.sleep(0.01)
-        await made.door.wait_closed()
+        await made.gateway.connections.wait_closed()
         await at_rest(made)
         (line,) = lines()
         assert line.outcome == "slow_client"

@@ -31,8 +31,8 @@ class Offers:
 
     def __attrs_post_init__(self) -> None:
         self.tell(self.before)
-        served = self.made.door.asking.served["tiny"]
-        self.made.door.asking.served = {"tiny": ServedModel(served.model, served.ask, self.look)}
+        served = self.made.gateway.runner.served["tiny"]
+        self.made.gateway.runner.served = {"tiny": ServedModel(served.model, served.ask, self.look)}
 
     def look(self) -> int:
         self.looks += 1

@@ -12,7 +12,8 @@ import trio
 import trio.testing
 
 from protocol.errors import StartFailed
-from supervisor.gateway.server import gateway
+from supervisor.gateway.http.routes import ROUTES
+from supervisor.gateway.server import serve
 from tests.rig.gateway import SECRET, Client, Worker, at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client
 
@@ -94,7 +95,7 @@ async def test_a_full_gate_says_when_to_come_back(rather_slow):
         assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
         assert trio.current_time() < 1
         await trio.sleep(4)
-        assert made.door.gate.waiting == 0
+        assert made.gateway.gate.waiting == 0
         await first.stream.aclose()
 
 
@@ -107,11 +108,11 @@ async def test_a_head_that_does_not_come_is_not_waited_for(rather_slow):
         assert (await kept.ask(head())).status == 200
         await slow.send(b"GET /heal")
         await trio.sleep(9)
-        assert len(made.door.connections) == 3
+        assert len(made.gateway.connections) == 3
         await kept.send(b"GET /heal")  # from now on it has as long as any other
         await slow.send(b"th")  # and another byte buys no time
         await trio.sleep(1.5)
-        assert len(made.door.connections) == 1
+        assert len(made.gateway.connections) == 1
         await trio.sleep(9)
         await at_rest(made)
         assert await silent.closed()
@@ -122,7 +123,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(rather_slow):
         client = await made.client()
         await client.send(head("POST", "/v1/chat/completions", content_length=100) + b"{")
         await trio.sleep(29)
-        assert made.door.connections
+        assert made.gateway.connections
         await trio.sleep(5)
         await at_rest(made)
 
@@ -200,9 +201,9 @@ async def test_a_client_that_stalls_for_ever_is_dropped(rather_slow):
         slow = await unread(made)
         await slow.send(post(chat("n=1900", stream=True)))
         await trio.sleep(19)
-        assert made.door.connections
+        assert made.gateway.connections
         with trio.fail_after(200):  # the kernel moves a little more of it in its own time
-            await made.door.wait_closed()
+            await made.gateway.connections.wait_closed()
         await at_rest(made)
 
 
@@ -245,7 +246,7 @@ async def test_a_crowd_that_leaves_at_once_leaves_room_between_its_steps_for_oth
     crowd, passes = 120, Passes()
     async with rig() as made:
         streams = [await made.connect() for _ in range(crowd)]
-        while len(made.door.connections) < crowd:  # noqa: ASYNC110  # nothing tells of it
+        while len(made.gateway.connections) < crowd:  # noqa: ASYNC110  # nothing tells of it
             await trio.sleep(0.01)
         trio.lowlevel.add_instrument(passes)
         for stream in streams:
@@ -278,7 +279,7 @@ async def test_a_drain_lets_everybody_finish_and_nobody_in(rather_slow):
         await lane.say(create("n=5 s=1"))
         await lane.say(create("n=5 s=1"))
         await trio.sleep(2.5)
-        made.door.drain()
+        made.gateway.drain()
         assert await idle.closed()
         assert await fresh.closed()
         assert await quiet.close_code() == 1012
@@ -316,8 +317,8 @@ async def test_a_drain_that_takes_too_long_ends_answers_truthfully(rather_slow):
         await streaming.send(post(chat("n=99 s=1", stream=True)))
         await lane.say(create("n=99 s=1"))
         await trio.sleep(2.5)
-        made.door.drain()
-        assert made.door.cut() == 2
+        made.gateway.drain()
+        assert made.gateway.abort() == 2
         reply = await streaming.reply()
         assert (reply.whole, reply.chunks[-1]["error"]["code"]) == (False, "draining")
         last = (await lane.events())[-1]
@@ -330,7 +331,7 @@ async def test_a_drain_that_takes_too_long_ends_answers_truthfully(rather_slow):
 async def test_a_port_in_use_is_one_sentence(rather_slow):
     async with rig() as made:
         with pytest.raises(StartFailed, match=f"cannot listen on 127.0.0.1:{made.port}"):
-            await gateway(made.door, "127.0.0.1", made.port)
+            await serve(made.gateway, ROUTES, "127.0.0.1", made.port)
 
 
 async def test_metrics_tell_how_requests_ended(rather_slow):
@@ -380,7 +381,7 @@ async def test_a_bug_of_ours_is_an_error_of_its_request_alone(rather_slow, caplo
             await trio.lowlevel.checkpoint()
             raise ZeroDivisionError
 
-        made.door.metrics_text = broken
+        made.gateway.metrics_text = broken
         client = await made.client()
         reply = await client.ask(head(path="/metrics"))
         assert (reply.status, reply.error["code"]) == (500, "internal")

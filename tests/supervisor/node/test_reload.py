@@ -20,7 +20,8 @@ from supervisor.config import load
 from supervisor.files import reading
 from supervisor.files.reading import read_inline
 from supervisor.gateway.admission import AdmissionGate
-from supervisor.gateway.keys import line
+from supervisor.gateway.keys import key_file_lines
+from supervisor.gateway.origins import Origins
 from supervisor.launcher import preflight
 from supervisor.node.reload import Reloader
 from supervisor.threads.file_threads import THREADS_MAX, FileThreads
@@ -115,8 +116,8 @@ async def test_the_limits_of_gate_door_and_asking_change_at_once(front, autojump
     )
     door, live = node.house.door, node.house.live
     assert (door.gate.requests_max, door.gate.waiting_max, door.gate.admit_s) == (4, 7, 2)
-    assert (door.asking.first_token_s, door.asking.total_s, live.prompt_tokens_max) == (3, 4, 99)
-    assert (door.names, door.origins) == ({"here"}, {"https://app.example"})
+    assert (door.runner.first_token_s, door.runner.total_s, live.prompt_tokens_max) == (3, 4, 99)
+    assert door.origins == Origins(frozenset({"here"}), frozenset({"https://app.example"}))
     assert (door.limits.websocket_lanes_max, door.limits.head_s, door.limits.body_s) == (5, 2.5, 30)
     assert node.drain_s == 12.5
     assert told.not_changed == ()
@@ -262,8 +263,8 @@ async def test_d9_names_are_asked_for_of_the_next_link_where_tls_is_spoken(front
 
 
 async def test_keys_from_another_file_let_others_in(front, tmp_path, autojump_clock):
-    (tmp_path / "a.toml").write_text(line("alice", "alices-secret-of-32-characters-01"))
-    (tmp_path / "b.toml").write_text(line("bob", "bobs-secret-of-32-characters-0002"))
+    (tmp_path / "a.toml").write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
+    (tmp_path / "b.toml").write_text(key_file_lines("bob", "bobs-secret-of-32-characters-0002"))
     node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'))
     told = await node.reload(("a.toml", "b.toml"))
     assert node.house.door.keys.names(admin=False) == ["bob"]
@@ -272,9 +273,9 @@ async def test_keys_from_another_file_let_others_in(front, tmp_path, autojump_cl
 
 
 async def test_a_file_that_could_not_be_started_with_changes_nothing_but_the_keys(front, tmp_path, autojump_clock):
-    (tmp_path / "a.toml").write_text(line("alice", "alices-secret-of-32-characters-01"))
+    (tmp_path / "a.toml").write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
     node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'))
-    (tmp_path / "a.toml").write_text(line("carol", "carols-secret-of-32-characters-01"))
+    (tmp_path / "a.toml").write_text(key_file_lines("carol", "carols-secret-of-32-characters-01"))
     for broken, why in [
         (("heartbeat_s = 1.0", "heartbeat_s = "), "is not TOML"),
         (("heartbeat_s = 1.0", "heartbeat_s = 2.0"), "cluster.silent_s: must be at least two beats of 2 s"),
@@ -311,7 +312,7 @@ def dead_disk_after(monkeypatch):
 async def test_c1_a_file_that_does_not_answer_stalls_no_turn_and_keeps_no_key_from_being_taken_away(
     front, tmp_path, dead_disk_after
 ):
-    (tmp_path / "a.toml").write_text(line("alice", "alices-secret-of-32-characters-01"))
+    (tmp_path / "a.toml").write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
     threads, turns = FileThreads(within_s=0.5), []
 
     async def reads(function):
@@ -319,7 +320,7 @@ async def test_c1_a_file_that_does_not_answer_stalls_no_turn_and_keeps_no_key_fr
 
     node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'), reads=reads)
     alice = node.house.door.keys.find([(b"authorization", b"Bearer alices-secret-of-32-characters-01")])
-    (tmp_path / "a.toml").write_text(line("bob", "bobs-secret-of-32-characters-0002"))
+    (tmp_path / "a.toml").write_text(key_file_lines("bob", "bobs-secret-of-32-characters-0002"))
     dead_disk_after()
 
     async def serve():
@@ -349,7 +350,7 @@ async def test_c1_threads_that_wait_for_a_dead_disk_are_few_and_whoever_finds_no
 async def test_c1_what_is_applied_has_been_read_before(front, tmp_path, autojump_clock):
     for name in ("a", "b"):
         certificate.make(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
-        (tmp_path / f"{name}.toml").write_text(line(name, f"{name}s-secret-of-32-characters-0001"))
+        (tmp_path / f"{name}.toml").write_text(key_file_lines(name, f"{name}s-secret-of-32-characters-0001"))
     lines = 'requests_max = 8\nkeys = "{0}.toml"\ntls_certificate = "{0}.pem"\ntls_key = "{0}.key"'
 
     async def reads(function):
@@ -412,7 +413,7 @@ async def test_c1_reloads_come_one_after_the_other_and_those_who_wait_share_the_
 async def test_c1_a_reload_ends_what_it_has_begun_though_whoever_asked_has_left(slow, tmp_path, autojump_clock):
     """The file was applied, its new keys were not, and the launcher heard nothing of new nodes."""
     for name in ("a", "b"):
-        (tmp_path / f"{name}.toml").write_text(line(name, f"{name}s-secret-of-32-characters-0001"))
+        (tmp_path / f"{name}.toml").write_text(key_file_lines(name, f"{name}s-secret-of-32-characters-0001"))
     asked = []
     keyed = 'requests_max = 8\nkeys = "{0}.toml"'
     node = slow(text=FILE.replace("requests_max = 8", keyed.format("a")))

@@ -20,8 +20,8 @@ def rather_slow():
 
 
 def locked(made):
-    made.door.keys = Keys(KeySources(None, {KEYS: "alice=a-secret-of-some-length"}))
-    made.door.keys.load()
+    made.gateway.keys = Keys(KeySources(None, {KEYS: "alice=a-secret-of-some-length"}))
+    made.gateway.keys.load()
     return {"authorization": "Bearer a-secret-of-some-length"}
 
 
@@ -56,7 +56,7 @@ async def test_o4_slow_heads_without_a_key_keep_nobody_out_who_has_one(rather_sl
                 await client.stream.aclose()
                 await trio.sleep(1)
             assert (await held.reply()).whole
-            assert len(made.door.connections) <= 20
+            assert len(made.gateway.connections) <= 20
             nursery.cancel_scope.cancel()
         assert answered == 15
         assert b'espalier_clients_dropped_total{reason="stranger"}' in made.metrics.text({})
@@ -164,7 +164,7 @@ def test_strangers_are_those_who_came_in_their_order(steps):
                 all_.remove(oldest)
                 assert scopes[oldest[0]].cancel_called
         assert all(made.of(each) == sum(own == each for _, own in all_) for each in "ab")
-    assert list(made._all) == [number for number, _ in all_]
+    assert list(made) == [number for number, _ in all_]
 
 
 @given(st.lists(st.sampled_from("abc")))

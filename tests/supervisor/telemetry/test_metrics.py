@@ -17,11 +17,11 @@ from actors.routing.ports import RoutingObserver
 from protocol.errors import LinkLost, StartFailed
 from protocol.peer import Peer
 from supervisor.config import load
+from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.keys import ADMIN
-from supervisor.gateway.server import gateway
+from supervisor.gateway.server import serve
 from supervisor.launcher import preflight
 from supervisor.links.link import Link
-from supervisor.node import monitoring
 from supervisor.telemetry.metrics import Metrics
 from tests.actors.test_router import Fake, Play, routed
 from tests.rig.assembly import built_assembly
@@ -156,7 +156,7 @@ async def told(folder, environment):
     house, _ = built_assembly(made, "back", preflight.credentials(made, "back", environment))
     house.monitoring.new_id = lambda: "ab" * 16  # traces take no others
     async with trio.open_nursery() as nursery:
-        await nursery.start(gateway, house.monitoring, "127.0.0.1", 0)
+        await nursery.start(serve, house.monitoring, ROUTES.probes(), "127.0.0.1", 0)
         yield house
         nursery.cancel_scope.cancel()
 
@@ -238,7 +238,11 @@ def test_numbers_are_told_where_nothing_else_of_the_host_listens(tmp_path):
 def test_a_nodes_own_door_is_the_first_of_its_tree_and_the_last_to_go(tmp_path):
     house, _ = built_assembly(cluster(tmp_path), "back")
     assert house.tree.children[0].name == "metrics"
-    assert house.monitoring.paths == monitoring.PATHS
+    assert {operation.path for operation in house.tree.children[0].args[1].operations} == {
+        "/health",
+        "/ready",
+        "/metrics",
+    }
     assert built_assembly(cluster(tmp_path), "front")[0].monitoring is None
 
 

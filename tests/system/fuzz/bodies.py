@@ -6,6 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from random import Random
 
+from protocol.openapi.document import Operation
 from tests.system.fuzz.values import KEYS, corrupted, hostile_value, huge, text
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "n=3"}]
@@ -78,13 +79,22 @@ def event(rng: Random) -> Body:
     return said | ({"generate": False} if rng.random() < 0.1 else {})
 
 
-DOORS: dict[str, Callable[[Random], Body]] = {
+# Of routes whose bodies are worth more than their example; the others' examples are mutated.
+MAKERS: dict[str, Callable[[Random], Body]] = {
     "/v1/chat/completions": chat,
     "/v1/completions": completion,
     "/v1/responses": response,
     "/tokenize": tokenize,
     "/detokenize": detokenize,
 }
+
+
+def body(rng: Random, operation: Operation) -> Body:
+    """Return a body that an operation takes."""
+    if (maker := MAKERS.get(operation.path)) is not None:
+        return maker(rng)
+    assert isinstance(operation.example, dict)
+    return deepcopy(operation.example)
 
 
 def mutated(rng: Random, body: Body) -> bytes:

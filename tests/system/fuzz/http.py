@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.system.fuzz.bodies import DOORS, mutated
+from protocol.openapi.document import Operation
+from supervisor.gateway.http.routes import ROUTES, RouteTable
+from tests.system.fuzz import bodies
+from tests.system.fuzz.bodies import mutated
 from tests.system.fuzz.values import LONG, PIECES, corrupted, hostile_value, text
 
-ROUTES = (
-    ("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"),
-    ("GET", "/openapi.json"), ("GET", "/server_info"), ("GET", "/model_info"), ("GET", "/flush_cache"),
-    ("POST", "/flush_cache"), ("GET", "/v1/responses"), ("OPTIONS", "*"), ("OPTIONS", "/v1/models"), ("HEAD", "/health"),
-    *(("POST", path) for path in DOORS),
-)  # fmt: skip
+
+def attacked(routes: RouteTable) -> tuple[Operation, ...]:
+    """Return every operation of a server, and some methods that no route names."""
+    return (
+        *routes.operations,
+        Operation("OPTIONS", "*", "The methods of the server.", {}),
+        Operation("OPTIONS", "/v1/models", "The methods of a path.", {}),
+        Operation("HEAD", "/health", "The head of a GET.", {}),
+    )
+
+
+OPERATIONS = attacked(ROUTES)
 METHODS = (
     "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PRI", "get", "G", "QUERY",
     "x" * 300, "M-SEARCH", "GE\x00T", "",
@@ -127,9 +136,10 @@ CHUNKS = (
 
 def request(rng: Random) -> bytes:
     """Return one request with an oddity or some."""
-    method, target = rng.choice(ROUTES)
+    operation = rng.choice(OPERATIONS)
+    method, target = operation.method, operation.path.replace("{model}", "tiny")
     version, headers = "HTTP/1.1", [("host", "127.0.0.1")]
-    body = mutated(rng, DOORS[target](rng)) if target in DOORS else b""
+    body = b"" if operation.request is None else mutated(rng, bodies.body(rng, operation))
     if rng.random() < 0.05:
         body = text(hostile_value(rng))
     framing = [("content-length", str(len(body)))] if body else []

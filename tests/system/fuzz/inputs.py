@@ -7,11 +7,12 @@ from random import Random
 
 from attrs import frozen
 
-from tests.system.fuzz import http, valid_requests, websocket
-from tests.system.fuzz.bodies import DOORS, mutated
+from tests.system.fuzz import bodies, http, valid_requests, websocket
+from tests.system.fuzz.bodies import mutated
 
 EXACT_EVERY = 50
 NO_TEXT = 1007
+POSTS = [operation for operation in http.OPERATIONS if operation.request is not None]
 
 
 class Leave(Enum):
@@ -63,8 +64,9 @@ def make(number: int, seed: int = 0) -> Input:
         return Input(number, wanted.kind, [wanted.data], exact=wanted)
     kind = rng.random()
     if kind < 0.54:
-        path = rng.choice([*DOORS])
-        return Input(number, "exchange", [http.posted(path, mutated(rng, DOORS[path](rng)))])
+        operation = rng.choice(POSTS)
+        body = mutated(rng, bodies.body(rng, operation))
+        return Input(number, "exchange", [http.posted(operation.path, body)])
     if kind < 0.78:
         said = websocket.said(rng)
         return Input(number, "event", [websocket.frame(said)], closes=None if _is_text(said) else NO_TEXT)

@@ -60,7 +60,7 @@ async def _run(numbers: Sequence[int], seed: int, *, show: bool) -> tuple[list[s
 
     with log_watched() as watch:
         async with rig(**LIMITS) as made:
-            made.door.keys = _keys(key)
+            made.gateway.keys = _keys(key)
             await trio.testing.wait_all_tasks_blocked()
             before = _held()
             async with trio.open_nursery() as nursery:

@@ -70,7 +70,7 @@ def test_a_body_is_read_or_refused_whatever_stands_in_it(path):
     @settings(max_examples=60)
     @given(st.dictionaries(st.sampled_from(FIELDS[path]), JSON, max_size=3), st.integers(0, 999))
     def attack(fields, seed):
-        body = bodies.DOORS[path](Random(seed)) | fields
+        body = bodies.MAKERS[path](Random(seed)) | fields
         try:
             PARSERS[path](json.dumps(body).encode())
         except RequestError as error:

@@ -19,7 +19,7 @@ import pytest
 from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.cluster import free_ports
 from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, wait_until
-from supervisor.gateway.keys import line
+from supervisor.gateway.keys import key_file_lines
 from tests.rig.launched import SIMULATED, THIRD, events_logged, lines, nodes, run_cli, running_launcher, seen
 
 pytestmark = pytest.mark.realtime
@@ -161,7 +161,7 @@ def test_ctrl_c_while_nodes_load_ends_all_of_them(folder):
 
 def test_a_hang_up_is_for_the_nodes_to_hear_and_ends_none(folder):
     keys, ports = folder / "keys.toml", free_ports(3)
-    keys.write_text(line("alice", "alices-secret-of-32-characters-01"))
+    keys.write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
     text = SIMULATED.format(ports=ports, tiny=TINY).replace("[gateway]", f'[gateway]\nkeys = "{keys}"')
     with running_launcher(folder, text, ports[0]) as of:
         assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()

@@ -9,7 +9,7 @@ from http.client import HTTPConnection
 import pytest
 
 from bench.rig.node import MODEL, SIMULATED, node, wait_until
-from supervisor.gateway.keys import line
+from supervisor.gateway.keys import key_file_lines
 from tests.rig.launched import events_logged, lines
 
 pytestmark = pytest.mark.realtime
@@ -48,19 +48,19 @@ def processes(of):
 
 def test_a_hang_up_lets_new_keys_in_and_old_ones_out_and_broken_ones_change_nothing(folder):
     keys = folder / "keys.toml"
-    keys.write_text(line("alice", ALICE))
+    keys.write_text(key_file_lines("alice", ALICE))
     with node(folder, engine=QUICK, gateway=f'keys = "{keys}"') as of:
         before = processes(of)
         assert (asked(of, ALICE), asked(of, BOB)) == (200, 401)
 
-        keys.write_text(line("bob", BOB))
+        keys.write_text(key_file_lines("bob", BOB))
         assert (asked(of, ALICE), asked(of, BOB)) == (200, 401)  # nobody has told the node yet
         assert hang_up(of, READ)["keys"] == 1
         assert (asked(of, ALICE), asked(of, BOB)) == (401, 200)
 
         for broken, reason in [
             ("[key.alice\n", f"{keys} is not TOML: "),
-            (line("alice", ALICE) + "\nrate_per_s = 0", f"{keys}: "),
+            (key_file_lines("alice", ALICE) + "\nrate_per_s = 0", f"{keys}: "),
             (None, f"{keys} cannot be read: No such file or directory"),
         ]:
             keys.unlink() if broken is None else keys.write_text(broken)

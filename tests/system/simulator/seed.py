@@ -163,7 +163,7 @@ class Run:
             self.system.node.drain("somebody asks for it")
             await trio.sleep(0.1)
             await trio.testing.wait_all_tasks_blocked()  # the clock may have jumped
-            assert not self.system.door.gate.waiting, "nobody told those who wait"
+            assert not self.system.gateway.gate.waiting, "nobody told those who wait"
         drained_at = trio.current_time()
         await self.system.over.wait()
         if not self.times.get("jump"):

@@ -61,7 +61,7 @@ class SlowReaders(SingleFault):
             for number in range(asked):
                 nursery.start_soon(self._read, self.honest(f"s{number}"), heard)
         await system.over.wait()
-        metrics = system.door.asking.metrics
+        metrics = system.gateway.runner.metrics
         counted = Counter[str]()
         for (_, _, outcome), times in metrics._requests.items():
             counted["whole" if outcome in WHOLE else outcome] += int(times)

@@ -27,11 +27,14 @@ from supervisor.cluster import engine_control
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import GuardedWorker
+from supervisor.config.limits import GatewayLimits
 from supervisor.gateway.admission import AdmissionGate
-from supervisor.gateway.gateway import Gateway, GatewayLimits
+from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.keys import KEYS, Keys, KeySources
+from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner, ServedModel
-from supervisor.gateway.server import _accepted
+from supervisor.gateway.server import serve_stream
 from supervisor.links.link import Link
 from supervisor.node.assembly import _in_order
 from supervisor.node.node import _Node
@@ -101,7 +104,7 @@ class System(SmallSystem):
     total_s: float = 120.0
     drain_s: float = 5.0
     secrets: Mapping[str, str] = Factory(dict)  # of the keys that clients need, by name; without any they need none
-    door: Gateway = field(init=False)
+    gateway: Gateway = field(init=False)
     decode: _Decode = field(init=False)
     asked: Address = field(init=False)
     asked_inbox: trio.MemoryReceiveChannel = field(init=False)
@@ -136,13 +139,13 @@ class System(SmallSystem):
         engines = {str(number): plug for number, plug in enumerate(self.engines)}
         metrics = Metrics()
         never_ready = partial(engine_control.never_ready, self.directory, ("tiny",))
-        self.door = Gateway(
-            asking=RequestRunner(
+        self.gateway = Gateway(
+            runner=RequestRunner(
                 {"tiny": ServedModel(model, self.asked, longest)}, metrics, self.first_token_s, self.total_s
             ),
             gate=_Gate(self.requests_max, self.admit_s, self.waiting_max, never_ready),
             limits=self.limits,
-            names=frozenset({"127.0.0.1"}),
+            origins=Origins(frozenset({"127.0.0.1"})),
             unready=partial(engine_control.unready, self.directory, ("tiny",)),
             metrics_text=partial(engine_control.local_metrics_text, engines, metrics),
             new_id=new_id,
@@ -151,7 +154,7 @@ class System(SmallSystem):
             tls=tls.server() if self.tls else None,
             keys=_keys(self.secrets),
         )
-        house = SimpleNamespace(directory=self.directory, door=self.door, links=None)
+        house = SimpleNamespace(directory=self.directory, door=self.gateway, links=None)
         world = SimpleNamespace(hurry=GracePeriods())
         self.node = _Node(None, house, world, terminal=None, drain_s=self.drain_s, tree=self.scope)
 
@@ -181,10 +184,10 @@ class System(SmallSystem):
     # The children ----------------------------------------------------------------------
 
     async def _gateway(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Do what `supervisor.gateway.server.gateway` does, but for the listening."""
+        """Do what `supervisor.gateway.server.serve` does, but for the listening."""
         async with trio.open_nursery() as nursery:
             self._gateway_nursery = nursery
-            nursery.start_soon(self.door.asking.access.run, name="access")
+            nursery.start_soon(self.gateway.runner.access.run, name="access")
             task_status.started()
             try:
                 await trio.sleep_forever()
@@ -250,17 +253,17 @@ class System(SmallSystem):
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.limits.send_buffer_bytes)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
         self.sockets.append(stream)
-        self._gateway_nursery.start_soon(_accepted, self.door, self._refusing, stream, name="connection")
+        self._gateway_nursery.start_soon(serve_stream, self.gateway, ROUTES, self._refusing, stream, name="connection")
         raw = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         return tls.wrap(raw) if self.tls else raw
 
     def heal(self) -> None:
         """Be well again, and patient."""
         self.decode.bugs = 0
-        self.door.keys = Keys()
-        self.door.asking.first_token_s = self.door.asking.total_s = 300.0
-        self.door.gate.admit_s, self.door.gate.waiting_max = 300.0, 16
-        self.door.limits = evolve(self.door.limits, websocket_running_max=16, websocket_queue_max=16)
+        self.gateway.keys = Keys()
+        self.gateway.runner.first_token_s = self.gateway.runner.total_s = 300.0
+        self.gateway.gate.admit_s, self.gateway.gate.waiting_max = 300.0, 16
+        self.gateway.limits = evolve(self.gateway.limits, websocket_running_max=16, websocket_queue_max=16)
 
     @property
     def answered_within_s(self) -> float:
@@ -313,7 +316,7 @@ class System(SmallSystem):
     def check_backlogs(self) -> None:
         """Check that no client's backlog is longer than it may be, or only by the last thing that was said to it."""
         most = self.limits.backlog_bytes_max + EVENT_BYTES_MAX
-        assert all(outbox.backlog_bytes <= most for outbox in self.door.connections), "a backlog grows without end"
+        assert all(outbox.backlog_bytes <= most for outbox in self.gateway.connections), "a backlog grows without end"
 
     def given(self, prompt: list[int], seed: int | None) -> int:
         """Return how many tokens the engines gave for a prompt and a seed."""
@@ -346,9 +349,9 @@ class System(SmallSystem):
             )
 
     def _check_doors(self) -> None:
-        assert not self.door.connections, "a connection was left behind"
-        assert (self.door.gate.inside, self.door.gate.waiting) == (0, 0), "a place at the gate is taken"
-        assert not self.door.asking._running, "a request is still counted"
+        assert not self.gateway.connections, "a connection was left behind"
+        assert (self.gateway.gate.inside, self.gateway.gate.waiting) == (0, 0), "a place at the gate is taken"
+        assert not self.gateway.runner.running, "a request is still counted"
         assert all(stream.socket.fileno() == -1 for stream in self.sockets), "a file descriptor is open"
 
 

@@ -1,34 +1,157 @@
-"""What can be asked for by HTTP: each path's methods, who may use them, and what answers."""
+"""The routes of the gateway: what can be asked for by HTTP, one row each."""
 
 from __future__ import annotations
 
+from protocol.dialects import chat
+from protocol.dialects import completions as completions_dialect
+from protocol.dialects import responses as responses_dialect
+from protocol.dialects import tokens as tokens_dialect
+from protocol.openapi.document import EVENT_STREAM, PLAIN_TEXT, Access, Operation, json_body
 from supervisor.gateway.http.routes import admin, completions, health, models, openapi, responses, tokens
-from supervisor.gateway.http.routes.route import Handler, Route, options
+from supervisor.gateway.http.routes.route import Handler, Resource, Route, RouteTable, options
 
-__all__ = ["Handler", "Route", "find", "options"]
+__all__ = ["ROUTES", "Handler", "Resource", "Route", "RouteTable", "options"]
 
-ROUTES: dict[str, Route] = {
-    "*": Route({}, known=b"GET, HEAD, POST, OPTIONS"),
-    "/health": Route({"GET": health.health}, open=True),
-    "/ready": Route({"GET": health.ready}, open=True),
-    "/metrics": Route({"GET": health.metrics}, admin=True),
-    "/openapi.json": Route({"GET": openapi.openapi}),
-    "/v1/models": Route({"GET": models.listed}),
-    "/v1/chat/completions": Route({"POST": completions.CHAT}, reads=True),
-    "/v1/completions": Route({"POST": completions.COMPLETIONS}, reads=True),
-    "/v1/responses": Route({"GET": responses.upgrade, "POST": responses.answer}, reads=True),
-    "/tokenize": Route({"POST": tokens.tokenize}, reads=True),
-    "/detokenize": Route({"POST": tokens.detokenize}, reads=True),
-    "/server_info": Route({"GET": admin.server_info}),
-    "/model_info": Route({"GET": admin.model_info}),
-    "/flush_cache": Route({"GET": admin.flush_cache, "POST": admin.flush_cache}, admin=True),
-}
-ALIASES = {"/get_server_info": "/server_info", "/get_model_info": "/model_info"}  # as SGLang called them before
-ONE_MODEL = Route({"GET": models.one})
+_CONVERSATION = [{"role": "user", "content": "Tell me about the oak."}]
 
-
-def find(path: str) -> Route | None:
-    """Return what answers at a path, None if nothing does."""
-    if path.startswith(models.PREFIX):
-        return ONE_MODEL
-    return ROUTES.get(ALIASES.get(path, path))
+ROUTES = RouteTable(
+    (
+        Route(
+            Operation("GET", "/health", "Whether the process lives.", PLAIN_TEXT, access=Access.OPEN),
+            health.health,
+            probe=True,
+        ),
+        Route(
+            Operation("GET", "/ready", "Whether requests can be served now.", PLAIN_TEXT, access=Access.OPEN),
+            health.ready,
+            probe=True,
+        ),
+        Route(
+            Operation("GET", "/metrics", "Numbers for Prometheus.", PLAIN_TEXT, access=Access.ADMIN),
+            health.metrics,
+            probe=True,
+        ),
+        Route(Operation("GET", "/openapi.json", "This document.", json_body({"type": "object"})), openapi.openapi),
+        Route(Operation("GET", "/v1/models", "Every model that is served.", json_body("Models")), models.listed),
+        Route(
+            Operation(
+                "GET",
+                models.PREFIX + "{model}",
+                "One model that is served.",
+                json_body("Model"),
+                errors=(404,),
+                parameters=(models.PATH_PARAMETER,),
+            ),
+            models.one,
+        ),
+        Route(
+            Operation(
+                "POST",
+                "/v1/chat/completions",
+                "Answer a conversation.",
+                {**json_body("ChatCompletion"), **EVENT_STREAM},
+                chat.ChatRequest,
+                {"model": "tiny", "messages": _CONVERSATION},
+                errors=(404,),
+            ),
+            completions.CHAT,
+        ),
+        Route(
+            Operation(
+                "POST",
+                "/v1/completions",
+                "Go on with a text.",
+                {**json_body("Completion"), **EVENT_STREAM},
+                completions_dialect.CompletionRequest,
+                {"model": "tiny", "prompt": "The oak"},
+                errors=(404,),
+            ),
+            completions.COMPLETIONS,
+        ),
+        Route(
+            Operation(
+                "GET",
+                "/v1/responses",
+                "Open a WebSocket, on which the events of `x-websocket` are said.",
+                {},
+                errors=(426,),
+                extensions={"x-websocket": {"client": ["Create", "CancelResponse"]}},
+            ),
+            responses.upgrade,
+            websocket=True,
+        ),
+        Route(
+            Operation(
+                "POST",
+                "/v1/responses",
+                "Answer a conversation, in the shape of Responses.",
+                {**json_body("Response"), **EVENT_STREAM},
+                responses_dialect.CreateHttp,
+                {"model": "tiny", "input": "Tell me about the oak."},
+                errors=(404,),
+            ),
+            responses.answer,
+        ),
+        Route(
+            Operation(
+                "POST",
+                "/tokenize",
+                "The token ids of a text or a conversation.",
+                json_body("Tokenized"),
+                tokens_dialect.TokenizeRequest,
+                {"prompt": "The oak"},
+                errors=(404,),
+            ),
+            tokens.tokenize,
+        ),
+        Route(
+            Operation(
+                "POST",
+                "/detokenize",
+                "The text of token ids.",
+                json_body("Detokenized"),
+                tokens_dialect.DetokenizeRequest,
+                {"tokens": [1, 2]},
+                errors=(404,),
+            ),
+            tokens.detokenize,
+        ),
+        Route(
+            Operation(
+                "GET",
+                "/server_info",
+                "The models, the engines and the limits of this server.",
+                json_body("ServerInfo"),
+                errors=(404,),
+            ),
+            admin.server_info,
+            aliases=("/get_server_info",),  # as SGLang called it before
+        ),
+        Route(
+            Operation(
+                "GET",
+                "/model_info",
+                "About one model.",
+                json_body("ModelInfo"),
+                errors=(404,),
+                parameters=(models.QUERY_PARAMETER,),
+            ),
+            admin.model_info,
+            aliases=("/get_model_info",),  # as SGLang called it before
+        ),
+        *(
+            Route(
+                Operation(
+                    method,
+                    "/flush_cache",
+                    "Forget every engine's prefix cache.",
+                    PLAIN_TEXT,
+                    errors=(404,),
+                    access=Access.ADMIN,
+                ),
+                admin.flush_cache,
+            )
+            for method in ("GET", "POST")
+        ),
+    )
+)

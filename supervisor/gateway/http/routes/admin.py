@@ -7,21 +7,23 @@ import trio
 
 from protocol.errors import Forbidden
 from supervisor.gateway.http.exchange import JSON, TEXT, Exchange
-from supervisor.gateway.http.routes.route import noted
+from supervisor.gateway.http.routes.route import log_answered
 
 
 async def server_info(exchange: Exchange, _: bytes) -> None:
     """Tell the version, the models, the engines and the limits as they are now."""
     await trio.lowlevel.checkpoint()
-    door = exchange.door
-    exchange.reply(200, [JSON], msgspec.json.encode(door.server_info() | {"limits": msgspec.to_builtins(door.limits)}))
-    noted(exchange)
+    gateway = exchange.gateway
+    exchange.reply(
+        200, [JSON], msgspec.json.encode(gateway.server_info() | {"limits": msgspec.to_builtins(gateway.limits)})
+    )
+    log_answered(exchange)
 
 
 async def model_info(exchange: Exchange, _: bytes) -> None:
     """Tell about the only model, or about that of `?model=`; raises `ModelNotFound` or `BadRequest`."""
     await trio.lowlevel.checkpoint()
-    model = exchange.door.asking.find_or_only(exchange.query("model") or None).model()
+    model = exchange.gateway.runner.find_or_only(exchange.query("model") or None).model()
     said = {
         "model_path": model.root,
         "tokenizer_path": model.root,
@@ -31,7 +33,7 @@ async def model_info(exchange: Exchange, _: bytes) -> None:
         "honours_seed": model.honours_seed,
     }
     exchange.reply(200, [JSON], msgspec.json.encode(said))
-    noted(exchange)
+    log_answered(exchange)
 
 
 async def flush_cache(exchange: Exchange, _: bytes) -> None:
@@ -40,6 +42,6 @@ async def flush_cache(exchange: Exchange, _: bytes) -> None:
         raise Forbidden("a page of another site may not do this")  # a browser sends no origin with a picture's GET
     await trio.lowlevel.checkpoint()
     if exchange.method != "HEAD":
-        await exchange.door.flush_cache()
+        await exchange.gateway.flush_cache()
     exchange.reply(200, [TEXT], b"Cache flushed.\n")
-    noted(exchange)
+    log_answered(exchange)

@@ -20,7 +20,7 @@ async def reply_whole(exchange: Exchange, counted: RequestRecord, respond: Respo
     """Answer when everything is there; raises the `RequestError` that ended the answer."""
     counted.held = exchange.answer_held
     served = _served(exchange, counted)
-    body = await exchange.door.answer(respond, served, counted, gathered.add, gathered.finish)
+    body = await exchange.gateway.answer(respond, served, counted, gathered.add, gathered.finish)
     await exchange.reply_in_pieces(200, [JSON], body.size, body.pieces())
 
 
@@ -34,7 +34,7 @@ async def reply_streamed(exchange: Exchange, counted: RequestRecord, respond: Re
     except RequestError as error:
         if not exchange.begun:
             raise
-        exchange.cut(chunks.failed(error), error)
+        exchange.abort_stream(chunks.failed(error), error)
 
 
 async def _at_once(exchange: Exchange, counted: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
@@ -44,7 +44,7 @@ async def _at_once(exchange: Exchange, counted: RequestRecord, respond: Respond,
         if events := _events(reply, chunks):
             exchange.stream(events)
 
-    last = await exchange.door.answer(respond, _served(exchange, counted), counted, pass_on, chunks.finish)
+    last = await exchange.gateway.answer(respond, _served(exchange, counted), counted, pass_on, chunks.finish)
     exchange.finish(last)
 
 
@@ -82,7 +82,7 @@ async def _at_the_clients_pace(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(write)
         try:
-            last = await exchange.door.answer(respond, served, counted, pass_on, chunks.finish)
+            last = await exchange.gateway.answer(respond, served, counted, pass_on, chunks.finish)
         except RequestError as error:
             failed.append(error)
             nursery.cancel_scope.cancel(reason="the answer has failed")
@@ -103,4 +103,4 @@ def _events(reply: TextReply, chunks: ChoiceChunks) -> bytes:
 
 
 def _served(exchange: Exchange, counted: RequestRecord) -> ServedModel:
-    return exchange.door.asking.find(counted.model)
+    return exchange.gateway.runner.find(counted.model)

@@ -32,11 +32,11 @@ class Dialect(Protocol[Asked]):
         """Return what builds the body of an answer in one piece; it is a class there, too."""
 
 
-async def _answer(dialect: Dialect[Asked], door: str, exchange: Exchange, body: bytes) -> None:
+async def _answer(dialect: Dialect[Asked], api: str, exchange: Exchange, body: bytes) -> None:
     """Answer one request; raises the `RequestError` that ended the answer before it began."""
     asked = await exchange.read(dialect.parse, body)
-    ours, created = exchange.door.new_id(), int(exchange.door.now())
-    counted = exchange.counted(asked.model, door)
+    ours, created = exchange.gateway.new_id(), int(exchange.gateway.now())
+    counted = exchange.counted(asked.model, api)
     respond = dialect.to_respond(asked, request_id=ours)
     if asked.stream:
         chunks = dialect.Chunks(asked, request_id=ours, created=created)

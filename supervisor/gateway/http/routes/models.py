@@ -7,23 +7,37 @@ from urllib.parse import unquote
 import trio
 
 from protocol.dialects import http as shapes
+from protocol.openapi.request_schemas import Schema
 from supervisor.gateway.http.exchange import JSON, Exchange
-from supervisor.gateway.http.routes.route import noted
+from supervisor.gateway.http.routes.route import log_answered
 
 PREFIX = "/v1/models/"
+PATH_PARAMETER: Schema = {
+    "name": "model",
+    "required": True,
+    "in": "path",
+    "schema": {"type": "string", "minLength": 1},
+    "description": "The model's name, as the list of models has it.",
+}
+QUERY_PARAMETER: Schema = {
+    "name": "model",
+    "in": "query",
+    "schema": {"type": "string"},
+    "description": "Needed where several are served; empty is as if it were not there.",
+}
 
 
 async def listed(exchange: Exchange, _: bytes) -> None:
     """List every model."""
     await trio.lowlevel.checkpoint()
-    models = [served.model() for served in exchange.door.asking.served.values()]
+    models = [served.model() for served in exchange.gateway.runner.served.values()]
     exchange.reply(200, [JSON], shapes.models_body(models))
-    noted(exchange)
+    log_answered(exchange)
 
 
 async def one(exchange: Exchange, _: bytes) -> None:
     """Tell about one model; raises `ModelNotFound`."""
     await trio.lowlevel.checkpoint()
-    served = exchange.door.asking.find(unquote(exchange.path.removeprefix(PREFIX)))
+    served = exchange.gateway.runner.find(unquote(exchange.path.removeprefix(PREFIX)))
     exchange.reply(200, [JSON], shapes.model_body(served.model()))
-    noted(exchange)
+    log_answered(exchange)

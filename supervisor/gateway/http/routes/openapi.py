@@ -7,21 +7,22 @@ from functools import lru_cache
 import msgspec
 import trio
 
-from protocol.openapi.document import document
+from protocol.openapi.document import Operation, document
 from supervisor.gateway.http.exchange import JSON, Exchange
-from supervisor.gateway.http.routes.route import noted
+from supervisor.gateway.http.routes.route import log_answered
 from supervisor.version import version
 
 
 async def openapi(exchange: Exchange, _: bytes) -> None:
     """Tell everything that the HTTP doors take and answer, as an OpenAPI document."""
     await trio.lowlevel.checkpoint()
-    door = exchange.door
-    exchange.reply(200, [JSON], _body(tuple(sorted(door.asking.served)), keys_wanted=door.keys.wanted))
-    noted(exchange)
+    gateway = exchange.gateway
+    models = tuple(sorted(gateway.runner.served))
+    exchange.reply(200, [JSON], _body(exchange.operations, models, keys_wanted=gateway.keys.wanted))
+    log_answered(exchange)
 
 
 @lru_cache(maxsize=4)
-def _body(models: tuple[str, ...], *, keys_wanted: bool) -> bytes:
+def _body(operations: tuple[Operation, ...], models: tuple[str, ...], *, keys_wanted: bool) -> bytes:
     """Return the document as it is sent; it changes with the configuration alone."""
-    return msgspec.json.encode(document(version(), models=models, keys_wanted=keys_wanted))
+    return msgspec.json.encode(document(version(), operations, models=models, keys_wanted=keys_wanted))

@@ -12,7 +12,7 @@ from protocol.text_messages import Accepted, Answered, ChoiceEnded, Text
 from supervisor.gateway.http.exchange import Exchange
 from supervisor.gateway.http.routes.answering import reply_whole
 
-DOOR = "responses"
+API = "responses"
 
 
 async def upgrade(_: Exchange, __: bytes) -> None:
@@ -27,18 +27,18 @@ async def answer(exchange: Exchange, body: bytes) -> None:
     if asked.stream:
         await _streamed(exchange, asked)
         return
-    ours, created_at = exchange.door.new_id(), int(exchange.door.now())
-    counted = exchange.counted(asked.model, DOOR)
+    ours, created_at = exchange.gateway.new_id(), int(exchange.gateway.now())
+    counted = exchange.counted(asked.model, API)
     respond = responses.to_respond(asked, request_id=ours)
     gathered = responses.Completion(asked, request_id=ours, created_at=created_at)
     await reply_whole(exchange, counted, respond, gathered)
 
 
 async def _streamed(exchange: Exchange, asked: responses.CreateHttp) -> None:
-    door = exchange.door
-    ours = door.new_id()
-    events = responses.Events(asked, request_id=ours, created_at=int(door.now()), sse=True)
-    counted = exchange.counted(asked.model, DOOR)
+    gateway = exchange.gateway
+    ours = gateway.new_id()
+    events = responses.Events(asked, request_id=ours, created_at=int(gateway.now()), sse=True)
+    counted = exchange.counted(asked.model, API)
     ended: ChoiceEnded | None = None
 
     def pass_on(reply: TextReply) -> None:
@@ -54,13 +54,13 @@ async def _streamed(exchange: Exchange, asked: responses.CreateHttp) -> None:
 
     try:
         respond = responses.to_respond(asked, request_id=ours)
-        last = await door.answer(respond, door.asking.find(asked.model), counted, pass_on, finish)
+        last = await gateway.answer(respond, gateway.runner.find(asked.model), counted, pass_on, finish)
     except RequestError as error:
         if not exchange.begun:
             raise
         failed = events.failed(error, counted.usage)
         if isinstance(error, SlowClient):
-            exchange.cut(failed, error)
+            exchange.abort_stream(failed, error)
         else:
             exchange.finish(failed)  # it says itself that the answer is not whole, so the body may end as bodies do
     else:

@@ -1,43 +1,124 @@
-"""One path: which methods it knows and who may use them."""
+"""The table of HTTP routes: one row a method of a path, and what else reads the rows.
+
+A row is all that the rest of the gateway knows of a route, so a new one takes its handler's file, its dialect in
+`protocol`, and its row. The connection reads there who may call and whether there is a body, OpenAPI what to describe,
+the fuzzer what to attack, and the access log whether it is a probe. No path stands in a second table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 
 import trio
-from attrs import frozen
+from attrs import define, evolve, field, frozen
 
+from protocol.openapi.document import Access, Operation
 from supervisor.gateway.http.exchange import Exchange
 
 Handler = Callable[[Exchange, bytes], Awaitable[None]]
 """Answers a request whose whole body is there; raises the `RequestError` that is its answer otherwise."""
 
+ASTERISK = "*"  # the server as a whole, in the request line of an OPTIONS (RFC 9112, section 3.2.4)
 
-@frozen
+
+@frozen(eq=False)
 class Route:
-    """What can be done at one path."""
+    """One row: a method of a path, and what answers it."""
 
-    methods: Mapping[str, Handler]
-    open: bool = False  # to callers without a key
-    admin: bool = False  # to those alone who may look after the server
-    reads: bool = False  # what is posted must be JSON
-    known: bytes | None = None
+    operation: Operation
+    handler: Handler
+    probe: bool = False  # monitors ask it every few seconds: the access log tells of it at debug level only
+    websocket: bool = False  # it can be upgraded to a WebSocket of Responses events
+    aliases: tuple[str, ...] = ()  # other paths of the same operation
+
+
+@frozen(eq=False)
+class Resource:
+    """All routes of one path."""
+
+    routes: dict[str, Route] = field(factory=dict)  # by method
+    access: Access = Access.KEY
+    allow: bytes = b""  # the methods of the path, as the header `allow` lists them
 
     @property
-    def allow(self) -> bytes:
-        """The methods of this path, as the header `allow` lists them."""
-        if self.known is not None:
-            return self.known
-        names = [name for method in self.methods for name in (("GET", "HEAD") if method == "GET" else (method,))]
-        return ", ".join([*names, "OPTIONS"]).encode()
+    def websocket(self) -> bool:
+        """Whether a GET of this path can be upgraded to a WebSocket."""
+        return "GET" in self.routes and self.routes["GET"].websocket
+
+
+@define(eq=False)
+class RouteTable:
+    """Every route of a server, found by the path of a request.
+
+    A path is matched exactly, or up to its parameter if its last segment is one. Raises `ValueError` if two routes of
+    one path differ in who may call them: strangers are turned away before it is told which methods there are.
+    """
+
+    routes: tuple[Route, ...] = field(converter=tuple[Route, ...])
+    server_wide: bool = True  # whether `OPTIONS *` is answered
+    operations: tuple[Operation, ...] = field(init=False)  # in the order of the rows, aliases included
+    _resources: dict[str, Resource] = field(init=False, factory=dict)
+    _prefixes: dict[str, Resource] = field(init=False, factory=dict)  # of paths that end in a parameter
+
+    def __attrs_post_init__(self) -> None:
+        self.operations = tuple(
+            evolve(route.operation, path=path)
+            for route in self.routes
+            for path in (route.operation.path, *route.aliases)
+        )
+        by_path: dict[str, list[Route]] = {}
+        for route in self.routes:
+            by_path.setdefault(route.operation.path, []).append(route)
+        for path, routes in by_path.items():
+            resource = _resource(path, routes)
+            if path.endswith("}"):
+                self._prefixes[path[: path.rindex("{")]] = resource
+            for name in (path, *routes[0].aliases):
+                self._resources[name] = resource
+        if self.server_wide:
+            methods = dict.fromkeys(route.operation.method for route in self.routes)
+            self._resources[ASTERISK] = Resource(allow=_allow(methods))
+
+    def find(self, path: str) -> Resource | None:
+        """Return the routes of a path, None if there are none."""
+        for prefix, resource in self._prefixes.items():
+            if path.startswith(prefix):
+                return resource
+        return self._resources.get(path)
+
+    def probes(self) -> RouteTable:
+        """Return the table of those routes alone that monitors ask."""
+        return RouteTable([route for route in self.routes if route.probe], server_wide=False)
+
+
+def _resource(path: str, routes: list[Route]) -> Resource:
+    access = {route.operation.access for route in routes}
+    if len(access) > 1:
+        raise ValueError(f"the routes of {path} differ in who may call them: {', '.join(sorted(access))}")
+    methods = {route.operation.method: route for route in routes}
+    return Resource(methods, access.pop(), _allow(methods))
+
+
+def _allow(methods: Iterable[str]) -> bytes:
+    """Return the methods of a path as the header `allow` lists them: a GET implies HEAD, and OPTIONS always works."""
+    names = [name for method in methods for name in (("GET", "HEAD") if method == "GET" else (method,))]
+    return ", ".join([*names, "OPTIONS"]).encode()
 
 
 async def options(exchange: Exchange, _: bytes) -> None:
-    """Say what can be done at a path."""
+    """Answer with the methods of a path."""
     await trio.lowlevel.checkpoint()
     exchange.reply(204, [(b"allow", exchange.allow)], b"")
 
 
-def noted(exchange: Exchange) -> None:
+def log_answered(exchange: Exchange) -> None:
     """Log a request that no model was asked for."""
-    exchange.door.noted(exchange.request_id, exchange.what, 200, exchange.key, exchange.asked_at, exchange.trace)
+    exchange.gateway.log_answered(
+        exchange.request_id,
+        exchange.what,
+        200,
+        exchange.key,
+        exchange.asked_at,
+        exchange.trace,
+        probe=exchange.probe,
+    )

@@ -17,7 +17,7 @@ from protocol.errors import BadRequest, DeadlineExceeded
 from protocol.text_messages import Detokenized, Tokenized
 from supervisor.config.keyfile import clamp_priority
 from supervisor.gateway.http.exchange import JSON, Exchange
-from supervisor.gateway.http.routes.route import noted
+from supervisor.gateway.http.routes.route import log_answered
 
 
 async def tokenize(exchange: Exchange, body: bytes) -> None:
@@ -42,22 +42,22 @@ async def _reply(exchange: Exchange, size_bytes: int, build: Callable[[], Answer
     A few tokens can read as megabytes. Raises `BadRequest` for what that memory could never hold, else `Overloaded`.
     """
     body = await exchange.run_aside(size_bytes // BYTES_A_CHARACTER, build)
-    if body.size > (most := exchange.door.limits.answers_bytes_max):
+    if body.size > (most := exchange.gateway.limits.answers_bytes_max):
         raise BadRequest(f"the answer takes {body.size} bytes, and there are {most} (answers_bytes_max): ask for less")
     exchange.answer_held.grow(body.size)
     await exchange.reply_in_pieces(200, [JSON], body.size, body.pieces())
-    noted(exchange)
+    log_answered(exchange)
 
 
 async def _ask(exchange: Exchange, model: str | None, request: TextRequest) -> TextResult | None:
     """Ask a model's processor, for which the same limits hold as for its words."""
-    door = exchange.door
-    key, limit_s = exchange.key or door.keys.anybody, door.asking.first_token_s
-    asks = door.asking.find_or_only(model).ask
-    with key.asking(), trio.move_on_after(limit_s):
+    gateway = exchange.gateway
+    key, limit_s = exchange.key or gateway.keys.anonymous, gateway.runner.first_token_s
+    asks = gateway.runner.find_or_only(model).ask
+    with key.generating(), trio.move_on_after(limit_s):
         owned = evolve(request, owner=key.name)
         priority = clamp_priority(None, key.section.priority)
-        admitted = door.gate.admitted(priority, owner=key.name, at_most=door.concurrency_of(key))
+        admitted = gateway.gate.admitted(priority, owner=key.name, at_most=gateway.concurrency_of(key))
         async with admitted, asks.ask(owned, 0) as answer:
             return await answer.result()
     raise DeadlineExceeded(f"there was no answer within {limit_s} s")

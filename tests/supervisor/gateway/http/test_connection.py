@@ -108,7 +108,7 @@ async def test_an_answer_without_a_stream(rather_slow):
 
 async def at_rest_with(made, connections):
     await trio.testing.wait_all_tasks_blocked()
-    assert (len(made.door.connections), made.door.gate.inside, made.worker.running) == (connections, 0, 0)
+    assert (len(made.gateway.connections), made.gateway.gate.inside, made.worker.running) == (connections, 0, 0)
 
 
 async def test_a_stream_keeps_the_rules_that_every_harness_needs(rather_slow):

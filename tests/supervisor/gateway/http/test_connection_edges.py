@@ -7,8 +7,9 @@ import json
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 
-from supervisor.gateway.http.connection import AHEAD_BYTES_MAX
+from supervisor.gateway.http.request_reader import AHEAD_BYTES_MAX
 from tests.rig.gateway import at_rest, chat, frame, head, post, rig
 
 CHAT = "/v1/chat/completions"
@@ -64,7 +65,7 @@ async def test_the_server_as_a_whole_can_be_asked_for_its_methods(rather_slow):
 
 async def test_a_page_of_a_welcome_origin_may_ask_ahead_and_read_what_comes(rather_slow):
     async with rig() as made:
-        made.door.origins = frozenset({"https://friend.example"})
+        made.gateway.origins = evolve(made.gateway.origins, origins=frozenset({"https://friend.example"}))
         client = await made.client()
         wishes = {"origin": "https://friend.example", "access_control_request_method": "POST"}
         await client.send(head("OPTIONS", CHAT, **wishes, access_control_request_headers="authorization"))
@@ -211,7 +212,7 @@ async def test_a_body_with_two_lengths_is_refused_and_so_is_an_unknown_coding(ra
 async def test_whatever_has_two_lengths_is_the_last_on_its_connection(rather_slow):
     both = {"content_length": 60, "transfer_encoding": "chunked"}
     async with rig() as made:
-        made.door.origins = frozenset({"https://friend.example"})
+        made.gateway.origins = evolve(made.gateway.origins, origins=frozenset({"https://friend.example"}))
         ahead = {"origin": "https://friend.example", "access_control_request_method": "POST"}
         for data, status in [
             (head("OPTIONS", CHAT, **ahead, **both), 204),
@@ -366,7 +367,7 @@ async def test_to_what_one_should_upgrade_is_told_as_http_wants_it(rather_slow):
         client = await made.client()
         reply = await client.ask(head(path="/v1/responses"))
         assert (reply.status, reply.headers["upgrade"], reply.headers["connection"]) == (426, "websocket", "upgrade")
-        made.door.gate.drain()
+        made.gateway.gate.drain()
         client = await made.client()
         reply = await client.ask(head(path="/v1/responses"))
         assert (reply.status, reply.headers["connection"]) == (426, "upgrade, close")

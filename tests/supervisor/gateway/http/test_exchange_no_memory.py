@@ -59,7 +59,7 @@ async def test_a_body_for_which_there_is_no_memory_is_refused_and_may_come_again
         assert (await beside.ask(head())).status == 200
         await beside.stream.aclose()
         await at_rest(made)
-        assert made.door.bodies.reserved_bytes == 0
+        assert made.gateway.bodies.reserved_bytes == 0
 
 
 async def test_a_message_that_no_memory_is_left_to_decode_is_refused_alone(rather_slow, monkeypatch):
@@ -75,7 +75,7 @@ async def test_a_message_that_no_memory_is_left_to_decode_is_refused_alone(rathe
         assert (await whole(client, create("n=2")))["status"] == "completed"
         await client.stream.aclose()
         await at_rest(made)
-        assert made.door.bodies.reserved_bytes == 0
+        assert made.gateway.bodies.reserved_bytes == 0
 
 
 async def test_a_websocket_that_no_memory_is_left_to_read_is_closed_with_the_word_to_try_again(
@@ -93,4 +93,4 @@ async def test_a_websocket_that_no_memory_is_left_to_read_is_closed_with_the_wor
         await beside.stream.aclose()
         await client.stream.aclose()
         await at_rest(made)
-        assert made.door.bodies.reserved_bytes == 0
+        assert made.gateway.bodies.reserved_bytes == 0

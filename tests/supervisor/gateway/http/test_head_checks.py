@@ -8,8 +8,8 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.gateway.http.connection import AHEAD_BYTES_MAX
 from supervisor.gateway.http.head_checks import HEADERS_MAX, Authority, authority, same_origin
+from supervisor.gateway.http.request_reader import AHEAD_BYTES_MAX
 from tests.rig.gateway import at_rest, head, rig
 
 

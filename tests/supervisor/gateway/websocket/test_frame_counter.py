@@ -146,13 +146,13 @@ async def test_each_request_that_is_sent_ahead_has_a_turn_of_its_own(rather_slow
 async def test_whoever_sends_few_requests_ahead_waits_for_nobody_who_sends_many(rather_slow, heads):
     async with rig() as made:
         many, few = await made.client(), await made.client()
-        await made.door.reading.acquire()  # as if somebody had very many
+        await made.gateway.reading.acquire()  # as if somebody had very many
         await many.send(head(path="/nothing") * AHEAD)
         await few.send(head() * FREE)
         for _ in range(FREE):
             assert (await few.reply()).status == 200
         assert heads.all <= 2 * FREE + 1
-        made.door.reading.release()
+        made.gateway.reading.release()
         for _ in range(AHEAD):
             assert (await many.reply()).status == 404
 
@@ -160,11 +160,11 @@ async def test_whoever_sends_few_requests_ahead_waits_for_nobody_who_sends_many(
 async def test_whoever_sends_few_frames_waits_for_nobody_who_sends_many(rather_slow, seen):
     async with rig() as made:
         many, few = await websocket_client(made), await websocket_client(made)
-        await made.door.reading.acquire()  # as if somebody had very many
+        await made.gateway.reading.acquire()  # as if somebody had very many
         await many.send(frame(b"", 0x01) + EMPTY * 600)
         assert (await whole(few, create("n=2")))["status"] == "completed"
         assert seen.all <= FREE
-        made.door.reading.release()
+        made.gateway.reading.release()
         await many.send(frame(b'{"type": "response.cancel"}', 0x80))
         assert (await whole(many, create("n=2")))["status"] == "completed"
 
@@ -179,7 +179,7 @@ def test_frames_are_counted_however_their_bytes_come(sizes, cuts, most):
     ends = [sum(cuts[:each]) for each in range(1, len(cuts) + 1)] + [len(data)]
     for end in ends:
         while read < min(end, len(data)):
-            size, frames = heads.take(data[read:end], most)
+            size, frames = heads.feed(data[read:end], most)
             assert frames <= most
             assert size > 0
             counted, read = counted + frames, read + size
@@ -201,7 +201,7 @@ def test_messages_are_kept_until_they_are_taken_however_their_bytes_come(message
     for cut in [*cuts, len(data)]:
         end = min(read + cut, len(data))
         while read < end:
-            read += heads.take(data[read:end], most)[0]
+            read += heads.feed(data[read:end], most)[0]
             while taken < len(whole) and whole[taken][0] <= read and rng.random() < 0.5:
                 assert heads.message_taken() == whole[taken][1]
                 taken += 1

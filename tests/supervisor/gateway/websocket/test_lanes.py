@@ -291,6 +291,6 @@ async def test_c2_the_end_of_an_answer_that_waits_for_its_reader_is_counted(answ
         await client.upgrade()
         await client.say(create("n=240"))
         await trio.sleep(60)
-        assert (made.door.answers.reserved_bytes > 2000) is waits
+        assert (made.gateway.answers.reserved_bytes > 2000) is waits
         assert (await client.events())[-1]["type"] == "response.completed"
-        assert made.door.answers.reserved_bytes == 0
+        assert made.gateway.answers.reserved_bytes == 0

@@ -98,7 +98,7 @@ async def test_a_drain_waits_for_every_lane(rather_slow):
         for lane, tokens in (("a", 3), ("b", 6)):
             await client.say(create(f"n={tokens} s=1", stream_id=lane))
         await trio.sleep(1.5)
-        made.door.drain()
+        made.gateway.drain()
         await client.say(create(stream_id="c"))
         lanes = await collected(client, 3)
         assert lanes["c"][0]["error"]["code"] == "draining"
@@ -134,7 +134,7 @@ async def test_a_socket_on_which_nothing_is_said_is_let_go_and_a_ping_is_somethi
         await trio.sleep(49)
         await client.send(frame(b"", 0x89))
         await trio.sleep(49)
-        assert made.door.connections
+        assert made.gateway.connections
         assert await client.close_code() == 1000
         assert 159 <= trio.current_time() < 160
         await client.stream.aclose()
@@ -151,7 +151,7 @@ async def test_a_bug_fails_its_response_alone(rather_slow, caplog, monkeypatch):
             raise ZeroDivisionError
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(made.door.asking), "find", lambda _, name: broken(name))
+            patch.setattr(type(made.gateway.runner), "find", lambda _, name: broken(name))
             await client.say(create("n=5 s=1", stream_id="b"))
             assert (await client.events("error"))[-1]["error"]["code"] == "internal"
         assert (await client.events())[-1]["type"] == "response.completed"

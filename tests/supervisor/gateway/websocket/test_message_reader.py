@@ -28,7 +28,7 @@ async def reading(**limits):
             await may.wait()
             return function()
 
-        made.door.aside = aside
+        made.gateway.aside = aside
         client = await websocket_client(made)
         await client.say(create("a prompt that takes its time"))
         await client.events("response.in_progress")
@@ -36,7 +36,7 @@ async def reading(**limits):
         yield made, client, may
         await client.stream.aclose()
         await at_rest(made)
-        assert made.door.bodies.reserved_bytes == 0
+        assert made.gateway.bodies.reserved_bytes == 0
 
 
 async def test_b1_behind_a_long_message_pings_are_answered_and_a_cancel_counts(rather_slow):
@@ -56,12 +56,12 @@ async def test_b5_a_drain_waits_for_the_answer_to_what_is_being_read(rather_slow
     async with reading() as (made, client, may):
         await client.say({"type": "response.cancel"})
         assert (await client.events("response.incomplete"))[-1]["type"] == "response.incomplete"
-        made.door.drain()
+        made.gateway.drain()
         async with trio.open_nursery() as nursery:
             answered = trio.Event()
 
             async def wait():
-                await made.door.wait_idle()
+                await made.gateway.connections.wait_idle()
                 answered.set()
 
             nursery.start_soon(wait)

@@ -12,7 +12,9 @@ import trio
 import trio.testing
 
 from protocol.dialects import request_body, responses
-from supervisor.gateway.websocket import message_reader, session
+from supervisor.gateway.origins import Origins
+from supervisor.gateway.websocket import message_reader
+from supervisor.gateway.websocket.replayed_stream import ReplayedStream
 from tests.rig.gateway import Worker, at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import said, types, websocket_client
 
@@ -70,14 +72,14 @@ async def test_an_upgrade_may_follow_requests_and_be_followed_at_once(rather_slo
 
 
 async def test_what_comes_behind_a_handshake_is_read_in_pieces(rather_slow, monkeypatch):
-    plain, given = session._Replayed.receive_some, []
+    plain, given = ReplayedStream.receive_some, []
 
     async def noted(self, max_bytes=None):
         data = await plain(self, max_bytes)
         given.append((self.accepted.is_set(), len(data), max_bytes))
         return data
 
-    monkeypatch.setattr(session._Replayed, "receive_some", noted)
+    monkeypatch.setattr(ReplayedStream, "receive_some", noted)
     async with rig() as made:
         client = await made.client()
         lines = {"upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": 13}
@@ -132,7 +134,7 @@ async def test_a_handshake_that_can_be_read_in_two_ways_is_refused(twice, rather
 async def test_a_handshake_with_what_the_library_cannot_read_is_accepted(line, rather_slow, caplog):
     """Whoever knows another name of the host, or speaks another extension, is a client all the same."""
     async with rig() as made:
-        made.door.names = frozenset({"*"})
+        made.gateway.origins = Origins(frozenset({"*"}))
         client = await made.client()
         lines = {"upgrade": "websocket", "connection": "Upgrade"}
         lines |= {"sec_websocket_version": 13, "sec_websocket_key": "eA=="}
@@ -373,7 +375,7 @@ async def test_whoever_leaves_is_noticed_while_a_long_message_waits_to_be_read(r
             await busy.wait()
             return function()
 
-        made.door.aside = aside
+        made.gateway.aside = aside
         for leave in ("close", "end"):
             client = await websocket_client(made)
             await client.say(create("a prompt that takes its time"))
@@ -390,9 +392,9 @@ async def test_pings_without_end_take_no_more_memory_than_a_message(rather_slow)
             await client.send(frame(b"x" * 125, 0x89) * 50)
             for _ in range(50):
                 assert (await client.frame())[0] == 0x8A
-        assert made.door.bodies.reserved_bytes <= 100_000
+        assert made.gateway.bodies.reserved_bytes <= 100_000
         await client.say(create("n=3"))
         assert said(await client.events()) == "The oak is"
-        assert made.door.bodies.reserved_bytes == 0
+        assert made.gateway.bodies.reserved_bytes == 0
         await client.stream.aclose()
         await at_rest(made)

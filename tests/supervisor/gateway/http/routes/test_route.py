@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
+from importlib import import_module
+from random import Random
 
 import pytest
 import trio
 import trio.testing
 from attrs import evolve
 
-from supervisor.gateway.gateway import METHODS
-from supervisor.gateway.http.routes import ROUTES
+from protocol.openapi.document import Access, Operation, json_body
+from supervisor.gateway.http.routes import ROUTES, Route, RouteTable
+from supervisor.gateway.origins import METHODS
 from tests.rig.gateway import Worker, at_rest, chat, head, post, rig
+from tests.system.fuzz import bodies
+from tests.system.fuzz.http import attacked
 
 
 @pytest.fixture
@@ -161,7 +168,7 @@ async def test_tokens_are_for_those_alone_who_get_in(rather_slow):
         assert (reply.status, reply.error["code"]) == (503, "overloaded")
         await busy.stream.aclose()
         await trio.sleep(0.1)
-        made.door.drain()
+        made.gateway.drain()
         reply = await (await made.client()).ask(post({"model": "tiny", "prompt": "x"}, "/tokenize"))
         assert (reply.status, reply.error["code"]) == (503, "draining")
 
@@ -173,8 +180,8 @@ async def test_a_server_tells_about_itself_if_it_can(rather_slow):
     async with rig() as made:
         client = await made.client()
         assert (await client.ask(head(path="/server_info"))).status == 404
-        made.door.server_info = lambda: {"version": "1", "engines": {}}
-        made.door.limits = evolve(made.door.limits, websocket_lanes_max=3)  # as a reload does
+        made.gateway.server_info = lambda: {"version": "1", "engines": {}}
+        made.gateway.limits = evolve(made.gateway.limits, websocket_lanes_max=3)  # as a reload does
         for path in ("/server_info", "/get_server_info"):
             told = (await client.ask(head(path=path))).json
             assert told.pop("limits")["websocket_lanes_max"] == 3
@@ -188,7 +195,7 @@ async def test_a_model_is_told_about(rather_slow):
             told = (await client.ask(head(path=path))).json
             assert (told["model_path"], told["max_model_len"], told["is_generation"]) == ("tiny", 2048, True)
         assert (await client.ask(head(path="/model_info?model=other"))).status == 404
-        made.door.asking.served |= {"second": made.door.asking.served["tiny"]}
+        made.gateway.runner.served |= {"second": made.gateway.runner.served["tiny"]}
         refused = await client.ask(head(path="/model_info"))
         assert (refused.status, refused.error["param"]) == (400, "model")
         assert (await client.ask(post({"prompt": "x"}, "/tokenize"))).error["param"] == "model"
@@ -205,7 +212,7 @@ async def test_a_cache_is_flushed_by_those_who_may_and_by_no_page_of_elsewhere(r
     async with rig() as made:
         client = await made.client()
         assert (await client.ask(post(b"", "/flush_cache"))).status == 404
-        made.door.flush_cache = flush
+        made.gateway.flush_cache = flush
         assert (await client.ask(head("HEAD", "/flush_cache"))).status == 200
         assert (await client.ask(head(path="/flush_cache", sec_fetch_site="cross-site"))).status == 403
         assert flushed == 0
@@ -215,10 +222,85 @@ async def test_a_cache_is_flushed_by_those_who_may_and_by_no_page_of_elsewhere(r
 
 
 def test_a_page_is_offered_the_methods_that_some_path_knows_and_no_others():
-    known = {name for route in ROUTES.values() for name in route.allow.split(b", ")}
-    assert set(METHODS.split(b", ")) == known
+    assert ROUTES.find("*").allow == METHODS
 
 
 def test_what_changes_the_server_or_counts_its_clients_is_for_admins():
-    assert {path for path, route in ROUTES.items() if route.admin} == {"/metrics", "/flush_cache"}
-    assert {path for path, route in ROUTES.items() if route.open} == {"/health", "/ready"}
+    access = {operation.path: operation.access for operation in ROUTES.operations}
+    assert {path for path in access if access[path] is Access.ADMIN} == {"/metrics", "/flush_cache"}
+    assert {path for path in access if access[path] is Access.OPEN} == {"/health", "/ready"}
+
+
+# A route of one's own ------------------------------------------------------------------------------
+
+DIALECT = """
+from attrs import frozen
+
+from protocol.dialects.request_body import decode, read
+from protocol.dialects.options import Name
+
+
+@frozen(kw_only=True)
+class ReverseRequest:
+    text: Name
+
+
+def parse(body: bytes) -> ReverseRequest:
+    return read(decode(body), ReverseRequest)
+"""
+HANDLER = """
+import msgspec
+
+import reverse_dialect
+from supervisor.gateway.http.exchange import JSON, Exchange
+from supervisor.gateway.http.routes.route import log_answered
+
+
+async def reverse(exchange: Exchange, body: bytes) -> None:
+    request = await exchange.read(reverse_dialect.parse, body)
+    exchange.reply(200, [JSON], msgspec.json.encode({"text": request.text[::-1]}))
+    log_answered(exchange)
+"""
+
+
+@pytest.fixture
+def with_reverse(tmp_path, monkeypatch):
+    """The table of routes with one more, whose handler and dialect are files of their own."""
+    (tmp_path / "reverse_dialect.py").write_text(DIALECT)
+    (tmp_path / "reverse_route.py").write_text(HANDLER)
+    monkeypatch.syspath_prepend(tmp_path)
+    dialect, route = import_module("reverse_dialect"), import_module("reverse_route")
+    answer = json_body({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
+    operation = Operation("POST", "/reverse", "A text from its end.", answer, dialect.ReverseRequest, {"text": "oak"})
+    yield RouteTable((*ROUTES.routes, Route(operation, route.reverse, probe=True)))
+    for name in ("reverse_dialect", "reverse_route"):
+        del sys.modules[name]
+
+
+async def test_a_new_route_takes_its_handler_its_dialect_and_its_row(with_reverse, rather_slow, caplog):
+    caplog.set_level(logging.DEBUG, "espalier.requests")
+    async with rig(routes=with_reverse) as made:
+        client = await made.client()
+        assert (await client.ask(post({"text": "oak"}, "/reverse"))).json == {"text": "kao"}
+        wrong = await client.ask(post({"text": 5}, "/reverse"))
+        assert (wrong.status, wrong.error["param"]) == (400, "text")
+        assert (await client.ask(head("GET", "/reverse"))).headers["allow"] == "POST, OPTIONS"
+        described = (await client.ask(head(path="/openapi.json"))).json
+    assert [record.levelname for record in caplog.records if record.what == "POST /reverse"] == ["DEBUG", "INFO"]
+    assert described["paths"]["/reverse"]["post"]["summary"] == "A text from its end."
+    assert described["components"]["schemas"]["ReverseRequest"]["required"] == ["text"]
+
+
+def test_the_fuzzer_attacks_a_new_route_with_bodies_like_its_example(with_reverse):
+    (operation,) = [each for each in attacked(with_reverse) if each.path == "/reverse"]
+    assert bodies.body(Random(0), operation) == {"text": "oak"}
+    assert json.loads(bodies.mutated(Random(0), {"text": "oak"})) is not None
+
+
+def test_routes_of_one_path_agree_about_who_may_call_them():
+    rows = [
+        Operation(method, "/x", "", {}, access=access)
+        for method, access in (("GET", Access.KEY), ("POST", Access.ADMIN))
+    ]
+    with pytest.raises(ValueError, match="the routes of /x differ in who may call them: admin, key"):
+        RouteTable([Route(row, ROUTES.routes[0].handler) for row in rows])

@@ -1,0 +1,124 @@
+"""The stream between a client's socket and the WebSocket library: a handshake that was read before, and what follows.
+
+The library reads whatever comes in one go, and keeps every message until it is taken. So this stream gives it few
+frames in a turn of the event loop, waits for other clients that send many, and reserves memory for messages as they
+come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+from attrs import define, field
+
+from protocol.errors import Overloaded
+from supervisor.gateway.memory_budgets import MemoryReservation
+from supervisor.gateway.outbox import Outbox
+from supervisor.gateway.websocket.frame_counter import FrameCounter
+from supervisor.gateway.websocket.frames import TRY_AGAIN, close_frame
+
+CLOSE = b"\x88"  # the first byte of a close frame
+FRAMES_A_TURN = 64  # of one client: a frame may be empty
+FRAMES_FREE = 4  # that are read without waiting for other clients that send many
+
+
+@define(eq=False)
+class ReplayedStream(trio.abc.HalfCloseableStream):
+    """A stream whose first bytes had been read already: the handshake, and what the client sent right behind it.
+
+    To close it ends reading and writing; the socket itself is closed by the server, after the client has had its time
+    to read.
+    """
+
+    outbox: Outbox
+    handshake: bytes
+    _unread: bytes | bytearray  # what has come, and is more than a turn may read
+    memory: MemoryReservation  # of messages that have come, in part or as a whole, and were not taken
+    wait_turn: Callable[[], Awaitable[None]]  # before many frames are read
+    accepted: trio.Event = field(factory=trio.Event)  # before it, the library would drop what follows the handshake
+    closed: bool = False
+    close_sent: bool = False  # a close frame of ours, after which nothing may follow
+    received_at: float = 0.0  # when the last byte came: a client that pings is there
+    ended: bool = False  # nothing more comes
+    _frames: FrameCounter = field(factory=FrameCounter)
+    _needed_by: trio.CancelScope | None = None
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """Return the handshake, then what follows it, a few frames at a time."""
+        if self.handshake:
+            await trio.lowlevel.checkpoint()
+            handshake, self.handshake = self.handshake, b""
+            return handshake
+        await self.accepted.wait()
+        self._check_open()
+        if not self._unread:
+            self._unread = await self._receive(max_bytes)
+        size, frames = self._frames.feed(self._unread[:max_bytes], FRAMES_A_TURN)
+        data, self._unread = self._unread[:size], self._unread[size:]
+        self._reserve()
+        if frames > FRAMES_FREE:
+            await self.wait_turn()
+        return data
+
+    async def _receive(self, max_bytes: int | None) -> bytes | bytearray:
+        try:
+            data = await self.outbox.receive_some(max_bytes)
+        except trio.BrokenResourceError:
+            self._end()
+            raise
+        if not data:
+            self._end()
+        self.received_at = trio.current_time()
+        return data
+
+    def _reserve(self) -> None:
+        """Reserve memory for what has come of messages, or close with 1013 if there is none."""
+        try:
+            self.memory.grow(self._frames.kept_bytes - self.memory.size_bytes)
+        except Overloaded as error:
+            self.close_sent = True
+            self.outbox.put_last(close_frame(TRY_AGAIN, error.detail))
+            raise trio.BrokenResourceError(error.detail) from error
+
+    def message_taken(self) -> None:
+        """Give back the memory of the oldest message: whoever has taken it accounts it from here on."""
+        self.memory.shrink(self._frames.message_taken())
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Write what the library sends by itself: its handshake, pongs and close frames."""
+        self._check_open()
+        self.close_sent = self.close_sent or bytes(data[:1]) == CLOSE
+        await self.outbox.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait for the client's backlog to empty."""
+        await self.outbox.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        """Do nothing: the server closes the socket."""
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        """End reading and writing."""
+        self.closed = True
+        self._end()
+        await trio.lowlevel.checkpoint()
+
+    def _end(self) -> None:
+        self.ended = True
+        if self._needed_by is not None:
+            self._needed_by.cancel(reason="the client left")
+
+    @contextmanager
+    def while_open(self) -> Iterator[None]:
+        """Cancel the body as soon as the client has left."""
+        with trio.CancelScope() as self._needed_by:
+            if self.ended:
+                self._needed_by.cancel(reason="the client left")
+            yield
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise trio.ClosedResourceError

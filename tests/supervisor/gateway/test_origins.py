@@ -1,0 +1,85 @@
+"""Host, Origin and CORS: what a browser may ask, and what its page may read."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import Forbidden
+from supervisor.gateway.origins import Origins
+
+APP = b"https://app.example"
+
+
+def origins(allowed=(), hosts=("localhost",)) -> Origins:
+    return Origins(frozenset(hosts), frozenset(allowed))
+
+
+def page(origin=APP, host=b"localhost:8000", **more):
+    given = [(b"host", host), (b"origin", origin)]
+    return given + [(name.replace("_", "-").encode(), value) for name, value in more.items()]
+
+
+def preflight(**more):
+    return page(access_control_request_method=b"POST", **more)
+
+
+def test_a_welcome_page_may_read_answers_and_another_may_not_even_ask():
+    made = origins(["https://app.example"])
+    made.check(page())
+    cors = dict(made.cors_headers(page()))
+    assert cors[b"access-control-allow-origin"] == APP
+    assert cors[b"vary"] == b"origin"
+    assert b"access-control-allow-credentials" not in cors
+    for foreign in (b"https://evil.example", b"http://app.example", b"https://app.example:444", b"null", b""):
+        with pytest.raises(Forbidden, match="may not use this server"):
+            made.check(page(foreign))
+        assert made.cors_headers(page(foreign)) == [(b"vary", b"origin")]
+        assert made.preflight_headers(page(foreign, access_control_request_method=b"POST")) is None
+    assert made.cors_headers([(b"host", b"localhost")]) == [(b"vary", b"origin")]
+
+
+def test_a_preflight_allows_the_headers_that_were_asked_for_and_no_header_of_its_own():
+    made = origins(["https://app.example"])
+    asked = b"authorization, content-type, x-stainless-os"
+    allowed = dict(made.preflight_headers(preflight(access_control_request_headers=asked)))
+    assert allowed[b"access-control-allow-headers"] == asked
+    assert b"POST" in allowed[b"access-control-allow-methods"]
+    assert b"access-control-allow-private-network" not in allowed
+    for odd in (b"a\r\nset-cookie: x", b"x" * 5000, b""):
+        assert b"access-control-allow-headers" not in dict(
+            made.preflight_headers(preflight(access_control_request_headers=odd))
+        )
+    assert made.preflight_headers(page()) is None  # a plain OPTIONS
+    private = preflight(access_control_request_private_network=b"true")
+    assert dict(made.preflight_headers(private))[b"access-control-allow-private-network"] == b"true"
+
+
+def test_what_a_foreign_page_embeds_is_refused_though_no_origin_is_named():
+    made = origins(["https://app.example"])
+    with pytest.raises(Forbidden):
+        made.check([(b"host", b"localhost"), (b"sec-fetch-site", b"cross-site")])
+    for site in (b"same-origin", b"none"):
+        made.check([(b"host", b"localhost"), (b"sec-fetch-site", site)])
+    made.check(page(sec_fetch_site=b"cross-site"))
+
+
+def test_without_origins_there_is_no_cors():
+    made = origins()
+    assert made.cors_headers(page()) == []
+    assert made.preflight_headers(preflight()) is None
+    with pytest.raises(Forbidden):
+        made.check(page())
+    made.check(page(b"http://localhost:8000"))
+
+
+def test_every_page_and_every_name_can_be_welcome():
+    made = origins(["*"], hosts=["*"])
+    made.check(page(b"https://any.example", b"any.name:443"))
+    assert dict(made.cors_headers(page(b"null")))[b"access-control-allow-origin"] == b"null"
+    named = origins(hosts=["*"])
+    named.check([(b"host", b"any.name")])
+    for origin in (b"https://any.name", b"http://*"):
+        with pytest.raises(Forbidden):  # any name is no name that a page could be told apart by
+            named.check(page(origin, b"any.name"))
+    with pytest.raises(Forbidden):
+        named.check([(b"host", b"")])
