@@ -8,7 +8,8 @@ from enum import StrEnum
 from attrs import frozen
 
 from protocol.errors import PeerViolation
-from protocol.messages import EngineInfo
+from protocol.kind import Kind, Message
+from protocol.messages import Done, EngineInfo
 
 COUNT_MAX = 2**53
 OPERATOR_PREFIX = "operator-"
@@ -57,7 +58,7 @@ class Neighbour:
 
 
 @frozen
-class NodeState:
+class NodeState(Message):
     """How a node is at the moment; a node that drains is not to be asked anything new.
 
     A node that `routes` is told the offers of others, and of their loads again after `tell_s` at the earliest; others
@@ -83,7 +84,7 @@ class OfferLoad:
 
 
 @frozen
-class LoadUpdate:
+class LoadUpdate(Message):
     """The loads that have changed since the sender told them last."""
 
     loads: tuple[OfferLoad, ...]
@@ -139,7 +140,7 @@ def check_loads(loads: LoadUpdate) -> LoadUpdate:
 
 
 @frozen
-class GetStatus:
+class GetStatus(Message):
     """Ask for the tree of a node, and for what it knows of the cluster; the result is `Status`.
 
     `node` names it, the one that is asked if empty; of another node, the one that is asked asks over its link.
@@ -198,7 +199,7 @@ class EjectionState:
 
 
 @frozen
-class Status:
+class Status(Message):
     """A node's tree and what it knows of the cluster; no other run of the node has the same `run`.
 
     `gate` is None where no clients knock; `refused` are sentences about workers of others that are not asked.
@@ -217,7 +218,7 @@ class Status:
 
 
 @frozen
-class Drain:
+class Drain(Message):
     """Tell a node to finish what runs, to admit nothing new and to end; the result, `Done`, comes at once.
 
     `node` names it as in `GetStatus`.
@@ -227,14 +228,14 @@ class Drain:
 
 
 @frozen
-class Reload:
+class Reload(Message):
     """Tell a node to read its file anew; the result is `Reloaded`. `node` names it as in `GetStatus`."""
 
     node: str = ""
 
 
 @frozen
-class Reloaded:
+class Reloaded(Message):
     """What a node changed without a restart, what takes one, and what it refused as wrong; one sentence each.
 
     `starts` names nodes of the same host that cannot be reached, which its launcher may be starting.
@@ -244,3 +245,14 @@ class Reloaded:
     not_changed: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+
+
+KINDS = (
+    Kind(21, NodeState),
+    Kind(22, GetStatus, result=Status),
+    Kind(23, Status),
+    Kind(24, Drain, result=Done),
+    Kind(25, Reload, result=Reloaded),
+    Kind(26, Reloaded),
+    Kind(40, LoadUpdate),
+)

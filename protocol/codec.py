@@ -9,37 +9,14 @@ from __future__ import annotations
 import msgspec
 from attrs import evolve
 
-from protocol.cluster import Drain, GetStatus, LoadUpdate, NodeState, Reload, Reloaded, Status
+from protocol import cluster, messages, text_messages
 from protocol.errors import PeerViolation
-from protocol.messages import (
-    CheckGrammar,
-    Done,
-    Embedded,
-    EngineInfo,
-    EngineLoad,
-    Finished,
-    FlushCache,
-    Generate,
-    GetInfo,
-    GetLoad,
-    GrammarChecked,
-    Ping,
-    RankStarted,
-    RunRank,
-    Started,
-    Tokens,
-)
+from protocol.kind import Kind, Message, by_message
+from protocol.messages import Embedded, Started, Tokens
 from protocol.tensors import Tensor, check, size_bytes
 from protocol.text_messages import (
     Accepted,
-    Answered,
-    ChoiceEnded,
-    Detokenize,
-    Detokenized,
-    Respond,
     Text,
-    Tokenize,
-    Tokenized,
 )
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -47,85 +24,27 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 NOTHING = memoryview(b"")
 
-Message = (
-    Generate
-    | Started
-    | Tokens
-    | Finished
-    | GetInfo
-    | EngineInfo
-    | GetLoad
-    | EngineLoad
-    | FlushCache
-    | Done
-    | Respond
-    | Text
-    | Accepted
-    | ChoiceEnded
-    | Answered
-    | Tokenize
-    | Tokenized
-    | Detokenize
-    | Detokenized
-    | Embedded
-    | NodeState
-    | GetStatus
-    | Status
-    | Drain
-    | Reload
-    | Reloaded
-    | RunRank
-    | RankStarted
-    | Ping
-    | CheckGrammar
-    | GrammarChecked
-    | LoadUpdate
-)
+ROWS = by_message((*messages.KINDS, *text_messages.KINDS, *cluster.KINDS))
+"""Every message that may cross a link, with what may answer it; without a row, nothing is encoded."""
 
-KINDS: dict[int, type[Message]] = {
-    1: Generate,
-    2: Started,
-    3: Tokens,
-    4: Finished,
-    5: GetInfo,
-    6: EngineInfo,
-    7: GetLoad,
-    8: EngineLoad,
-    9: FlushCache,
-    10: Done,
-    11: Respond,
-    12: Text,
-    13: Accepted,
-    14: ChoiceEnded,
-    15: Answered,
-    16: Tokenize,
-    17: Tokenized,
-    18: Detokenize,
-    19: Detokenized,
-    20: Embedded,
-    21: NodeState,
-    22: GetStatus,
-    23: Status,
-    24: Drain,
-    25: Reload,
-    26: Reloaded,
-    27: RunRank,
-    28: RankStarted,
-    29: Ping,
-    30: CheckGrammar,
-    31: GrammarChecked,
-    40: LoadUpdate,
-}
-_KIND_OF = {cls: bytes((kind,)) for kind, cls in KINDS.items()}
-_DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}
+KINDS: dict[int, type[Message]] = {row.number: message for message, row in ROWS.items()}
+_KIND_OF = {message: bytes((number,)) for number, message in KINDS.items()}
+_DECODERS = {number: msgspec.msgpack.Decoder(message) for number, message in KINDS.items()}
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode(message: Message) -> bytes:
-    """Return the message as its kind byte and its msgpack body, without what `attached` returns."""
+    """Return the message as its kind byte and its msgpack body, without what `attached` returns.
+
+    Raises `TypeError` for a message without a row.
+    """
     if isinstance(message, Embedded):
         message = Embedded(tuple(evolve(tensor, data=NOTHING) for tensor in message.tensors))
-    return _KIND_OF[type(message)] + _encode(message)
+    try:
+        kind = _KIND_OF[type(message)]
+    except KeyError:
+        raise TypeError(f"a {type(message).__name__} has no row in `KINDS`, so it crosses no link") from None
+    return kind + _encode(message)
 
 
 def attached(message: Message) -> tuple[memoryview, ...]:
@@ -148,6 +67,14 @@ def decode(data: bytes, attached: memoryview = NOTHING) -> Message:
     if attached:
         raise PeerViolation(f"{len(attached)} bytes are attached to a {type(message).__name__}")
     return message
+
+
+def request_row(request: Message) -> Kind:
+    """Return the row of a request, which says what may answer it; raises `TypeError` for what is no request."""
+    row = ROWS.get(type(request))
+    if row is None or row.result is None:
+        raise TypeError(f"a {type(request).__name__} has no row with a result, so nobody is asked it over a link")
+    return row
 
 
 def units_of(reply: Message) -> int:

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from attrs import Factory, frozen
 
+from protocol.kind import Kind, Message
 from protocol.model_folder import Digest
 from protocol.tensors import Tensor
 from protocol.trace import Trace
@@ -88,7 +89,7 @@ class Rendezvous:
 
 
 @frozen
-class Generate:
+class Generate(Message):
     """Continue `tokens`; answered by one `Started`, then `Tokens`, and `Finished`.
 
     `logprobs` asks for each token's log probability and those of as many of the likeliest; None asks for none. Requests
@@ -110,7 +111,7 @@ class Generate:
 
 
 @frozen
-class Started:
+class Started(Message):
     """The first token is there; `cached_tokens` of the prompt needed no computing."""
 
     cached_tokens: int = 0
@@ -125,7 +126,7 @@ class Logprob:
 
 
 @frozen
-class Tokens:
+class Tokens(Message):
     """The next token ids of one answer, as many as one engine step gave it; one `Logprob` each if asked for."""
 
     ids: list[int]
@@ -133,7 +134,7 @@ class Tokens:
 
 
 @frozen
-class Finished:
+class Finished(Message):
     """The answer is whole; `matched` is the stop string or token id that ended it, if one did."""
 
     reason: FinishReason
@@ -142,7 +143,7 @@ class Finished:
 
 
 @frozen
-class GetInfo:
+class GetInfo(Message):
     """Ask an engine what it is; the result is `EngineInfo`."""
 
 
@@ -155,7 +156,7 @@ class HandOff(StrEnum):
 
 
 @frozen
-class EngineInfo:
+class EngineInfo(Message):
     """What an engine is and what it can hold; lengths in tokens."""
 
     kind: str
@@ -175,17 +176,17 @@ class EngineInfo:
 
 
 @frozen
-class Ping:
+class Ping(Message):
     """Ask whether an engine lives; what computes in it answers `Done` by itself, or not at all."""
 
 
 @frozen
-class GetLoad:
+class GetLoad(Message):
     """Ask an engine how busy it is by its own count; the result is `EngineLoad`."""
 
 
 @frozen
-class EngineLoad:
+class EngineLoad(Message):
     """An engine's own count of its requests and of the KV memory they hold, in tokens."""
 
     running: int
@@ -194,17 +195,17 @@ class EngineLoad:
 
 
 @frozen
-class FlushCache:
+class FlushCache(Message):
     """Drop the prefix cache of an idle engine; the result is `Done`."""
 
 
 @frozen
-class Done:
+class Done(Message):
     """A control operation was carried out."""
 
 
 @frozen
-class CheckGrammar:
+class CheckGrammar(Message):
     """Compile a grammar and walk it, at an engine's grammar checker; the result is `GrammarChecked`.
 
     Checks take turns between `owner`s, the names of clients' keys.
@@ -215,7 +216,7 @@ class CheckGrammar:
 
 
 @frozen
-class GrammarChecked:
+class GrammarChecked(Message):
     """What a check found; times are of a processor."""
 
     refusal: str = ""  # a sentence for the client; empty: the grammar may be used
@@ -225,7 +226,7 @@ class GrammarChecked:
 
 
 @frozen
-class RunRank:
+class RunRank(Message):
     """Run one rank of an engine that spans nodes, for as long as the asker stays; answered by one `RankStarted`.
 
     `agreed` is what all of its nodes must have in their files, as JSON by key: each runs what its own file says.
@@ -236,12 +237,32 @@ class RunRank:
 
 
 @frozen
-class RankStarted:
+class RankStarted(Message):
     """The rank is being started, and nothing is left here of an earlier one."""
 
 
 @frozen
-class Embedded:
+class Embedded(Message):
     """Tensors, such as the embeddings of an image; their bytes travel in pieces, beside everything else."""
 
     tensors: tuple[Tensor, ...]
+
+
+KINDS = (
+    Kind(1, Generate, replies=(Started, Tokens), result=Finished),
+    Kind(2, Started),
+    Kind(3, Tokens),
+    Kind(4, Finished),
+    Kind(5, GetInfo, result=EngineInfo),
+    Kind(6, EngineInfo),
+    Kind(7, GetLoad, result=EngineLoad),
+    Kind(8, EngineLoad),
+    Kind(9, FlushCache, result=Done),
+    Kind(10, Done),
+    Kind(20, Embedded),
+    Kind(27, RunRank, replies=(RankStarted,), result=Done),
+    Kind(28, RankStarted),
+    Kind(29, Ping, result=Done),
+    Kind(30, CheckGrammar, result=GrammarChecked),
+    Kind(31, GrammarChecked),
+)

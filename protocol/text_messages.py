@@ -9,7 +9,8 @@ from enum import StrEnum
 
 from attrs import Factory, frozen
 
-from protocol.messages import FinishReason, Grammar, Usage
+from protocol.kind import Kind, Message
+from protocol.messages import FinishReason, Grammar, Started, Usage
 from protocol.trace import Trace
 
 
@@ -31,7 +32,7 @@ class Turn:
 
 
 @frozen
-class Respond:
+class Respond(Message):
     """Continue prompts in text; answered by `Accepted`, `Started`, then `Text` and `ChoiceEnded`, and `Answered`.
 
     The prompt is a conversation (`turns`), or else each of `texts`, or each of `token_lists`. Every prompt gets `n`
@@ -80,7 +81,7 @@ class Respond:
 
 
 @frozen
-class Accepted:
+class Accepted(Message):
     """The request is valid and on its way to an engine; `prompt_tokens` of all prompts together."""
 
     prompt_tokens: int
@@ -97,7 +98,7 @@ class TokenText:
 
 
 @frozen
-class Text:
+class Text(Message):
     """The next piece of one choice, and how many tokens it stands for.
 
     `logprobs` has one entry a token that ends in this piece, and `ids` one a token, if they were asked for.
@@ -111,7 +112,7 @@ class Text:
 
 
 @frozen
-class ChoiceEnded:
+class ChoiceEnded(Message):
     """One choice is whole; `matched` is the stop string or token id that ended it, if one did."""
 
     reason: FinishReason
@@ -120,14 +121,14 @@ class ChoiceEnded:
 
 
 @frozen
-class Answered:
+class Answered(Message):
     """Every choice is whole; `usage` counts each prompt once, and the tokens of everything that was computed."""
 
     usage: Usage
 
 
 @frozen
-class Tokenize:
+class Tokenize(Message):
     """Ask for the token ids of a conversation, or of a text as it is; the result is `Tokenized`."""
 
     turns: tuple[Turn, ...] = ()
@@ -137,7 +138,7 @@ class Tokenize:
 
 
 @frozen
-class Tokenized:
+class Tokenized(Message):
     """Token ids, and how many of them one request may have."""
 
     ids: list[int]
@@ -145,7 +146,7 @@ class Tokenized:
 
 
 @frozen
-class Detokenize:
+class Detokenize(Message):
     """Ask for the text of token ids; the result is `Detokenized`."""
 
     ids: tuple[int, ...]
@@ -153,7 +154,20 @@ class Detokenize:
 
 
 @frozen
-class Detokenized:
+class Detokenized(Message):
     """What token ids read as."""
 
     text: str
+
+
+KINDS = (
+    Kind(11, Respond, replies=(Accepted, Started, Text, ChoiceEnded), result=Answered),
+    Kind(12, Text),
+    Kind(13, Accepted),
+    Kind(14, ChoiceEnded),
+    Kind(15, Answered),
+    Kind(16, Tokenize, result=Tokenized),
+    Kind(17, Tokenized),
+    Kind(18, Detokenize, result=Detokenized),
+    Kind(19, Detokenized),
+)

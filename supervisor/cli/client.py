@@ -17,7 +17,6 @@ from attrs import define, field
 
 from protocol.cluster import OPERATOR_PREFIX, GetStatus, Reload, Status
 from protocol.cluster import check as check_state
-from protocol.codec import Message
 from protocol.errors import (
     ActorError,
     DeadlineExceeded,
@@ -27,6 +26,7 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.greeting import Greeter
+from protocol.kind import Message
 from protocol.peer import Peer
 from supervisor.cli.status_view import Seen
 from supervisor.config.load import Cluster

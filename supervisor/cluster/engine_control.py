@@ -12,9 +12,9 @@ import trio
 from actors.engines.port import Engine
 from actors.text.prompts import PromptLimits
 from protocol.cluster import COUNT_MAX, EjectionState, Leg, Offer
-from protocol.codec import Message
 from protocol.dialects.http import Model
 from protocol.errors import DeadlineExceeded, LinkLost, NotReady, Overloaded, RequestError
+from protocol.kind import Message
 from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, GetLoad
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker, RemoteWorker

@@ -17,10 +17,10 @@ from attrs import define, field
 
 from actors.kit.calls import Askable
 from protocol.cluster import OPERATOR_PREFIX, TELL_S_MAX, LoadUpdate, Neighbour, NodeState, check, check_loads
-from protocol.codec import Message
 from protocol.errors import ActorError, LinkReplaced, PeerLost, PeerRefused, PeerViolation, StartFailed
 from protocol.frames import Bye, encode
 from protocol.greeting import Greeter, Incarnation, Role
+from protocol.kind import Message
 from protocol.peer import Peer
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import FORGET_S, Directory

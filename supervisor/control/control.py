@@ -11,8 +11,8 @@ from attrs import define, evolve, field, frozen
 
 from actors.kit.calls import Answer
 from protocol.cluster import Drain, EjectionState, GateState, GetStatus, LinkState, NodeState, Reload, Reloaded, Status
-from protocol.codec import Message
 from protocol.errors import DeadlineExceeded, InternalError, NotReady, RequestError
+from protocol.kind import Message
 from protocol.messages import Done, EngineLoad
 from supervisor.cluster.directory import Directory
 from supervisor.deadlines import HOP_MARGIN_S

@@ -18,7 +18,6 @@ from actors.grammars import Checker, GrammarChecks, grammar_digest, grammars
 from actors.kit.calls import Address, Answer, Askable, Call, mailbox
 from actors.kit.offload import Offload, RunInThread
 from protocol.cluster import Leg
-from protocol.codec import Message
 from protocol.errors import (
     ActorLost,
     BadRequest,
@@ -30,6 +29,7 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.grammars import complaint
+from protocol.kind import Message
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker, RemoteWorker

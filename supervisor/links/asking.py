@@ -18,9 +18,9 @@ from attrs import define, field
 
 from actors.kit.calls import Answer
 from protocol import codec
-from protocol.codec import Message
 from protocol.errors import Overloaded, RequestError
 from protocol.frames import Cancel, End, Fail, Item, Open, Step
+from protocol.kind import Message
 from protocol.messages import Finished, Started, Tokens, Usage
 from protocol.peer import Peer
 from supervisor.links.encoding import ReplyRules, encode_body, remaining_ms, reply_rules, request_error

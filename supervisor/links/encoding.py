@@ -2,61 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import ceil, inf
 
 import trio
 from attrs import define
 
 from protocol import codec
-from protocol.cluster import COUNT_MAX, Drain, GetStatus, Reload, Reloaded, Status
-from protocol.codec import Message
+from protocol.cluster import COUNT_MAX
 from protocol.errors import ActorLost, AskerLeft, PeerViolation, RequestError, TooLarge, from_code
 from protocol.frames import FRAME_BYTES_MAX, Fail
-from protocol.messages import (
-    CheckGrammar,
-    Done,
-    EngineInfo,
-    EngineLoad,
-    Finished,
-    FlushCache,
-    Generate,
-    GetInfo,
-    GetLoad,
-    GrammarChecked,
-    Ping,
-    RankStarted,
-    RunRank,
-    Started,
-    Tokens,
-)
+from protocol.kind import Message
+from protocol.messages import Finished, Tokens
 
 WITHIN_MS_MAX = 2**31 - 1
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # what else stands in the frame is short
 TOKEN_IDS = 2**31
 FREE_REPLIES_MAX = 4096  # to one request, of those that take no credit
 
-ANSWERS: Mapping[type[Message], tuple[tuple[type[Message], ...], type[Message]]] = {
-    Generate: ((Started, Tokens), Finished),
-    GetInfo: ((), EngineInfo),
-    GetLoad: ((), EngineLoad),
-    FlushCache: ((), Done),
-    Ping: ((), Done),
-    GetStatus: ((), Status),
-    Drain: ((), Done),
-    Reload: ((), Reloaded),
-    RunRank: ((RankStarted,), Done),
-    CheckGrammar: ((), GrammarChecked),
-}
-"""What may answer each request that crosses a link: replies, and a result. The asker relies on it, and they may lie.
-
-A request without a row does not cross.
-"""
-
 
 @define(eq=False)
 class ReplyRules:
-    """What may still answer one request."""
+    """What may still answer one request, by its row: the asker relies on it, and the other end may lie."""
 
     replies: tuple[type[object], ...]
     result: type[object]
@@ -89,10 +55,10 @@ def _possible(tokens: Tokens) -> bool:
 
 
 def reply_rules(request: Message) -> ReplyRules:
-    """Return the rules for the answer to a request; raises `TypeError` for one that no other end is asked."""
-    if (row := ANSWERS.get(type(request))) is None:
-        raise TypeError(f"a {type(request).__name__} has no rule of replies, so it crosses no link")
-    return ReplyRules(*row)
+    """Return the rules for the answer to a request, by its row; raises `TypeError` for what is no request."""
+    row = codec.request_row(request)
+    assert row.result is not None
+    return ReplyRules(row.replies, row.result)
 
 
 def encode_body(message: Message) -> bytes:

@@ -27,9 +27,9 @@ import trio
 from attrs import define, field
 
 from protocol import codec
-from protocol.codec import Message
 from protocol.errors import Draining, LinkLost, LocalViolation, PeerLost, PeerViolation, RequestError
 from protocol.frames import Announce, Bye, Cancel, Credit, End, Fail, Frame, Hello, Item, KeepAlive, Open, Step
+from protocol.kind import Message
 from protocol.peer import Peer
 from supervisor.links.asking import AskingHalf, LinkAnswer
 from supervisor.links.frame_writer import FrameWriter

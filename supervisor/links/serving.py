@@ -17,9 +17,9 @@ from attrs import define, field
 
 from actors.kit.calls import Answer, Askable
 from protocol import codec
-from protocol.codec import Message
 from protocol.errors import DeadlineExceeded, EngineLost, NotReady, PeerViolation, RequestError
 from protocol.frames import Cancel, Credit, End, Fail, Item, Open
+from protocol.kind import Message
 from protocol.peer import Peer
 from supervisor.links.encoding import encode_body, fail_frame, first
 from supervisor.links.frame_writer import Send

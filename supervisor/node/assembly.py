@@ -18,10 +18,10 @@ from actors.routing.load import least_loaded
 from actors.routing.route import Routing
 from actors.text.model import TextModel, load
 from actors.text.prompts import PromptLimits
-from protocol.codec import Message
 from protocol.cost import work
 from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
+from protocol.kind import Message
 from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
 from protocol.model_folder import FILES
 from supervisor.cluster import engine_control

@@ -10,6 +10,7 @@ PAGE = ROOT / "docs" / "protocol.md"
 sys.path.insert(0, str(ROOT))
 
 from protocol import attachments, codec, errors, frames, streams  # noqa: E402
+from protocol.kind import Kind  # noqa: E402
 
 
 def first_sentence(thing: object) -> str:
@@ -24,6 +25,11 @@ def fields(cls: type) -> str:
     return ", ".join(f"`{field.name}`" for field in attrs.fields(cls)) or "nothing"
 
 
+def answered_by(row: Kind) -> str:
+    """Return what answers a request, the result last; a dash for what is none."""
+    return ", ".join(f"`{cls.__name__}`" for cls in (*row.replies, row.result) if cls is not None) or "-"
+
+
 def table(head: str, rows: list[str]) -> str:
     columns = head.count("|") + 1
     return "\n".join([f"| {head} |", "|" + "---|" * columns, *rows])
@@ -34,7 +40,8 @@ def page() -> str:
         f"| {kind} | `{cls.__name__}` | {fields(cls)} | {first_sentence(cls)} |" for kind, cls in frames.KINDS.items()
     ]
     message_rows = [
-        f"| {kind} | `{cls.__name__}` | {fields(cls)} | {first_sentence(cls)} |" for kind, cls in codec.KINDS.items()
+        f"| {row.number} | `{cls.__name__}` | {fields(cls)} | {answered_by(row)} | {first_sentence(cls)} |"
+        for cls, row in codec.ROWS.items()
     ]
     of_the_asker = [frames.Open, frames.RequestData, frames.Credit, frames.Cancel]
     of_streams = [*of_the_asker, frames.Item, frames.ReplyData, frames.End, frames.Fail]
@@ -85,9 +92,10 @@ direction: a sender refuses more as `too_large` or `overloaded` before it says a
 
 ## Messages
 
-What `Open`, `Item` and `End` carry: a kind byte and a body in msgpack.
+What `Open`, `Item`, `End` and `Announce` carry: a kind byte and a body in msgpack. What has no row here crosses no link, and an
+answer that the row of its request does not name ends the link: `PeerViolation`.
 
-{table("kind | message | fields | meaning", message_rows)}
+{table("kind | message | fields | answered by | meaning", message_rows)}
 
 ## Errors
 

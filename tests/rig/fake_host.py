@@ -11,9 +11,9 @@ from attrs import define, field, frozen
 from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.simulated.batch import Turn
 from protocol import codec
-from protocol.codec import Message
 from protocol.errors import EngineLost, Overloaded, PeerLost, PeerViolation
 from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
+from protocol.kind import Message
 from protocol.messages import Done, EngineInfo, FlushCache, Generate, GetInfo, GetLoad, Ping
 from protocol.peer import Peer
 from supervisor.links.link import Link

@@ -10,7 +10,7 @@ from attrs import define, field
 from actors.engines.port import Generation
 from actors.engines.request_check import check
 from actors.kit.calls import Answer, Askable
-from protocol.codec import Message
+from protocol.kind import Message
 from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Ping
 
 LOOKS = 4  # in the time that an engine may be silent

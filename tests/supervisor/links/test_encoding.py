@@ -7,10 +7,10 @@ import pytest
 from protocol import codec
 from protocol.errors import ActorLost, AskerLeft, PeerViolation
 from protocol.frames import Fail
-from protocol.messages import FlushCache, GetInfo
-from protocol.text_messages import Respond
+from protocol.kind import Message
+from protocol.messages import Done
 from supervisor.config import load
-from supervisor.links.encoding import ANSWERS, reply_rules, request_error
+from supervisor.links.encoding import reply_rules, request_error
 from tests.rig.assembly import built_assembly
 from tests.supervisor.config.test_load import GOOD, mistakes, written
 
@@ -73,13 +73,26 @@ def test_d5_a_link_has_streams_for_all_slots_behind_it(streams, wrong, written):
 # What may cross -----------------------------------------------------------------------------
 
 
-def test_a_request_without_a_rule_of_replies_crosses_no_link():
-    assert FlushCache in ANSWERS
-    assert GetInfo in ANSWERS
-    with pytest.raises(TypeError, match="a Respond has no rule of replies"):
-        reply_rules(Respond.__new__(Respond))
-    with pytest.raises(PeerViolation):
-        reply_rules(FlushCache()).end(codec.decode(codec.encode(FlushCache())))
+def test_what_has_no_row_or_no_result_is_asked_of_nobody():
+    class Unlisted(Message):
+        pass
+
+    for message in (Unlisted(), Done()):
+        with pytest.raises(TypeError, match=f"a {type(message).__name__} has no row with a result"):
+            reply_rules(message)
+
+
+@pytest.mark.parametrize("row", [row for row in codec.ROWS.values() if row.result is not None], ids=str)
+def test_every_reply_and_result_that_a_row_does_not_name_is_refused(row):
+    request = row.message.__new__(row.message)
+    for other in codec.ROWS:
+        answer = other.__new__(other)
+        if other is not row.result:
+            with pytest.raises(PeerViolation, match=f"a {other.__name__} ends an answer"):
+                reply_rules(request).end(answer)
+        if other not in row.replies:
+            with pytest.raises(PeerViolation, match=f"a {other.__name__} for 1 units"):
+                reply_rules(request).reply(answer, 1)
 
 
 def test_b18_an_answer_that_ends_as_left_though_its_asker_stayed_is_retried():

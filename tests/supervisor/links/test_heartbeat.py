@@ -11,15 +11,16 @@ from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from actors.kit.calls import BugCounter, mailbox
 from actors.kit.priority_inbox import priority_inbox
+from protocol import codec
 from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import ActorLost, LinkLost, PeerLost
 from protocol.frames import VERSION, Hello, KeepAlive, encode
+from protocol.kind import Kind
 from protocol.messages import FlushCache
 from protocol.peer import Peer
 from protocol.text_messages import Text
 from supervisor.cluster import engine_control
 from supervisor.cluster.workers import LocalWorker
-from supervisor.links import encoding
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import STALLED_DETAIL, Link
 from supervisor.supervision.registration import Registration
@@ -36,7 +37,7 @@ OFFER = Offer("b-0", "oak", Leg.BOTH, 4, up=True, engine=INFO)
 @pytest.fixture(autouse=True)
 def any_answer(monkeypatch):
     """Let anything answer a FlushCache."""
-    monkeypatch.setitem(encoding.ANSWERS, FlushCache, ((object,), object))
+    monkeypatch.setitem(codec.ROWS, FlushCache, Kind(9, FlushCache, (object,), object))
 
 
 @define(eq=False)

@@ -45,11 +45,11 @@ from protocol.frames import (
     Step,
     encode,
 )
+from protocol.kind import Kind
 from protocol.messages import Done, Embedded, FlushCache, GetLoad, Started, Tokens
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from protocol.tensors import Tensor
 from protocol.text_messages import Text
-from supervisor.links import encoding
 from supervisor.links.encoding import BODY_BYTES_MAX, FREE_REPLIES_MAX
 from supervisor.links.heartbeat import EARLY_S, TURN_LINKS_MAX, Heartbeat, HeartbeatTask
 from supervisor.links.link import FRAMES_A_TURN, Link
@@ -61,7 +61,7 @@ from tests.system.simulator import SimTransport, counting, sim_pair, simulate
 @pytest.fixture(autouse=True)
 def any_answer(monkeypatch):
     """Let anything answer a FlushCache: what may answer which request is no matter of most of these tests."""
-    monkeypatch.setitem(encoding.ANSWERS, FlushCache, ((object,), object))
+    monkeypatch.setitem(codec.ROWS, FlushCache, Kind(9, FlushCache, (object,), object))
 
 
 @define(eq=False)

@@ -32,9 +32,9 @@ from actors.engines.sglang.host.liveness import LivenessProbe
 from actors.engines.sglang.host.warm_up import warm_up
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from protocol import codec
-from protocol.codec import Message
 from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded, PeerViolation, RequestError
 from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
+from protocol.kind import Message
 from protocol.messages import (
     Done,
     EngineInfo,
