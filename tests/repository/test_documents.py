@@ -1,0 +1,79 @@
+"""The documents agree with the files: links and paths lead somewhere, and each index names every page."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`\s]+)`")
+HEADING = re.compile(r"^#+ +(.+?)\s*$", re.MULTILINE)
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+PATH = re.compile(r"(?:actors|bench|docs|examples|news|protocol|requirements|supervisor|tests)/[\w./-]+")
+PLACEHOLDER = re.compile(r"\b(?:NAME|KIND|ROOM|FILE)\b|test_[A-Z]+")
+FORMER = {"CHANGELOG.md", "docs/plan.md"}  # they may name files that are gone
+
+
+def tracked(pattern: str) -> list[str]:
+    done = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", pattern], cwd=ROOT, capture_output=True, check=True
+    )
+    return done.stdout.decode().split()
+
+
+PAGES = tracked("*.md")
+each_page = pytest.mark.parametrize("page", PAGES)
+
+
+def prose(page: str) -> str:
+    """Return a page without its blocks of code."""
+    return FENCE.sub("", (ROOT / page).read_text())
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor that a heading has where the page is shown."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+@each_page
+def test_a_local_link_leads_to_a_file_and_its_anchor_to_a_heading(page):
+    for target in LINK.findall(prose(page)):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        name, _, fragment = target.partition("#")
+        path = ((ROOT / page).parent / name).resolve() if name else ROOT / page
+        assert path.is_relative_to(ROOT), f"{target} leads out of the repository"
+        assert path.exists(), target
+        if fragment:
+            assert fragment in map(anchor, HEADING.findall(prose(str(path.relative_to(ROOT))))), target
+
+
+@pytest.mark.parametrize("page", sorted({*PAGES} - FORMER))
+def test_a_path_that_a_page_names_exists(page):
+    named = {name for name in (word.split("::")[0] for word in CODE.findall(prose(page))) if PATH.fullmatch(name)}
+    missing = [name for name in sorted(named) if not PLACEHOLDER.search(name) and not (ROOT / name).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("folder", ["docs", "docs/decisions"])
+def test_an_index_names_every_page_of_its_folder(folder):
+    index = ROOT / folder / "README.md"
+    listed = {target.partition("#")[0] for target in LINK.findall(index.read_text())}
+    pages = {path.name for path in index.parent.glob("*.md")} - {"README.md"}
+    assert not pages - listed
+
+
+def test_decisions_are_numbered_without_a_gap():
+    numbers = [int(path.name[:4]) for path in sorted((ROOT / "docs" / "decisions").glob("0*.md"))]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_a_news_fragment_is_of_a_type_that_a_release_collects():
+    types = {
+        each["directory"] for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]
+    }
+    for path in (ROOT / "news").glob("*.md"):
+        assert path.name == "README.md" or path.name.split(".")[1] in types, path.name
