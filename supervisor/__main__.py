@@ -20,11 +20,11 @@ import trio
 
 from protocol.errors import ActorError, EspalierError, StartFailed
 from protocol.strict.mistakes import Mistake
-from supervisor.config import file_checks, load
+from supervisor.config import load, placement
 from supervisor.gateway import keys
-from supervisor.launcher import descriptor_needs, launcher, preflight
+from supervisor.launcher import launcher, preflight
 from supervisor.launcher.parent_pipe import ParentPipe
-from supervisor.node import node
+from supervisor.node import descriptor_needs, file_checks, node, preview
 from supervisor.processes import reaper
 from supervisor.supervision.status import EarlierFailures
 from supervisor.telemetry import logs
@@ -71,8 +71,8 @@ def main() -> int:
         if arguments.check:
             return _print(checked(arguments.file, arguments.join, arguments.node))
         cluster = load.read(arguments.file, arguments.join, partial(file_checks.mistakes, environment=os.environ))
-        names = preflight.pick(cluster, arguments.node)
-        preflight.ahead(cluster, *names)
+        names = placement.select_nodes(cluster, arguments.node)
+        preflight.check_can_start(cluster, *names)
     except ActorError as error:
         if upward is None:
             print(f"espalier: {error}", file=sys.stderr)
@@ -133,8 +133,8 @@ def checked(file: Path, joined: Sequence[str], node_name: str | None) -> str:
         yield from file_checks.expired(cluster, time.time())
 
     cluster = load.read(file, joined, examine)
-    names = tuple(cluster.node) if node_name is None else preflight.pick(cluster, node_name)
-    trees = [preflight.text(cluster, name, os.environ) for name in names]
+    names = tuple(cluster.node) if node_name is None else placement.select_nodes(cluster, node_name)
+    trees = [preview.describe_node(cluster, name, os.environ) for name in names]
     dangers = [f"warning: {each}" for each in file_checks.warnings(cluster, time.time())]
     return "\n\n".join([*trees, *(["\n".join(dangers)] if dangers else [])])
 

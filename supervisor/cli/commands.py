@@ -25,10 +25,10 @@ from protocol.errors import (
 from supervisor.cli import status_view
 from supervisor.cli.client import ClusterClient, has_link_to, nothing_listens
 from supervisor.cli.status_view import Seen
+from supervisor.cluster import link_credentials
 from supervisor.config import load
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.control import unix_socket
-from supervisor.launcher import preflight
 from supervisor.printable import printable
 from supervisor.telemetry import logs
 
@@ -70,8 +70,8 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     reloads = given.command == "reload"  # keys are reloaded in any case
 
     def way(cluster: Cluster, folders: Mapping[str, Path]) -> ClusterClient:
-        secret = b"" if cluster.file == Path() else preflight.secret(cluster, environment)
-        return ClusterClient(cluster, secret, preflight.link_tls(cluster), new_nonce, folders)
+        secret = b"" if cluster.file == Path() else link_credentials.cluster_secret(cluster, environment)
+        return ClusterClient(cluster, secret, link_credentials.link_tls(cluster), new_nonce, folders)
 
     operator, wrong = _way(given.file, folders, way, anyway=reloads)
     if wrong and reloads:

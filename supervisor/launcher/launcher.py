@@ -23,7 +23,7 @@ import trio
 from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
-from supervisor.config import load
+from supervisor.config import load, placement
 from supervisor.config.load import Cluster
 from supervisor.files.reading import FileReader
 from supervisor.launcher import node_process, preflight
@@ -217,12 +217,12 @@ class Launcher:
         Raises `StartFailed` if the file is wrong.
         """
         new = load.read(self.cluster.file, self.cluster.joined)
-        here = {host: preflight.is_local_host(host) for host in {node.host for node in new.node.values()}}
+        here = {host: placement.is_local_host(host) for host in {node.host for node in new.node.values()}}
         placed = {name for name, node in new.node.items() if here[node.host]}
         failed = {}
         for name in placed - known:
             try:
-                preflight.ahead(new, name)
+                preflight.check_can_start(new, name)
             except StartFailed as error:
                 failed[name] = error
         return new, placed, failed

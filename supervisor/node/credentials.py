@@ -7,10 +7,14 @@ would turn one forgotten line into an open cluster; a value that must be given t
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 
 from attrs import field, frozen
 
+from supervisor.cluster import link_credentials
+from supervisor.config.load import Cluster
 from supervisor.config.tls import Certificate
+from supervisor.gateway import client_keys
 from supervisor.gateway.keys import Keys
 from supervisor.links.tls import LinkTls
 
@@ -30,3 +34,17 @@ class Credentials:
     def monitoring_keys(self) -> Keys:
         """The keys of the monitoring endpoint: those of clients where there are any, which know the admin's too."""
         return self.watchers if self.keys is None else self.keys
+
+
+def read_credentials(cluster: Cluster, name: str, environment: Mapping[str, str]) -> Credentials:
+    """Return the credentials of a node; raises `StartFailed` if any cannot be read or would let everybody in."""
+    has_gateway = cluster.gateway.node == name
+    certificate = cluster.certificate if has_gateway else None
+    return Credentials(
+        keys=client_keys.client_keys(cluster, environment) if has_gateway else None,
+        watchers=client_keys.metrics_keys(cluster, name, environment),
+        secret=link_credentials.cluster_secret(cluster, environment),
+        tls=link_credentials.link_tls(cluster),
+        certificate=certificate,
+        client_tls=None if certificate is None else certificate.context(),
+    )

@@ -19,14 +19,14 @@ from attrs import define, field, frozen
 
 from protocol.errors import ActorError, StartFailed
 from protocol.greeting import NONCE_BYTES
-from supervisor.config import file_checks
+from supervisor.cluster import link_credentials
 from supervisor.config.load import LOOPBACK_HOSTS, Cluster
 from supervisor.control import unix_socket
 from supervisor.gateway.keys import SECRET_VARIABLES
-from supervisor.launcher import preflight
 from supervisor.links.heartbeat import Heartbeat
+from supervisor.node import file_checks
 from supervisor.node.assembly import Assembly, assemble
-from supervisor.node.credentials import Credentials
+from supervisor.node.credentials import Credentials, read_credentials
 from supervisor.node.reload import Reloader
 from supervisor.processes import reaper, run_folder
 from supervisor.processes.process import GracePeriods
@@ -48,6 +48,7 @@ HARD_EXIT_S = 1.2  # after a second signal
 LAST_LINES_S = 0.2  # for the log to be written after that
 PULSE_S = 1.0  # at most, and at most a fifth of the time after which a launcher ends a node that hangs
 PULSES_PER_LIMIT = 5
+SECRETS = frozenset((*SECRET_VARIABLES, link_credentials.SECRET))  # that engines must not see
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -75,8 +76,8 @@ async def run(
 
     Raises `StartFailed` or `RestartsExceeded` if its tree does not come up, or does not stay up.
     """
-    credentials = preflight.credentials(cluster, name, environment)
-    preflight.check_certificate_names(cluster, name, credentials.tls)
+    credentials = read_credentials(cluster, name, environment)
+    link_credentials.check_certificate_names(cluster, name, credentials.tls)
     base = Path(tempfile.gettempdir())
     for swept in run_folder.remove_stale(base):
         log.info("removed what a killed node had left", extra={"folder": str(swept)})
@@ -90,9 +91,7 @@ async def run(
         world = Runtime(
             folder=folder,
             logs=logs,
-            environment={
-                name: value for name, value in environment.items() if name not in {*SECRET_VARIABLES, preflight.SECRET}
-            },
+            environment={key: value for key, value in environment.items() if key not in SECRETS},
             new_id=partial(secrets.token_hex, 16),
             now=time.time,
             strftime=time.strftime,

@@ -14,15 +14,17 @@ from attrs import define, evolve, field, frozen
 
 from protocol.cluster import Reloaded
 from protocol.errors import InternalError, StartFailed
-from supervisor.config import file_checks, load
+from supervisor.cluster import link_credentials
+from supervisor.config import load
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.engines.children import offer
 from supervisor.files.reading import FileReader
+from supervisor.gateway import client_keys
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import Keys
 from supervisor.gateway.origins import Origins
-from supervisor.launcher import preflight
 from supervisor.links.tls import LinkTls
+from supervisor.node import file_checks
 from supervisor.node.assembly import Assembly
 from supervisor.node.router_child import RELOADABLE, limits
 from supervisor.threads.file_threads import FileThreads
@@ -179,10 +181,10 @@ class Reloader:
             raise _NotInFile(f"there is no node {self.name} in {new.file} any more; drain it if it is to go")
         keys, context = None, None
         if self.house.door is not None and new.gateway.node == self.name:
-            keys = preflight.keys(new, self.environment)
+            keys = client_keys.client_keys(new, self.environment)
             context = None if new.certificate is None else new.certificate.context()
-        secret, tls = preflight.secret(new, self.environment), preflight.link_tls(new)
-        preflight.check_certificate_names(new, self.name, tls)
+        secret, tls = link_credentials.cluster_secret(new, self.environment), link_credentials.link_tls(new)
+        link_credentials.check_certificate_names(new, self.name, tls)
         return _Read(new, tuple(changes(self.cluster, new)), secret, tls, keys, context)
 
     def _apply_all(self, read: _Read, told: _Told) -> None:

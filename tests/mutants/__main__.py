@@ -98,7 +98,7 @@ SUITES = {  # the quickest first
     "grammars": ["tests/actors/test_grammars.py", "tests/protocol/test_grammars.py"],
     "config": [
         "tests/supervisor/config/test_load.py",
-        "tests/supervisor/config/test_file_checks.py",
+        "tests/supervisor/node/test_file_checks.py",
         "tests/supervisor/config/test_toml_lines.py",
         "tests/supervisor/node/test_reload.py",
         "tests/supervisor/node/test_gauges.py",
@@ -123,7 +123,7 @@ SUITES = {  # the quickest first
     "tree": [
         "tests/supervisor/supervision/test_supervise_siblings.py",
         "tests/supervisor/supervision/test_supervise.py",
-        "tests/supervisor/launcher/test_descriptor_needs.py",
+        "tests/supervisor/node/test_descriptor_needs.py",
         "tests/supervisor/processes/test_run_folder.py",
         "tests/supervisor/control/test_unix_socket.py",
         "tests/supervisor/cluster/test_engine_control_failures.py",

@@ -62,7 +62,7 @@ def test_a_path_that_a_page_names_exists(page):
 def test_an_index_names_every_page_of_its_folder(folder):
     index = ROOT / folder / "README.md"
     listed = {target.partition("#")[0] for target in LINK.findall(index.read_text())}
-    pages = {path.name for path in index.parent.glob("*.md")} - {"README.md"}
+    pages = {path.name for path in index.parent.glob("*.md")} - {"README.md", "plan.md"}  # that is for a while alone
     assert not pages - listed
 
 

@@ -17,12 +17,14 @@ from urllib.error import URLError
 import pytest
 import yaml
 
+from supervisor.cluster import link_credentials
 from supervisor.config import load
 from supervisor.config.load import Cluster
+from supervisor.gateway import client_keys
 from supervisor.gateway.http.routes import ROUTES
-from supervisor.launcher import preflight
 from supervisor.launcher.launcher import _patience
 from supervisor.links.websocket import Endpoint
+from supervisor.node import preview
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -83,9 +85,9 @@ def test_the_secrets_that_a_node_needs_are_in_its_pod_alone(cluster, name):
     assert {each["name"] for each in given.values()} == {"espalier-secrets"}
     assert ("ESPALIER_API_KEYS" in given) == (cluster.gateway.node == name)
     environment = {key: SECRETS[key] for key in given}
-    assert preflight.text(cluster, name, environment)
-    assert preflight.secret(cluster, environment)
-    assert preflight.watchers(cluster, name, environment).names(admin=True)
+    assert preview.describe_node(cluster, name, environment)
+    assert link_credentials.cluster_secret(cluster, environment)
+    assert client_keys.metrics_keys(cluster, name, environment).names(admin=True)
 
 
 @pytest.mark.parametrize("name", NODES)

@@ -17,7 +17,7 @@ from protocol.errors import NotReady, PeerViolation, StartFailed
 from supervisor import __main__
 from supervisor.cli import client, commands
 from supervisor.cli.commands import STARTS_S
-from supervisor.launcher import preflight
+from supervisor.cluster import link_credentials
 
 
 def status(name, *, run="r", up_s=1.0, since_s=1.0, silent_s=0.1, offers=()):
@@ -67,7 +67,7 @@ kv_tokens_max = 4096
 def by_secret(cluster, folders):
     """Stands for how an operator greets a cluster."""
     if cluster.file != Path():
-        preflight.secret(cluster, {})
+        link_credentials.cluster_secret(cluster, {})
     return sorted(cluster.node), sorted(folders)
 
 

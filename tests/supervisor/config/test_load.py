@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import StartFailed
-from supervisor.config import load
+from supervisor.config import load, placement
+from supervisor.gateway import client_keys
 from supervisor.launcher import preflight
-from supervisor.node import node
+from supervisor.node import node, preview
 from supervisor.telemetry.logs import Terminal
 from tests.rig import certificate
 
@@ -221,21 +222,21 @@ def several(written, host="localhost", port=7401):
 def test_the_only_node_of_a_file_runs_wherever_it_is_asked_to(written):
     for text in (GOOD, GOOD + '[node.main]\nhost = "192.0.2.7"\n'):
         cluster = load.read(written(text))
-        assert preflight.pick(cluster, None) == preflight.pick(cluster, "main") == ("main",)
+        assert placement.select_nodes(cluster, None) == placement.select_nodes(cluster, "main") == ("main",)
     with pytest.raises(StartFailed, match="there is no node other; there is main"):
-        preflight.pick(cluster, "other")
+        placement.select_nodes(cluster, "other")
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.10", "::1", socket.gethostname()])
 def test_of_several_nodes_those_of_this_host_run(host, written):
     cluster = several(written, host)
-    assert preflight.pick(cluster, None) == ("main", "a", "b")
-    assert preflight.pick(cluster, "far") == ("far",)  # who says so knows better
+    assert placement.select_nodes(cluster, None) == ("main", "a", "b")
+    assert placement.select_nodes(cluster, "far") == ("far",)  # who says so knows better
 
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "no-such-host.invalid", "0.0.0.0", "", "a" * 300])
 def test_a_host_that_is_not_this_one(host):
-    assert not preflight.is_local_host(host)
+    assert not placement.is_local_host(host)
 
 
 def test_a_file_that_places_nothing_here_says_where_its_nodes_are(written):
@@ -243,14 +244,14 @@ def test_a_file_that_places_nothing_here_says_where_its_nodes_are(written):
     with pytest.raises(
         StartFailed, match=r"no node on this host, .*: main on 192\.0\.2\.7, b on 192\.0\.2\.8; or name"
     ):
-        preflight.pick(load.read(written(text)), None)
+        placement.select_nodes(load.read(written(text)), None)
 
 
 # What is known before anything starts --------------------------------------------------------------
 
 
 def test_a_check_prints_the_tree_and_the_limits():
-    lines = preflight.text(load.read(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
+    lines = preview.describe_node(load.read(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
     names = [line.split("─ ")[1].split()[0] for line in lines if "─ " in line]
     checks = ["grammars-tiny-0", "turns", "process"]
     served = ["router-tiny", "processor-tiny"]
@@ -277,7 +278,7 @@ def test_a_check_prints_the_tree_and_the_limits():
 
 
 def test_the_gpu_example_is_a_cluster():
-    text = preflight.text(load.read(ROOT / "examples" / "gpu.toml"), "main", {})
+    text = preview.describe_node(load.read(ROOT / "examples" / "gpu.toml"), "main", {})
     assert "qwen3-32b on cuda" in text
     assert "zygote" not in text
     assert "KV tokens 400,000 · slots 256" in text
@@ -285,7 +286,7 @@ def test_the_gpu_example_is_a_cluster():
 
 def test_the_example_of_prefill_and_decode_apart_is_three_nodes_of_this_host():
     cluster = load.read(ROOT / "examples" / "disagg.toml")
-    assert preflight.pick(cluster, None) == ("front", "prefill", "decode")
+    assert placement.select_nodes(cluster, None) == ("front", "prefill", "decode")
     assert [each.leg for each in cluster.engine.values()] == ["prefill", "decode"]
 
 
@@ -293,7 +294,7 @@ def test_a_model_without_what_it_needs_is_one_sentence(written, tmp_path):
     (tmp_path / "empty").mkdir()
     cluster = load.read(written(GOOD.replace(str(TINY), "empty")))
     with pytest.raises(StartFailed, match=r"model tiny in .*/empty: .*no tokenizer.json and no config.json"):
-        preflight.text(cluster, "main", {})
+        preview.describe_node(cluster, "main", {})
 
 
 def test_a_port_in_use_is_one_sentence(written):
@@ -303,7 +304,7 @@ def test_a_port_in_use_is_one_sentence(written):
         port = taken.getsockname()[1]
         cluster = load.read(written(f"{GOOD}[gateway]\nport = {port}\n"))
         with pytest.raises(StartFailed, match=rf"port {port} of 127\.0\.0\.1 cannot be had: .* name another"):
-            preflight.ahead(cluster, "main")
+            preflight.check_can_start(cluster, "main")
 
 
 def test_a_port_for_links_that_is_in_use_is_one_sentence(written):
@@ -312,17 +313,17 @@ def test_a_port_for_links_that_is_in_use_is_one_sentence(written):
         taken.listen()
         cluster = several(written, port=taken.getsockname()[1])
         with pytest.raises(StartFailed, match=r"port \d+ of 127\.0\.0\.1 cannot be had: .* as node\.main\.listen"):
-            preflight.ahead(cluster, "a", "main")
-        preflight.ahead(cluster, "a")
+            preflight.check_can_start(cluster, "a", "main")
+        preflight.check_can_start(cluster, "a")
 
 
 def test_the_engines_of_all_nodes_of_a_host_need_their_memory_together(monkeypatch):
     cluster = load.read(ROOT / "examples" / "disagg.toml")
     monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
     monkeypatch.setattr(preflight, "_available", lambda: preflight.ENGINE_BYTES * 3 // 2)
-    preflight.ahead(cluster, "prefill")
+    preflight.check_can_start(cluster, "prefill")
     with pytest.raises(StartFailed, match="too little memory: 2 engines on the CPU need"):
-        preflight.ahead(cluster, "front", "prefill", "decode")
+        preflight.check_can_start(cluster, "front", "prefill", "decode")
 
 
 @pytest.mark.parametrize(("available", "enough"), [(1 << 40, True), (1 << 20, False), (None, True)])
@@ -330,10 +331,10 @@ def test_too_little_memory_is_one_sentence(written, monkeypatch, available, enou
     monkeypatch.setattr(preflight, "_available", lambda: available)
     cluster = load.read(written(f"{GOOD}[gateway]\nport = 0\n"))
     if enough:
-        preflight.ahead(cluster, "main")
+        preflight.check_can_start(cluster, "main")
         return
     with pytest.raises(StartFailed, match=r"too little memory: 1 engines? on the CPU needs? about 0\.7 GiB") as caught:
-        preflight.ahead(cluster, "main")
+        preflight.check_can_start(cluster, "main")
     assert "\n" not in str(caught.value)
 
 
@@ -350,7 +351,7 @@ def gateway(written, lines, keys=DIGEST):
 
 def test_loopback_needs_no_keys_and_answers_to_loopbacks_names(written):
     cluster = gateway(written, "")
-    assert not preflight.keys(cluster, {}).wanted
+    assert not client_keys.client_keys(cluster, {}).wanted
     assert set(cluster.gateway.names) == {"127.0.0.1", "::1", "localhost"}
     assert (cluster.keys, cluster.certificate) == (None, None)
 
@@ -359,9 +360,9 @@ def test_loopback_needs_no_keys_and_answers_to_loopbacks_names(written):
 def test_beyond_loopback_a_server_without_keys_for_clients_does_not_start(environment, written):
     cluster = gateway(written, 'host = "10.0.0.7"')
     with pytest.raises(StartFailed, match=r"10\.0\.0\.7 is not loopback, so clients need keys: .*ESPALIER_API_KEYS"):
-        preflight.keys(cluster, environment)
+        client_keys.client_keys(cluster, environment)
     with pytest.raises(StartFailed, match="so clients need keys"):
-        preflight.text(cluster, "main", environment)
+        preview.describe_node(cluster, "main", environment)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +371,7 @@ def test_beyond_loopback_a_server_without_keys_for_clients_does_not_start(enviro
 )
 def test_beyond_loopback_a_server_with_keys_answers_to_its_address(lines, environment, written):
     cluster = gateway(written, lines)
-    assert preflight.keys(cluster, environment).names(admin=False) == ["alice"]
+    assert client_keys.client_keys(cluster, environment).names(admin=False) == ["alice"]
     assert "10.0.0.7" in cluster.gateway.names
 
 
@@ -386,8 +387,8 @@ def test_names_that_are_given_are_all_the_names_and_case_means_nothing(written):
 @pytest.mark.parametrize("key", ["names", "origins"])
 def test_everybodys_pages_may_come_only_where_there_are_keys(key, written):
     with pytest.raises(StartFailed, match=f"gateway.{key} = .* without keys"):
-        preflight.keys(gateway(written, f'{key} = ["*"]'), {})
-    assert preflight.keys(gateway(written, f'{key} = ["*"]\nkeys = "keys.toml"'), {}).wanted
+        client_keys.client_keys(gateway(written, f'{key} = ["*"]'), {})
+    assert client_keys.client_keys(gateway(written, f'{key} = ["*"]\nkeys = "keys.toml"'), {}).wanted
 
 
 @pytest.mark.parametrize(
@@ -396,19 +397,19 @@ def test_everybodys_pages_may_come_only_where_there_are_keys(key, written):
 )
 def test_a_file_of_keys_that_is_of_no_use_is_one_sentence(keys, said, written):
     with pytest.raises(StartFailed, match=said) as caught:
-        preflight.keys(gateway(written, 'keys = "keys.toml"', keys), {})
+        client_keys.client_keys(gateway(written, 'keys = "keys.toml"', keys), {})
     assert "\n" not in str(caught.value)
 
 
 def test_a_check_says_who_may_come_in_and_no_secret(written):
     environment = {"ESPALIER_API_KEYS": "bob=quetzalcoatl", "ESPALIER_ADMIN_KEY": "xolotl"}
-    said = preflight.text(gateway(written, 'keys = "keys.toml"\norigins = ["https://a.b"]'), "main", environment)
+    said = preview.describe_node(gateway(written, 'keys = "keys.toml"\norigins = ["https://a.b"]'), "main", environment)
     assert "clients: alice, bob" in said
     assert "admin: admin" in said
     assert "web pages of: https://a.b; plain" in said
     assert "quetzalcoatl" not in said
     assert "xolotl" not in said
-    assert "clients: everybody, no keys" in preflight.text(gateway(written, ""), "main", {})
+    assert "clients: everybody, no keys" in preview.describe_node(gateway(written, ""), "main", {})
 
 
 async def test_what_a_node_starts_does_not_see_the_secrets(written, monkeypatch):
@@ -428,9 +429,9 @@ async def test_what_a_node_starts_does_not_see_the_secrets(written, monkeypatch)
 def test_a_certificate_is_read_before_anything_starts(written, tmp_path):
     made, key = certificate.files()
     lines = f'tls_certificate = "{made}"\ntls_key = "{key}"'
-    assert f"TLS with {made}" in preflight.text(gateway(written, lines), "main", {})
+    assert f"TLS with {made}" in preview.describe_node(gateway(written, lines), "main", {})
     with pytest.raises(StartFailed, match="cannot be used"):
-        preflight.text(
+        preview.describe_node(
             gateway(written, lines.replace(str(key), "keys.toml").replace(str(made), "keys.toml")), "main", {}
         )
 

@@ -10,6 +10,7 @@ from protocol.strict.mistakes import Mistakes
 from supervisor.config import keyfile, load
 from supervisor.gateway import gateway
 from supervisor.launcher import preflight
+from supervisor.node import preview
 from tests.rig.gateway import chat, create, post, rig
 from tests.supervisor.gateway.test_gateway_keys import as_, locked
 
@@ -118,11 +119,11 @@ def test_a_kind_that_there_is_not_is_a_mistake_in_the_file_of_keys():
 def test_a_check_says_which_grammars_may_be_used(tmp_path, monkeypatch):
     from tests.supervisor.config.test_load import GOOD
 
-    monkeypatch.setattr(preflight, "ahead", lambda *_: None)
+    monkeypatch.setattr(preflight, "check_can_start", lambda *_: None)
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[key.alice]\nsha256 = "{"0" * 64}"\n{SCHEMAS}\n')
     keys.chmod(0o600)
     file = tmp_path / "cluster.toml"
     file.write_text(f'{GOOD}\n[gateway]\nkeys = "keys.toml"\ngrammars = ["json_schema"]\n')
-    said = preflight.text(load.read(file), "main", {})
+    said = preview.describe_node(load.read(file), "main", {})
     assert "grammars: json_schema; of alice: json_schema, structural_tag" in said

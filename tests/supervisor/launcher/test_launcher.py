@@ -62,7 +62,7 @@ def following(one, monkeypatch):
         one._ended[name] = trio.Event()
         one._ladders[name] = launcher._patience(one.cluster, name)[1]
     one._placed = set(one.names)
-    monkeypatch.setattr(launcher.preflight, "ahead", lambda *_: None)
+    monkeypatch.setattr(launcher.preflight, "check_can_start", lambda *_: None)
 
     def start(self, name, cluster, nursery):
         self._ended[name], self._ladders[name] = trio.Event(), launcher._patience(cluster, name)[1]
@@ -245,12 +245,12 @@ async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reloa
     def taken(*_):
         raise StartFailed("port 7403 of 127.0.0.1 cannot be had")
 
-    monkeypatch.setattr(launcher.preflight, "ahead", taken)
+    monkeypatch.setattr(launcher.preflight, "check_can_start", taken)
     assert following(FILE + THREE) == []
     assert [(each.message, each.reason) for each in caplog.records] == [
         ("node three was not started; the others run on", "port 7403 of 127.0.0.1 cannot be had")
     ]
-    monkeypatch.setattr(launcher.preflight, "ahead", lambda *_: None)
+    monkeypatch.setattr(launcher.preflight, "check_can_start", lambda *_: None)
     assert following(FILE + THREE) == ["three"]
 
 

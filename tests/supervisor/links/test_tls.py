@@ -12,11 +12,12 @@ from attrs import evolve
 from protocol import greeting
 from protocol.errors import PeerRefused, StartFailed
 from protocol.greeting import Greeter, names_node, shown
-from supervisor.config import load
+from supervisor.cluster import link_credentials
+from supervisor.config import load, placement
 from supervisor.config.load import Misconfigured
-from supervisor.launcher import preflight
 from supervisor.links import websocket
 from supervisor.links.tls import load_link_tls
+from supervisor.node import preview
 from tests.rig import certificate
 from tests.rig.gateway import FOLDER
 from tests.rig.nodes import LOOPBACK_HOSTS, QUICK, Node, all_linked, linked_nodes, until
@@ -215,12 +216,12 @@ def test_d9_a_node_named_as_anothers_host_is_refused(read, shows):
 
 def test_d9_a_node_whose_own_certificate_does_not_name_it_is_told_before_it_starts(read, shows):
     cluster = read(lines(shows("DNS:main", "URI:x")))
-    tls = preflight.link_tls(cluster)
+    tls = link_credentials.link_tls(cluster)
     assert tls.names == {"DNS:main", "URI:x", "IP Address:127.0.0.1"}
-    preflight.check_certificate_names(cluster, "main", tls)
+    link_credentials.check_certificate_names(cluster, "main", tls)
     with pytest.raises(Misconfigured, match=r"names DNS:main, IP Address:127.0.0.1, URI:x, and must name node far"):
-        preflight.check_certificate_names(cluster, "far", tls)
-    preflight.check_certificate_names(read(lines(shows("DNS:main"), "hosts")), "far", tls)
+        link_credentials.check_certificate_names(cluster, "far", tls)
+    link_credentials.check_certificate_names(read(lines(shows("DNS:main"), "hosts")), "far", tls)
 
 
 def test_what_a_certificate_names_is_not_known_where_it_cannot_be_shown(shows, tmp_path):
@@ -230,11 +231,11 @@ def test_what_a_certificate_names_is_not_known_where_it_cannot_be_shown(shows, t
 
 
 def test_d9_a_check_shows_how_nodes_are_known(read, shows, monkeypatch):
-    monkeypatch.setattr(preflight, "is_local_host", lambda _: True)
+    monkeypatch.setattr(placement, "is_local_host", lambda _: True)
     files = shows("DNS:main", "DNS:far")
     told = f"links: TLS with {files[0]}; certificates must name the"
-    assert f"{told} nodes that show them (tls_names)" in preflight.text(read(lines(files)), "main", {})
-    assert f"{told} hosts that are dialed (tls_names)" in preflight.text(read(lines(files, "hosts")), "main", {})
-    assert "links: plain" in preflight.text(read(""), "far", {})
+    assert f"{told} nodes that show them (tls_names)" in preview.describe_node(read(lines(files)), "main", {})
+    assert f"{told} hosts that are dialed (tls_names)" in preview.describe_node(read(lines(files, "hosts")), "main", {})
+    assert "links: plain" in preview.describe_node(read(""), "far", {})
     with pytest.raises(Misconfigured, match="must name node far"):
-        preflight.text(read(lines(shows("DNS:main"))), "far", {})
+        preview.describe_node(read(lines(shows("DNS:main"))), "far", {})

@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from protocol.cluster import Leg, NodeState, Offer, Reloaded
 from protocol.errors import InternalError, Overloaded, StartFailed
 from supervisor import deadlines
-from supervisor.cluster import engine_control
+from supervisor.cluster import engine_control, link_credentials
 from supervisor.cluster.directory import Directory
 from supervisor.config import load
 from supervisor.files import reading
@@ -22,7 +22,7 @@ from supervisor.files.reading import read_inline
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.keys import key_file_lines
 from supervisor.gateway.origins import Origins
-from supervisor.launcher import preflight
+from supervisor.node.credentials import read_credentials
 from supervisor.node.reload import Reloader
 from supervisor.threads.file_threads import THREADS_MAX, FileThreads
 from tests.rig import certificate
@@ -64,7 +64,7 @@ class Node:
         self.cluster = load.read(self.file)
         self.drain_s = None
         environment = environment or {}
-        self.house, _ = built_assembly(self.cluster, name, preflight.credentials(self.cluster, name, environment))
+        self.house, _ = built_assembly(self.cluster, name, read_credentials(self.cluster, name, environment))
         self.reloader = Reloader(name, self.cluster, self.house, environment, self.set_drain_s, ask_launcher, reads)
 
     def set_drain_s(self, drain_s):
@@ -546,9 +546,9 @@ async def test_a_node_that_has_gone_from_the_file_says_so_itself(front, tmp_path
 
 
 async def test_another_secret_takes_a_restart(front, autojump_clock):
-    environment = {preflight.SECRET: "one-secret-of-the-cluster"}
+    environment = {link_credentials.SECRET: "one-secret-of-the-cluster"}
     node = front(environment=environment)
-    environment[preflight.SECRET] = "another-one-of-the-cluster"
+    environment[link_credentials.SECRET] = "another-one-of-the-cluster"
     assert (await node.reload()).not_changed == (
         "the cluster's secret stays as it was until this node is started again",
     )

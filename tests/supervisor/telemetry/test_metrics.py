@@ -17,11 +17,13 @@ from actors.routing.ports import RoutingObserver
 from protocol.errors import LinkLost, StartFailed
 from protocol.peer import Peer
 from supervisor.config import load
+from supervisor.gateway import client_keys
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.keys import ADMIN
 from supervisor.gateway.server import serve
-from supervisor.launcher import preflight
 from supervisor.links.link import Link
+from supervisor.node import preview
+from supervisor.node.credentials import read_credentials
 from supervisor.telemetry.metrics import Metrics
 from tests.actors.test_router import Fake, Play, routed
 from tests.rig.assembly import built_assembly
@@ -153,7 +155,7 @@ async def test_what_crossed_a_link_is_told_though_there_is_none_now(tmp_path):
 async def told(folder, environment):
     """A back node's own door on loopback; nothing else of the node runs."""
     made = cluster(folder)
-    house, _ = built_assembly(made, "back", preflight.credentials(made, "back", environment))
+    house, _ = built_assembly(made, "back", read_credentials(made, "back", environment))
     house.monitoring.new_id = lambda: "ab" * 16  # traces take no others
     async with trio.open_nursery() as nursery:
         await nursery.start(serve, house.monitoring, ROUTES.probes(), "127.0.0.1", 0)
@@ -221,11 +223,11 @@ async def test_where_there_is_an_admin_key_the_numbers_take_it_and_the_probes_do
 def test_beyond_loopback_numbers_want_an_admins_key(tmp_path):
     made = cluster(tmp_path, "0.0.0.0:7500")
     with pytest.raises(StartFailed, match=r"node.back.metrics 0.0.0.0:7500 is not loopback"):
-        preflight.watchers(made, "back", {})
+        client_keys.metrics_keys(made, "back", {})
     with pytest.raises(StartFailed, match=r"node.back.metrics 0.0.0.0:7500 is not loopback"):
-        preflight.text(made, "back", {})
-    assert preflight.watchers(made, "back", {ADMIN: "quetzalcoatl"}).names(admin=True) == ["admin"]
-    assert preflight.watchers(made, "front", {}).names(admin=True) == []
+        preview.describe_node(made, "back", {})
+    assert client_keys.metrics_keys(made, "back", {ADMIN: "quetzalcoatl"}).names(admin=True) == ["admin"]
+    assert client_keys.metrics_keys(made, "front", {}).names(admin=True) == []
 
 
 def test_numbers_are_told_where_nothing_else_of_the_host_listens(tmp_path):

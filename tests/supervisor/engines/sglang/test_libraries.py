@@ -12,6 +12,7 @@ from protocol.errors import StartFailed
 from supervisor.config import load
 from supervisor.engines.sglang import libraries
 from supervisor.launcher import preflight
+from supervisor.node import preview
 from tests.supervisor.config.test_load import ROOT
 
 DISAGG = ROOT / "examples" / "disagg.toml"
@@ -52,7 +53,10 @@ def test_who_has_them_or_needs_no_mooncake_is_not_asked_for_it(tmp_path, install
 def test_the_check_and_the_start_look_for_them(monkeypatch):
     monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
     cluster = load.read(DISAGG)
-    for look in (lambda: preflight.text(cluster, "decode", {}), lambda: preflight.ahead(cluster, "decode")):
+    for look in (
+        lambda: preview.describe_node(cluster, "decode", {}),
+        lambda: preflight.check_can_start(cluster, "decode"),
+    ):
         with pytest.raises(StartFailed, match="apt-get install"):
             look()
 

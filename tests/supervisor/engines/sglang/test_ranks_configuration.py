@@ -18,13 +18,13 @@ from protocol.errors import BadRequest, EngineLost, StartFailed
 from protocol.messages import Generate, RunRank
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
-from supervisor.config import load
+from supervisor.config import load, placement
 from supervisor.engines.children import Worker, _spec, follower_child, worker
 from supervisor.engines.sglang import ranks
 from supervisor.engines.sglang import spawn as hosts_module
 from supervisor.engines.sglang.bootstrap_ports import BOOTSTRAP_PORTS
 from supervisor.launcher import preflight
-from supervisor.node import monitoring
+from supervisor.node import monitoring, preview
 from supervisor.processes import run_folder
 from supervisor.processes.process import GracePeriods
 from supervisor.sockets.descriptor_reserve import Reserve
@@ -296,7 +296,7 @@ def test_a_nodes_ranks_of_other_engines_are_there_before_its_own_engines_wait_fo
 
 def test_a_check_prints_the_group(read):
     cluster = read()
-    first, other = (" ".join(preflight.text(cluster, node, {}).split()) for node in "ab")
+    first, other = (" ".join(preview.describe_node(cluster, node, {}).split()) for node in "ab")
     assert "tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in first
     assert "SGLang's rank 0, in a process of its own" in first
     assert "rank 1 of tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in other
@@ -315,9 +315,9 @@ def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read, monkeypatch):
     monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
     monkeypatch.setattr(preflight, "_available", lambda: preflight.ENGINE_BYTES * 5 // 2)
     cluster = read()
-    preflight.ahead(cluster, "a", "b")
+    preflight.check_can_start(cluster, "a", "b")
     with pytest.raises(StartFailed, match="too little memory: 3 engines on the CPU need"):
-        preflight.ahead(cluster, "a", "b", "c")
+        preflight.check_can_start(cluster, "a", "b", "c")
 
 
 def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(read, monkeypatch):
@@ -325,16 +325,16 @@ def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(read, monk
     monkeypatch.setattr(preflight, "_port_is_free", lambda host, port, key: asked.append((port, key)))
     monkeypatch.setattr(preflight, "_available", lambda: None)
     cluster = read()
-    preflight.ahead(cluster, "a")
+    preflight.check_can_start(cluster, "a")
     assert (7500, "engine.big.dist_port") in asked
     asked.clear()
-    preflight.ahead(cluster, "b")
+    preflight.check_can_start(cluster, "b")
     assert (7500, "engine.big.dist_port") not in asked
 
 
 def test_the_example_is_two_nodes_of_this_host():
     cluster = load.read(ROOT / "examples" / "spanning.toml")
-    assert preflight.pick(cluster, None) == ("first", "second")
+    assert placement.select_nodes(cluster, None) == ("first", "second")
     assert cluster.engine["tiny-0"].nodes == ("first", "second")
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from actors.text.chat_template import compiled
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake, join, segment
+from supervisor.cluster import link_credentials
 from supervisor.config.load import Cluster, Misconfigured
 from supervisor.config.tls import expires_at
 from supervisor.files import permissions, reading
-from supervisor.launcher import preflight
+from supervisor.gateway import client_keys
 
 DAY_S = 86_400
 EXPIRES_SOON_S = 14 * DAY_S
@@ -23,20 +24,20 @@ PEM_BYTES_MAX = 1024 * 1024
 def mistakes(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Mistake]:
     """Yield every mistake, so that none is found only after the ones before it have been mended."""
     examined: list[tuple[str, Callable[[], object]]] = [
-        ("cluster.secret", partial(preflight.secret, cluster, environment)),
-        ("cluster.tls_certificate", partial(preflight.link_tls, cluster)),
+        ("cluster.secret", partial(link_credentials.cluster_secret, cluster, environment)),
+        ("cluster.tls_certificate", partial(link_credentials.link_tls, cluster)),
     ]
     try:
-        known = preflight.read_keys(cluster, environment)  # once for all nodes: there may be thousands of both
+        known = client_keys.read_keys(cluster, environment)  # once for all nodes: there may be thousands of both
     except Misconfigured as error:
         yield Mistake(error.path, str(error))
     else:
         examined += (
-            (f"node.{name}.metrics", partial(preflight.check_metrics_keys, cluster, name, known))
+            (f"node.{name}.metrics", partial(client_keys.check_metrics_keys, cluster, name, known))
             for name in cluster.node
         )
         if cluster.gateway.node in cluster.node:
-            examined.append(("gateway.keys", partial(preflight.check_client_keys, cluster, known)))
+            examined.append(("gateway.keys", partial(client_keys.check_client_keys, cluster, known)))
     if cluster.certificate is not None:
         examined.append(("gateway.tls_certificate", cluster.certificate.context))
     for name, model in cluster.model.items():

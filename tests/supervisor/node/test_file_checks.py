@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from protocol.errors import StartFailed
 from supervisor import __main__
-from supervisor.config import file_checks, load
+from supervisor.cluster import link_credentials
+from supervisor.config import load
 from supervisor.config.tls import Certificate, expires_at
 from supervisor.files import permissions, reading
 from supervisor.gateway.keys import Keys, KeySources, key_file_lines
-from supervisor.launcher import preflight
+from supervisor.node import file_checks
 from tests.rig import certificate
 from tests.supervisor.config.test_load import GOOD, ROOT, TINY
 
@@ -327,10 +328,10 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_never_waited_for(written, 
     linked = evolve(load.read(file).cluster, secret=str(pipe))
     cluster = evolve(load.read(file), cluster=linked)
     with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
-        preflight.secret(cluster, {})
+        link_credentials.cluster_secret(cluster, {})
     linked = evolve(linked, secret=None, tls_certificate=str(pipe), tls_key=str(pipe), tls_authority=str(pipe))
     with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
-        preflight.link_tls(evolve(cluster, cluster=linked))
+        link_credentials.link_tls(evolve(cluster, cluster=linked))
 
 
 @pytest.mark.parametrize(("bytes_max", "held"), [(5, True), (4, False)])

@@ -11,7 +11,8 @@ import trio
 
 from protocol.errors import Overloaded, StartFailed
 from supervisor.config import load
-from supervisor.launcher import descriptor_needs, preflight
+from supervisor.launcher import preflight
+from supervisor.node import descriptor_needs, preview
 from supervisor.sockets import descriptor_reserve
 from supervisor.sockets.descriptor_reserve import GuardedListener, Reserve
 from supervisor.threads.text_threads import TextThreads
@@ -59,13 +60,13 @@ def test_b6_a_node_that_may_not_have_the_descriptors_that_its_file_allows_is_ref
         r" lower gateway\.limits\.connections_max$"
     )
     with pytest.raises(StartFailed, match=sentence):
-        preflight.text(cluster, "main", {})
+        preview.describe_node(cluster, "main", {})
     with pytest.raises(StartFailed, match=sentence):
-        preflight.ahead(cluster, "main")
+        preflight.check_can_start(cluster, "main")
     limited(1224, 1224)
-    assert "file descriptors: 1,224 at most: 1,000 for connections + " in preflight.text(cluster, "main", {})
+    assert "file descriptors: 1,224 at most: 1,000 for connections + " in preview.describe_node(cluster, "main", {})
     limited(resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    preflight.ahead(cluster, "main")
+    preflight.check_can_start(cluster, "main")
 
 
 @pytest.mark.parametrize(
