@@ -27,8 +27,8 @@ TINY = Path(__file__).parents[3] / "examples" / "tiny"
 HUNG_S = 30.0
 SAYS = """
 import faulthandler, signal, sys, time
-from supervisor.launcher.parent_pipe import Upward
-upward = Upward(int(sys.argv[sys.argv.index("--launched") + 1]))
+from supervisor.launcher.parent_pipe import ParentPipe
+upward = ParentPipe(int(sys.argv[sys.argv.index("--launched") + 1]))
 faulthandler.register(signal.SIGQUIT, file=upward.fd)
 def stuck_in_here():
     time.sleep(60)
@@ -118,9 +118,9 @@ async def test_d8_a_node_that_hangs_is_ended_and_the_log_says_where(one, caplog)
 async def test_d8_a_node_that_hangs_before_it_is_up_is_started_again(one, tmp_path):
     again = f"""
 from pathlib import Path
-from supervisor.launcher.parent_pipe import Upward
+from supervisor.launcher.parent_pipe import ParentPipe
 mark = Path({str(tmp_path / "was here")!r})
-upward = Upward(int(sys.argv[sys.argv.index("--launched") + 1]))
+upward = ParentPipe(int(sys.argv[sys.argv.index("--launched") + 1]))
 upward.pulse()
 if not mark.exists():
     mark.touch()
