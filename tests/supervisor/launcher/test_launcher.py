@@ -103,7 +103,9 @@ async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(one, monk
 
 @pytest.mark.realtime
 async def test_a_node_that_is_drained_before_it_is_up_has_done_as_it_was_asked_to(one):
-    says = "import sys; from supervisor.launcher.parent_pipe import ParentPipe; ParentPipe(int(sys.argv[-1])).say('done')"
+    says = (
+        "import sys; from supervisor.launcher.parent_pipe import ParentPipe; ParentPipe(int(sys.argv[-1])).say('done')"
+    )
     one.command, one.environment = (sys.executable, "-c", says), dict(os.environ)
     one._ladders["two"], one._hung_s["two"] = process.Ladder(), 30.0
     async with trio.open_nursery() as nursery:
