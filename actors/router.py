@@ -6,7 +6,7 @@ import trio
 
 from actors.kit.calls import BugCounter, Call, Inbox
 from actors.routing.rebalancing import UnstartedRequests
-from actors.routing.route import Route, Routing, TokenDemand
+from actors.routing.route import Route, Routing
 from actors.routing.routed_request import RoutedRequest
 from protocol.messages import Finished, Generate, Started, Tokens
 
@@ -28,8 +28,6 @@ async def router(
         requests.start_soon(unstarted.move_on, routing)
         task_status.started()
         while True:
-            (
-                await routing.wait_for(TokenDemand())
-            ).end()  # only that there is one: a call that must wait does so in the inbox
+            await routing.wait_room()  # a call that must wait does so in the inbox
             call = await inbox.receive()
-            requests.start_soon(route_one, call, routing.choose_next(TokenDemand.of(call.request)))
+            requests.start_soon(route_one, call, routing.choose_next(call.request))

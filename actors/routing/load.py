@@ -1,4 +1,4 @@
-"""How busy a worker is, and which of several gets a request."""
+"""The load of a worker, and what a routing policy is."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import TypeAlias
 
 from attrs import frozen
 
+from protocol.cluster import Leg
+from protocol.messages import Generate
+
 
 @frozen
 class Load:
     """How busy a worker is: requests that it has, of as many as it runs at once, and the tokens that they hold.
 
     `kv_tokens` of its `kv_tokens_max` tokens of KV memory are held or promised; a maximum of 0 says that this is not
-    known. Of `pending` tokens are the prompts that it was given from here and that have not begun; with a
+    known. `pending` counts the prompt tokens that this node gave it and that have no first token yet; with a
     `pending_max` above 0 it is given no more than that at a time, and one prompt. Of a prefill the decodes share
     `shared_max` instead. No two workers of one pool have the same `name`.
     """
@@ -27,6 +30,7 @@ class Load:
     pending: int = 0
     pending_max: int = 0
     shared_max: int = 0
+    leg: Leg = Leg.BOTH
 
     @property
     def full(self) -> bool:
@@ -38,24 +42,19 @@ class Load:
         """Whether some of what it has may have to wait: it has more requests than slots, or than its memory holds."""
         return self.busy > self.slots or (self.kv_tokens_max > 0 and self.kv_tokens > self.kv_tokens_max)
 
-    def fits(self, tokens: int) -> bool:
-        """Whether its KV memory has room for so many more tokens, as far as is known."""
-        return self.kv_tokens_max == 0 or self.kv_tokens + tokens <= self.kv_tokens_max
+    def fits(self, request: Generate) -> bool:
+        """Whether its KV memory has room for all that a request may come to there, as far as is known."""
+        return self.kv_tokens_max == 0 or self.kv_tokens + self.tokens_of(request) <= self.kv_tokens_max
+
+    def tokens_of(self, request: Generate) -> int:
+        """Return how many tokens of a request it holds at most: a prefill those of its prompt, others all."""
+        prompt = len(request.tokens)
+        return prompt if self.leg is Leg.PREFILL else prompt + request.sampling.tokens_max
 
 
-Policy: TypeAlias = Callable[[Sequence[Load], int], int | None]
-"""Returns the place of the worker that gets a request of so many tokens, None if all must wait."""
+Policy: TypeAlias = Callable[[Generate, Sequence[Load]], int]
+"""Chooses the worker of a request: returns its place among the loads of those with room, at least one.
 
-
-def least_loaded(loads: Sequence[Load], tokens: int = 0) -> int | None:
-    """Return the place of the worker to ask for so many tokens, None if all are full.
-
-    Those whose KV memory has room come first, then those with the largest share of slots free, then those with the
-    least to compute; the same loads always give the same one.
-    """
-
-    def rank(at: int) -> tuple[bool, float, int, str]:
-        load = loads[at]
-        return not load.fits(tokens), load.busy / load.slots, load.tokens, load.name
-
-    return min((at for at, load in enumerate(loads) if not load.full), key=rank, default=None)
+A request that goes on after the loss of a worker comes with what it has answered at the end of its prompt. A policy
+is pure: it may be asked more than once for a request, and for either leg of a pair.
+"""

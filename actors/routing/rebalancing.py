@@ -7,7 +7,8 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
-from actors.routing.route import Route, Routing, TokenDemand
+from actors.routing.route import Route, Routing
+from protocol.messages import Generate
 
 
 class Movable(Protocol):
@@ -18,8 +19,8 @@ class Movable(Protocol):
         """Where it is."""
 
     @property
-    def need(self) -> TokenDemand:
-        """What it takes."""
+    def remaining(self) -> Generate:
+        """The request as it stands."""
 
     @property
     def avoided(self) -> set[str]:
@@ -64,7 +65,7 @@ class UnstartedRequests:
                 patient = now < since + limits.move_after_s * 2**request.moves or request.moves >= limits.moves_max
                 if patient or not request.route.overcommitted:
                     continue
-                route = routing.choose_idle(request.need, request.avoided)
+                route = routing.choose_idle(request.remaining, request.avoided)
                 if route is None:
                     break
                 self.discard(request)

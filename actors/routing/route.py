@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import trio
 from attrs import define, field, frozen
 
+from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load, Policy
 from actors.routing.outliers import Ejection, OutlierDetector, Suspect
 from actors.routing.ports import Pool, Ranking, Replies, RoutingObserver, Worker
@@ -36,20 +37,6 @@ class FailoverLimits:
     ejection: Ejection = Ejection()  # of workers that keep failing
     pause_s: float = 0.1  # before one that was lost is asked again, where there is no other
     pause_max_s: float = 2.0  # the same, of one that is never ready: each time twice as long, up to this
-
-
-@frozen
-class TokenDemand:
-    """What a request takes, in tokens: the prompt that it has now, and all that it may come to."""
-
-    prompt: int = 0
-    total: int = 0
-
-    @classmethod
-    def of(cls, request: Generate) -> TokenDemand:
-        """Return what a request takes of a worker."""
-        prompt = len(request.tokens)
-        return cls(prompt, prompt + request.sampling.tokens_max)
 
 
 @define(eq=False)
@@ -95,9 +82,9 @@ class Route:
         """Whether one of its workers has more than it can begin with."""
         return any(worker.load.overcommitted for worker in (self.decode, self.prefill) if worker is not None)
 
-    def fits(self, need: TokenDemand) -> bool:
-        """Whether the memory of its workers has room."""
-        return self.decode.load.fits(need.total) and (self.prefill is None or self.prefill.load.fits(need.prompt))
+    def fits(self, request: Generate) -> bool:
+        """Whether the memory of its workers has room for a request."""
+        return self.decode.load.fits(request) and (self.prefill is None or self.prefill.load.fits(request))
 
     @asynccontextmanager
     async def ask(self, worker: Worker, request: Generate) -> AsyncIterator[Replies]:
@@ -154,34 +141,38 @@ class Routing:
     _places: Reservations = field(init=False, factory=Reservations)
     _order: trio.StrictFIFOLock = field(init=False, factory=trio.StrictFIFOLock)
 
-    def choose(self, need: TokenDemand, but: Collection[str] = ()) -> Route | None:
-        """Return a route with room for one more request that avoids some names; None if there is none now.
+    def choose(self, request: Generate, but: Collection[str] = ()) -> Route | None:
+        """Return a route with room for a request that avoids some names; None if there is none now."""
+        if (workers := self._select(request, but)) is None:
+            return None
+        return Route(*workers, self._places, self.outliers, self.pool.wake, len(request.tokens))
 
-        Whether there is one does not depend on what the request needs.
-        """
-        whole = self._free(self._first(Leg.BOTH, need, but), Leg.BOTH, need)
-        both = None if whole is not None and need.prompt < self.prefill_tokens_min else self._pair(need, but)
-        if both is None:
-            return None if whole is None else self._route(whole, None, need)
-        prefill, decode = both
-        return self._route(decode, prefill, need)
+    def has_room(self) -> bool:
+        """Whether there is a route now: that does not depend on the request, nor on the policy."""
+        return self._select(None, ()) is not None
 
-    def _route(self, decode: Worker, prefill: Worker | None, need: TokenDemand) -> Route:
-        return Route(decode, prefill, self._places, self.outliers, self.pool.wake, need.prompt)
+    def _select(self, request: Generate | None, but: Collection[str]) -> tuple[Worker, Worker | None] | None:
+        """Return a worker that computes both legs, or a decode and its prefill; any that can, without a request."""
+        whole = self._pick(self._first(Leg.BOTH, request, but), request)
+        if whole is not None and (request is None or len(request.tokens) < self.prefill_tokens_min):
+            return whole, None
+        if (both := self._pair(request, but)) is not None:
+            prefill, decode = both
+            return decode, prefill
+        return None if whole is None else (whole, None)
 
     def _of(self, leg: Leg) -> Ranking:
         """Return the workers of a leg that can be asked now, ranked if anything ranks them."""
         return [each for each in self.pool.workers() if each.leg is leg] if self.ranked is None else self.ranked(leg)
 
-    def _first(self, leg: Leg, need: TokenDemand, but: Collection[str]) -> list[Worker]:
+    def _first(self, leg: Leg, request: Generate | None, but: Collection[str]) -> list[Worker]:
         """Return workers in favour, if ranked from the least busy on, up to the first that none behind is preferred to.
 
         It is one with room for the request, for which no place is kept; so what a choice costs does not grow with the
         workers while one of the first will do.
         """
-        if self.ranked is None:
+        if self.ranked is None or self.policy is not least_loaded:
             return list(self._in_favour(self._of(leg), but))
-        tokens = need.prompt if leg is Leg.PREFILL else need.total
         found = list[Worker]()
         for worker in self._in_favour(self._of(leg), but):
             load = worker.load
@@ -190,40 +181,47 @@ class Routing:
             if leg is Leg.PREFILL and worker.bootstrap is None:
                 continue
             found.append(worker)
-            if load.fits(tokens) and load.name not in self._places.requests:
+            if (request is None or load.fits(request)) and load.name not in self._places.requests:
                 break
         return found
 
-    def choose_idle(self, need: TokenDemand, but: Collection[str]) -> Route | None:
+    def choose_idle(self, request: Generate, but: Collection[str]) -> Route | None:
         """Return a route by which a request can begin at once, for slots and memory alike; None if there is none."""
-        route = self.choose(need, but)
-        if route is None or route.fits(need):
+        route = self.choose(request, but)
+        if route is None or route.fits(request):
             return route
         route.end()
         return None
 
-    def choose_next(self, need: TokenDemand) -> Route | None:
+    def choose_next(self, request: Generate) -> Route | None:
         """Return a route if there is one and nobody has waited for it already."""
-        return None if self._order.locked() else self.choose(need)
+        return None if self._order.locked() else self.choose(request)
 
-    async def wait_for(self, need: TokenDemand) -> Route:
+    async def wait_room(self) -> None:
+        """Wait until there is a route for any request, behind those who wait already."""
+        async with self._order:
+            while not self.has_room():
+                await self.pool.wait_changed()
+                await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
+
+    async def wait_for(self, request: Generate) -> Route:
         """Wait for a route, behind those who wait already."""
         async with self._order:
-            while (route := self.choose(need)) is None:
+            while (route := self.choose(request)) is None:
                 await self.pool.wait_changed()
                 await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
             return route
 
     async def wait_for_other(
-        self, need: TokenDemand, lost: Collection[str], dead: Collection[str], pause_s: float
+        self, request: Generate, lost: Collection[str], dead: Collection[str], pause_s: float
     ) -> Route:
         """Wait for a route, ahead of those who wait for a first; `lost` may be asked after a pause, `dead` not."""
         with trio.move_on_after(pause_s):
             await trio.lowlevel.checkpoint()
-            while (route := self.choose(need, {*lost, *dead})) is None:
+            while (route := self.choose(request, {*lost, *dead})) is None:
                 await self.pool.wait_changed()
             return route
-        while (route := self.choose(need, {*lost, *dead}) or self.choose(need, dead)) is None:
+        while (route := self.choose(request, {*lost, *dead}) or self.choose(request, dead)) is None:
             await self.pool.wait_changed()
         return route
 
@@ -280,13 +278,13 @@ class Routing:
         if not found:
             yield from others
 
-    def _pair(self, need: TokenDemand, but: Collection[str]) -> tuple[Worker, Worker] | None:
+    def _pair(self, request: Generate | None, but: Collection[str]) -> tuple[Worker, Worker] | None:
         """Return a prefill and a decode with room, the one also for prompts for the other; None if there is none now.
 
         They are not two whose hand-offs keep failing while there are others: those are worth waiting for.
         """
-        prefill = self._free(self._first(Leg.PREFILL, need, but), Leg.PREFILL, need)
-        decode = self._free(self._first(Leg.DECODE, need, but), Leg.DECODE, need)
+        prefill = self._pick(self._first(Leg.PREFILL, request, but), request)
+        decode = self._pick(self._first(Leg.DECODE, request, but), request)
         if prefill is None or decode is None:
             return None
         now, decodes = trio.current_time(), len(self._of(Leg.DECODE))
@@ -299,14 +297,14 @@ class Routing:
 
         if takes_well(self._places.with_kept(prefill.load), decode.load):
             return prefill, decode
-        if (others := self._meeting(need, but, takes_well)) is not None:
+        if (others := self._meeting(request, but, takes_well)) is not None:
             return others
         if not self.outliers or self._is_pair_in_favour(but, now):
             return None
-        return self._meeting(need, but, takes)
+        return self._meeting(request, but, takes)
 
     def _meeting(
-        self, need: TokenDemand, but: Collection[str], meet: Callable[[Load, Load], bool]
+        self, request: Generate | None, but: Collection[str], meet: Callable[[Load, Load], bool]
     ) -> tuple[Worker, Worker] | None:
         """Return the prefill that the policy prefers of those that can meet a decode, and the decode.
 
@@ -317,10 +315,10 @@ class Routing:
         met = [
             each for each, load in self._with_room(Leg.PREFILL, but) if any(meet(load, other) for _, other in decodes)
         ]
-        if (prefill := self._free(met, Leg.PREFILL, need)) is None:
+        if (prefill := self._pick(met, request)) is None:
             return None
         load = self._places.with_kept(prefill.load)
-        decode = self._free([each for each, other in decodes if meet(load, other)], Leg.DECODE, need)
+        decode = self._pick([each for each, other in decodes if meet(load, other)], request)
         return None if decode is None else (prefill, decode)
 
     def _with_room(self, leg: Leg, but: Collection[str]) -> list[tuple[Worker, Load]]:
@@ -337,11 +335,12 @@ class Routing:
         decodes = [each for each in in_favour if each.leg is Leg.DECODE]
         return any(not self.outliers.avoided(pair(one, two), now) for one in prefills for two in decodes)
 
-    def _free(self, workers: Sequence[Worker], leg: Leg, need: TokenDemand) -> Worker | None:
-        of_leg = [worker for worker in workers if worker.leg is leg]
-        if leg is Leg.PREFILL:  # until it has said where its rendezvous is, nobody can meet it there
-            of_leg = [worker for worker in of_leg if worker.bootstrap is not None]
-        loads = [worker.load for worker in of_leg]
-        tokens = need.prompt if leg is Leg.PREFILL else need.total
-        at = self.policy([self._places.with_kept(load) for load in loads], tokens)
-        return None if at is None else of_leg[at]
+    def _pick(self, workers: Sequence[Worker], request: Generate | None) -> Worker | None:
+        """Return which of those with room the policy prefers, or any without a request; None if all are full."""
+        # Until a prefill has said where its rendezvous is, nobody can meet it there.
+        ready = [each for each in workers if each.leg is not Leg.PREFILL or each.bootstrap is not None]
+        loads = [(each, self._places.with_kept(each.load)) for each in ready]
+        with_room = [(each, load) for each, load in loads if not load.full]
+        if not with_room or request is None:
+            return with_room[0][0] if with_room else None
+        return with_room[self.policy(request, [load for _, load in with_room])][0]

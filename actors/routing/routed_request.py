@@ -10,7 +10,7 @@ from attrs import define, evolve, field
 
 from actors.routing.ports import Replies, Worker
 from actors.routing.rebalancing import UnstartedRequests
-from actors.routing.route import Route, Routing, TokenDemand
+from actors.routing.route import Route, Routing
 from protocol.errors import (
     ActorLost,
     AskerLeft,
@@ -67,7 +67,7 @@ class RoutedRequest:
 
     async def run(self, route: Route | None) -> Finished:
         """Return the result; raises the `RequestError` of the last worker if nobody can go on."""
-        self.route = route or await self.routing.wait_for(self.need)
+        self.route = route or await self.routing.wait_for(self.remaining)
         try:
             while (finished := await self._try()) is None:
                 self._again = True
@@ -77,10 +77,21 @@ class RoutedRequest:
                 self._moved_to.end()
 
     @property
-    def need(self) -> TokenDemand:
-        """What it takes of a worker now."""
-        prompt = len(self.request.tokens)
-        return TokenDemand(prompt + len(self._sent), prompt + self.request.sampling.tokens_max)
+    def remaining(self) -> Generate:
+        """The request as it stands: what was sent is part of its prompt."""
+        sampling, sent = self.request.sampling, self._sent
+        if not sent:
+            return self.request
+        return evolve(
+            self.request,
+            tokens=[*self.request.tokens, *sent],
+            said=self.request.said + len(sent),
+            sampling=evolve(
+                sampling,
+                tokens_max=sampling.tokens_max - len(sent),
+                tokens_min=max(0, sampling.tokens_min - len(sent)),
+            ),
+        )
 
     @property
     def avoided(self) -> set[str]:
@@ -253,7 +264,7 @@ class RoutedRequest:
         tried = bool(route.tries) and isinstance(error, DeadlineExceeded | InternalError)
         if self._sent or self._opinions or not (tried or isinstance(error, EngineRefused)):
             return None
-        other = self.routing.choose(self.need, {*self._lost, *self._dead, *route.names})
+        other = self.routing.choose(self.remaining, {*self._lost, *self._dead, *route.names})
         if other is not None:
             self._opinions += 1
             self.routing.watch.call_resumed(error.code, 0)
@@ -269,18 +280,7 @@ class RoutedRequest:
 
     def _continued(self) -> Generate:
         """Return what is left to do, under another id: the worker that was lost may not have let go of the first."""
-        sampling = self.request.sampling
-        return evolve(
-            self.request,
-            id=self.routing.new_id(),
-            tokens=[*self.request.tokens, *self._sent],
-            said=self.request.said + len(self._sent),
-            sampling=evolve(
-                sampling,
-                tokens_max=sampling.tokens_max - len(self._sent),
-                tokens_min=max(0, sampling.tokens_min - len(self._sent)),
-            ),
-        )
+        return evolve(self.remaining, id=self.routing.new_id())
 
     def _ended(self) -> Finished | None:
         """Return the result if every token has been sent, and only the word that it was the last one was lost."""
@@ -314,7 +314,7 @@ class RoutedRequest:
         if self._crashes and dead:
             raise lost
         with trio.move_on_after(limits.resume_s):
-            route = await self.routing.wait_for_other(self.need, self._lost, self._dead, self._pause_s)
+            route = await self.routing.wait_for_other(self.remaining, self._lost, self._dead, self._pause_s)
             if not (sent and self._weights not in {None, self.routing.pool.weights()}):
                 return route
             route.end()  # the rest would be of another model than what was sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from attrs import frozen
 
@@ -48,6 +49,17 @@ class Holds:
         if self.at_most is not None and len(value) > self.at_most:
             return f"must hold at most {self.at_most} {what}, holds {len(value)}"
         return None
+
+
+@frozen
+class OneOf:
+    """The strings that a value may be, where the program and not a type names them."""
+
+    allowed: Collection[str]
+
+    def complaint(self, value: object) -> str | None:
+        """Say that a string is none of them."""
+        return None if value in self.allowed else f"must be {' or '.join(self.allowed)}, got {describe(value)}"
 
 
 @frozen

@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 import trio
 from attrs import define, field
 
+from actors.routing.least_loaded import rank
 from actors.routing.ports import Worker
 from protocol.cluster import Leg
 from supervisor.cluster.model_identity import ModelIdentities
@@ -56,7 +57,7 @@ class RankedWorkers:
 
 def _key(worker: Worker) -> Key:
     load = worker.load
-    return load.full, load.busy / load.slots, load.tokens, load.name
+    return load.full, *rank(load)
 
 
 class Known(Protocol):

@@ -91,7 +91,7 @@ class LocalWorker:
         kv_tokens_max = 0 if last is None or last.info is None else last.info.kv_tokens_max
         slots, tokens = self.offered.slots, self.tokens
         name, bounds = f"{self.node}/{self.offered.name}", _bounds(self.offered)
-        return Load(name, self.busy, slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds)
+        return Load(name, self.busy, slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg)
 
     def load_without(self, hearer: str) -> OfferLoad:
         """Return how busy it is with what everybody but one other node asks."""
@@ -208,7 +208,7 @@ class RemoteWorker:
         kv_tokens_max = 0 if offer.engine is None else offer.engine.kv_tokens_max
         busy = self.busy + offer.running + offer.waiting
         name, bounds = f"{self.node}/{offer.name}", _bounds(offer)
-        return Load(name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds)
+        return Load(name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg)
 
     def judged(self, offer: Offer) -> None:
         """Note another offer of the same worker, which is as busy as before."""

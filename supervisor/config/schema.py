@@ -12,8 +12,10 @@ from actors.engines.sglang.boot_message import CPU_PREFILL_CHUNK, GrammarLimits,
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
 from actors.routing.outliers import Ejection
+from actors.routing.policies import POLICIES
 from protocol.cluster import PORT
 from protocol.dialects.options import Holds, Matches, Within
+from protocol.strict.checks import OneOf
 from supervisor.config.keyfile import GrammarName
 from supervisor.config.limits import Count, GatewayLimits, Seconds
 from supervisor.config.tls import Certificate
@@ -27,6 +29,7 @@ ListenAt = Annotated[str, Matches(AT, "like 127.0.0.1:7401 or [::1]:7401")]
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 PREFILL_CHUNK = {"cpu": CPU_PREFILL_CHUNK, "cuda": 8192}
 """The chunk of an engine whose section names none; on a GPU SGLang's own depends on its memory."""
+PolicyName = Annotated[str, OneOf(tuple(POLICIES))]
 WILDCARD_HOSTS = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here, not bound
 
 
@@ -114,6 +117,7 @@ class ModelSection:
     path: Annotated[str, Holds(1)]  # a folder; relative to the file it stands in
     template: str | None = None  # a file with a chat template that replaces the model's own
     queue_max: Count = 64  # requests that wait for an engine
+    policy: PolicyName = "least_loaded"  # by which a router chooses the worker of a request
     prefill_tokens_min: Annotated[int, Within(at_least=0, at_most=1_000_000_000)] = 0  # shorter prompts skip a prefill
     resumes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 3  # of one request, after the loss of a worker
     drains_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 64  # losses to drains and replaced links

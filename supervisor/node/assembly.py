@@ -14,7 +14,7 @@ from actors.engines.sglang import model_files
 from actors.kit.calls import Address, Askable, Call, mailbox
 from actors.kit.priority_inbox import priority_inbox
 from actors.processor import TextReply, TextRequest, TextResult, processor
-from actors.routing.load import least_loaded
+from actors.routing.policies import POLICIES
 from actors.routing.route import Routing
 from actors.text.model import TextModel, load
 from actors.text.prompts import PromptLimits
@@ -188,7 +188,7 @@ def _asked_of(
     plain = name.replace("/", ":")
     routing = live.routings[name] = Routing(
         pool=directory.pool(name),
-        policy=least_loaded,
+        policy=POLICIES[section.policy],
         limits=router_child.limits(section),
         new_room=world.new_room,
         new_id=world.new_id,

@@ -12,6 +12,7 @@ import attrs
 import trio
 from attrs import define, evolve, field, frozen
 
+from actors.routing.policies import POLICIES
 from protocol.cluster import Reloaded
 from protocol.errors import InternalError, StartFailed
 from supervisor.cluster import link_credentials
@@ -326,6 +327,7 @@ class Reloader:
             )
         if routing is None or section is None or not keys or keys[0] not in RELOADABLE:
             return False
+        routing.policy = POLICIES[section.policy]
         routing.prefill_tokens_min = section.prefill_tokens_min
         routing.limits = limits(section)
         return True

@@ -19,7 +19,7 @@ LIMITS = (
     *("resumes_max", "drains_max", "crashes_max", "resume_tokens_max", "resume_s"),
     *("move_after_s", "moves_max", "preemptions_max"),
 )
-RELOADABLE = ("prefill_tokens_min", *LIMITS, "ejection")
+RELOADABLE = ("policy", "prefill_tokens_min", *LIMITS, "ejection")
 """What a reload may change."""
 
 
@@ -34,7 +34,7 @@ def child(name: str, section: ModelSection, inbox: Work, routing: Routing) -> Ch
         name=f"router-{name.replace('/', ':')}",
         run=router,
         args=(inbox, routing),
-        about=f"to the least loaded worker of {name}",
+        about=f"to a worker of {name}, chosen by {section.policy}",
         limits=(
             ("queue", section.queue_max),
             *((_spelled(key), getattr(section, key)) for key in ("prefill_tokens_min", *LIMITS)),

@@ -56,7 +56,7 @@ QUEUE: Bugs = {
         ),
         Bug(
             "only the least busy decode is tried",
-            "        if (others := self._meeting(need, but, takes_well)) is not None:\n            return others\n",
+            "        if (others := self._meeting(request, but, takes_well)) is not None:\n            return others\n",
             "        return None\n",
         ),
     ),

@@ -23,20 +23,20 @@ PAIRS: Bugs = {
         ),
         Bug(
             "a resume forgets the last token that was sent",
-            "tokens=[*self.request.tokens, *self._sent],",
-            "tokens=[*self.request.tokens, *self._sent[:-1]],",
+            "tokens=[*self.request.tokens, *sent],",
+            "tokens=[*self.request.tokens, *sent[:-1]],",
         ),
         Bug(
             "a resume asks for all tokens again",
-            "tokens_max=sampling.tokens_max - len(self._sent),",
+            "tokens_max=sampling.tokens_max - len(sent),",
             "tokens_max=sampling.tokens_max,",
         ),
         Bug(
             "a resume does not say what was said",
-            "said=self.request.said + len(self._sent),",
+            "said=self.request.said + len(sent),",
             "said=self.request.said,",
         ),
-        Bug("a resume goes by the id of the first try", "id=self.routing.new_id(),", "id=self.request.id,"),
+        Bug("a resume goes by the id of the first try", "id=self.routing.new_id())", "id=self.request.id)"),
         Bug(
             "usage counts what a lost worker said twice",
             "self._before + finished.usage.completion_tokens)",
@@ -78,8 +78,8 @@ PAIRS: Bugs = {
     "actors/routing/route.py": (
         Bug(
             "a prompt of any length goes to two legs",
-            "and need.prompt < self.prefill_tokens_min",
-            "and need.prompt < 0",
+            "or len(request.tokens) < self.prefill_tokens_min",
+            "or len(request.tokens) < 0",
         ),
     ),
     "actors/kit/priority_inbox.py": (

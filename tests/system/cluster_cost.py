@@ -22,10 +22,10 @@ from attrs import define, field
 from trio.testing import MockClock
 
 from actors.kit.priority_inbox import priority_inbox
-from actors.routing.load import least_loaded
-from actors.routing.route import FailoverLimits, Routing, TokenDemand
+from actors.routing.least_loaded import least_loaded
+from actors.routing.route import FailoverLimits, Routing
 from protocol.cluster import Leg, Offer
-from protocol.messages import EngineInfo
+from protocol.messages import EngineInfo, Generate, Sampling
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
@@ -186,12 +186,13 @@ def _routing(directory: Directory, found: dict[str, float]) -> None:
         directory.pool(MODEL), least_loaded, FailoverLimits(), partial(next, numbers), str, 0, frozenset()
     )
     routing.ranked = partial(directory.ranked, MODEL)
+    request = Generate("", [1] * 100, Sampling(100))
     rounds, began = 200, time.process_time()
     for _ in range(rounds):
         assert engine_control.never_ready(directory, (MODEL,)) is None
         assert engine_control.request_limits(directory, MODEL, 4096) is not None
         engine_control.request_tokens_max(directory, MODEL)
-        route = routing.choose(TokenDemand(100, 200))
+        route = routing.choose(request)
         assert route is not None
         route.end()
     found["a routing decision, ms"] = 1000 * (time.process_time() - began) / rounds

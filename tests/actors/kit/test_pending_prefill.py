@@ -17,7 +17,7 @@ from actors.decode import Deadlines, decode
 from actors.kit.calls import Address, Answer, Call
 from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
-from actors.routing.load import Load, least_loaded
+from actors.routing.load import Load
 from actors.routing.reservations import Reservations
 from protocol.cluster import Leg
 from protocol.errors import RequestError
@@ -296,7 +296,6 @@ class Told:
 def test_a_worker_with_prompts_enough_is_behind_all_that_have_room():
     loads = [Load("a", 0, 4, 0, 0, 0, 8, 8), Load("b", 3, 4, 0, 0, 0, 7, 8), Load("c", 2, 4, 0, 0, 0, 99, 0)]
     assert [load.full for load in loads] == [True, False, False]
-    assert least_loaded(loads) == 2
     ranked = RankedWorkers.of([Told(load) for load in loads])
     assert [each.load.name for each in ranked] == ["c", "b", "a"]
 

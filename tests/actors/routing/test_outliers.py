@@ -11,11 +11,11 @@ from attrs import Factory, define
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.routing.load import least_loaded
+from actors.routing.least_loaded import least_loaded
 from actors.routing.outliers import Ejection, OutlierDetector, Suspect
 from actors.routing.ports import RoutingObserver
 from actors.routing.reservations import Reservations
-from actors.routing.route import FailoverLimits, Routing, TokenDemand
+from actors.routing.route import FailoverLimits, Routing
 from protocol.cluster import Leg
 from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOffFailed, InternalError, RequestError
 from supervisor.node import router_child
@@ -435,7 +435,7 @@ async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_set_aside(autoj
     routing.pool.all = []  # who needs them all finds nobody
     workers[7].slots = 80  # so that it would be the first
     workers[7].more = 1
-    route = routing.choose(TokenDemand(10, 20))
+    route = routing.choose(generate())
     assert route.name != "w7"
     assert ordered.looks.total() <= 3
 
@@ -457,7 +457,7 @@ async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock):
     for one in prefills:
         for two in decodes[:10]:
             places.add(one.name, two.name, 100)
-    assert routing.choose(TokenDemand(100, 200)).names == ("d10", "p0")
+    assert routing.choose(generate()).names == ("d10", "p0")
     assert places.asked <= len(prefills) * 10 + len(prefills) + len(decodes) + 1
 
 
@@ -479,10 +479,10 @@ async def test_ranked_or_not_the_same_worker_or_pair_is_chosen(seed, autojump_cl
     but = rng.sample(names, rng.randrange(3))
     for _ in range(12):  # each keeps its place
         routing.ranked = ordered.of
-        one, routing.ranked = routing.choose(TokenDemand(10, 20), but), None
+        one, routing.ranked = routing.choose(generate(), but), None
         if one is not None:
             one.end()
-        two = routing.choose(TokenDemand(10, 20), but)
+        two = routing.choose(generate(), but)
         assert (one is None) == (two is None)
         if one is None:
             break

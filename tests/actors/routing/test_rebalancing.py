@@ -9,7 +9,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from actors.routing.load import Load
 from actors.routing.outliers import Ejection
-from actors.routing.route import FailoverLimits, Route, TokenDemand
+from actors.routing.route import FailoverLimits, Route
 from protocol.cluster import Leg
 from protocol.errors import EngineLost, HandOffFailed, InternalError, Preempted
 from tests.actors.test_router import Fake, Play, ask, check_whole, generate, routed
@@ -101,12 +101,12 @@ async def test_leaving_while_a_request_moves_keeps_no_place(autojump_clock):
 async def test_a_place_that_is_let_go_is_had_at_once_by_whoever_waits(autojump_clock):
     async with routed(Fake("a", slots=1)) as world, trio.open_nursery() as nursery:
         routing, got = world.routing, list[Route]()
-        kept = routing.choose(TokenDemand())
+        kept = routing.choose(generate())
 
         async def wait(another):
             got.append(await another)
 
-        nursery.start_soon(wait, routing.wait_for_other(TokenDemand(), (), (), 0.0))
+        nursery.start_soon(wait, routing.wait_for_other(generate(), (), (), 0.0))
         await wait_all_tasks_blocked()
         assert not got
         kept.end()
@@ -122,14 +122,14 @@ async def test_a_worker_that_was_tried_is_had_at_once_by_whoever_waits(autojump_
         routing, got = world.routing, list[Route]()
         routing.failed("a", InternalError("a bug"))
         await trio.sleep(2)
-        tries = routing.choose(TokenDemand())
+        tries = routing.choose(generate())
         for name in tries.names:
             tries._let_go(name)  # as if it had been asked
 
         async def wait(another):
             got.append(await another)
 
-        nursery.start_soon(wait, routing.wait_for_other(TokenDemand(), (), (), 0.0))
+        nursery.start_soon(wait, routing.wait_for_other(generate(), (), (), 0.0))
         await wait_all_tasks_blocked()
         assert not got
         tries.end()

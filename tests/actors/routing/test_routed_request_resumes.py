@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from actors.routing.load import least_loaded
+from actors.routing.least_loaded import least_loaded
 from actors.routing.ports import RoutingObserver
 from protocol.errors import EngineLost, LinkLost
 from protocol.messages import Grammar, GrammarKind, Usage
@@ -26,10 +26,10 @@ async def test_a_pair_that_cannot_meet_after_all_keeps_no_place(autojump_clock):
         prefill = world.worker("p")
         await wait_all_tasks_blocked()
 
-        def forgetful(loads, tokens):
+        def forgetful(request, loads):
             if [load.name for load in loads] == ["d"]:  # the prefill has just been chosen
                 prefill.bootstrap = None
-            return least_loaded(loads, tokens)
+            return least_loaded(request, loads)
 
         world.routing.policy = forgetful
         got = await ask(world, generate())

@@ -262,7 +262,7 @@ def test_a_check_prints_the_tree_and_the_limits():
         "tiny on cpu",
         "KV tokens 16,384 · slots 16",
         "requests 256 · prompt tokens 262,144",
-        "to the least loaded worker of tiny",
+        "to a worker of tiny, chosen by least_loaded",
         "queue 64 · prefill tokens min 0 · resumes 3",
         "connections max 1,024",
         "body bytes max 4,194,304",

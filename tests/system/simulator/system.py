@@ -16,7 +16,7 @@ from actors.kit.calls import Address, Answer, mailbox
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.processor import processor
 from actors.router import router
-from actors.routing.load import least_loaded
+from actors.routing.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits, Routing
 from protocol.cluster import NodeState, check, check_loads
 from protocol.cost import work as work_of
