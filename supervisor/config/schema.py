@@ -7,10 +7,10 @@ from typing import Annotated, Literal, get_args
 
 from attrs import Factory, field, frozen
 
-from actors.decode import Deadlines
 from actors.engines.sglang.boot_message import CPU_PREFILL_CHUNK, GrammarLimits, Setting
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
+from actors.engines.slots import Deadlines
 from actors.routing.outliers import Ejection
 from actors.routing.policies import POLICIES
 from protocol.cluster import PORT

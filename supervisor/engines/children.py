@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeAlias
 
 import trio
 from attrs import asdict, frozen
 
-from actors.decode import SlotObserver, decode
+from actors.decode import decode
 from actors.engines.port import Engine
 from actors.engines.sglang.boot_message import SglangSpec
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.sentences import SENTENCES
 from actors.engines.simulated.spec import SimulatedSpec
+from actors.engines.slots import SlotObserver
 from actors.kit.calls import Inbox
 from actors.kit.priority_inbox import PriorityInbox
+from actors.prefill import prefill
 from actors.text.model import TextModel
 from protocol.cluster import Leg, Offer
 from protocol.errors import StartFailed
@@ -131,11 +134,11 @@ def worker(cluster: Cluster, each: Worker, hosts_of: Mapping[str, spawn.HostStar
         children=(
             _simulated(each, world) if section.kind == "simulated" else _sglang(cluster, each, hosts_of, world),
             Child(
-                name="decode",
-                run=_decode,
+                name="prefill" if section.leg == "prefill" else "decode",
+                run=_prefill if section.leg == "prefill" else _decode,
                 args=(each, world.metrics.decode(f"{section.node}/{each.name}")),
                 stop_within_s=section.deadlines.release_s + 1.0,
-                about="one slot a request",
+                about="one slot a prompt" if section.leg == "prefill" else "one slot a request",
                 limits=(
                     *((key.replace("_", " "), value) for key, value in asdict(section.deadlines).items()),
                     *((("pending prefill tokens", pending_max),) if pending_max else ()),
@@ -269,15 +272,31 @@ async def _decode(  # noqa: ASYNC128  # decode calls started()
     task_status: trio.TaskStatus[None],
 ) -> None:
     section = each.section
+    async with _engine_of(each) as engine:
+        most = section.pending_prefill_max
+        await decode(each.inbox, engine, section.slots, section.deadlines, observer, most, task_status=task_status)
+
+
+async def _prefill(  # noqa: ASYNC128  # prefill calls started()
+    each: Worker,
+    observer: SlotObserver,
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    section = each.section
+    async with _engine_of(each) as engine:
+        await prefill(each.inbox, engine, section.slots, section.deadlines, observer, task_status=task_status)
+
+
+@asynccontextmanager
+async def _engine_of(each: Worker) -> AsyncIterator[Engine]:
+    """Wait for a worker's engine; in the end, let what waits for it be asked elsewhere."""
     engine = await each.plug.wait()
     if (why := mismatch(each.digest, engine.info.digest)) is not None:  # the folder has changed since the node began
         raise StartFailed(f"engine {each.name} is not asked: {why}, from what this node read when it started")
     each.came()
     try:
-        # A prefill gets what its router gives it, in whatever order: a decode keeps memory for what waits there, and
-        # one that was held back here could need it of those behind which it waits.
-        most = section.pending_prefill_max if section.leg == "both" else 0
-        await decode(each.inbox, engine, section.slots, section.deadlines, observer, most, task_status=task_status)
+        yield engine
     finally:
         each.turn_away()
 

@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from actors.decode import SlotObserver
+from actors.engines.slots import SlotObserver
 from actors.routing.ports import RoutingObserver
 from protocol.errors import AskerLeft
 from protocol.messages import EngineLoad, Usage

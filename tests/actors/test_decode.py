@@ -9,7 +9,8 @@ import trio
 from attrs import frozen
 from trio.testing import wait_all_tasks_blocked
 
-from actors.decode import Deadlines, decode
+from actors.decode import decode
+from actors.engines.slots import Deadlines
 from actors.kit.calls import Address
 from actors.kit.priority_inbox import priority_inbox
 from protocol.errors import (
@@ -84,7 +85,7 @@ async def test_tokens_pass_without_waking_the_actor(autojump_clock):
         with counting() as steps:
             await trio.sleep(15)
         assert replies.credit <= 35
-        assert "_generate" not in steps.by_name
+        assert "generate" not in steps.by_name
 
 
 @pytest.mark.parametrize("after_s", [0.5, 1, 1.5, 2.5])

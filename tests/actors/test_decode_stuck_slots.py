@@ -9,7 +9,8 @@ import trio
 from attrs import define, evolve, field
 from trio.testing import wait_all_tasks_blocked
 
-from actors.decode import Deadlines, SlotObserver, decode
+from actors.decode import decode
+from actors.engines.slots import Deadlines, SlotObserver
 from actors.kit.calls import Address
 from actors.kit.priority_inbox import priority_inbox
 from actors.routing.load import Load

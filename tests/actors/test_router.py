@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from actors.decode import Deadlines, decode
+from actors.decode import decode
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.slots import Deadlines
 from actors.kit.calls import Address, Answer, mailbox
 from actors.kit.priority_inbox import priority_inbox
 from actors.router import router

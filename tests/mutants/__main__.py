@@ -148,6 +148,7 @@ SUITES = {  # the quickest first
     ],
     "delivery": ["tests/supervisor/gateway/test_requests_delivery.py"],
     "pending": [
+        "tests/actors/test_prefill.py",
         "tests/actors/kit/test_pending_prefill.py",
         "tests/actors/engines/simulated/test_rendezvous_rooms.py",
         "tests/supervisor/gateway/websocket/test_message_reader.py",

@@ -51,7 +51,7 @@ LINKS: Bugs = {
             "if failure is None and _first(error, ActorError) is not None:",
         ),
     ),
-    "actors/decode.py": (
+    "actors/engines/slots.py": (
         Bug("no abort", "self.engine.abort(request.id)", "pass"),
         Bug("abort without waiting for the slot", "await self.engine.wait_released(request.id)", "pass"),
         Bug(
@@ -67,20 +67,22 @@ LINKS: Bugs = {
         ),
         Bug("work is begun for an asker who left", "await trio.lowlevel.checkpoint_if_cancelled()", "pass"),
         Bug(
-            "a call is taken before there is a slot for it",
-            """            await held.free.acquire()  # the slot first: a call that must wait had better wait where others can take it
-            call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
-""",
-            """            call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
-            await held.free.acquire()
-""",
-        ),
-        Bug(
             "no deadline for the first token",
             "self.started_at + self.deadlines.first_token_s)",
             "self.started_at + 1e9)",
         ),
         Bug("no deadline between tokens", "return min(total, self.last_at + self.deadlines.gap_s)", "return total"),
+    ),
+    "actors/decode.py": (
+        Bug(
+            "a call is taken before there is a slot for it",
+            """            await own.free.acquire()  # the slot first: a call that must wait had better wait where others can take it
+            call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
+""",
+            """            call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
+            await own.free.acquire()
+""",
+        ),
     ),
     "supervisor/links/link.py": (
         Bug("Hello wakes nobody who asked before it", "        self._asking.wake()\n", ""),

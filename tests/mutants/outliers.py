@@ -32,7 +32,7 @@ ROUTER: Bugs = {
     "actors/routing/route.py": (
         Bug("a place that is let go wakes nobody", "        self._freed()\n", "        pass\n"),
     ),
-    "actors/decode.py": (
+    "actors/engines/slots.py": (
         Bug("one stuck slot costs the engine", "if len(self.kept) >= most:", "if self.kept:"),
         Bug("a stuck slot is given on", "if call.request.id in slots.kept:", "if False:"),
     ),

@@ -18,13 +18,18 @@ QUEUE: Bugs = {
         ),
         Bug("who leaves the head of the line is waited for", "call.when_left = self.retry", "pass"),
     ),
-    "actors/decode.py": (
+    "actors/engines/slots.py": (
         Bug(
             "a prompt that never began is pending for ever",
             "    finally:\n        begun()\n",
             "    finally:\n        pass\n",
         ),
         Bug("a prompt is pending until its answer ends", "            begun()\n            call", "            call"),
+    ),
+    "actors/prefill.py": (
+        Bug("a prefill takes any number of prompts", "await own.free.acquire()", "await trio.lowlevel.checkpoint()"),
+    ),
+    "actors/decode.py": (
         Bug("nobody looks again when a prompt has begun", "            inbox.retry()", "            pass"),
     ),
     "actors/routing/load.py": (

@@ -50,7 +50,7 @@ SIM: Bugs = {
             "pass",
         ),
     ),
-    "actors/decode.py": (
+    "actors/engines/slots.py": (
         Bug(
             "one slot that is kept costs the engine",
             "if len(self.kept) >= most:",

@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager, suppress
 import trio
 from attrs import Factory, define, field
 
-from actors.decode import Deadlines, decode
+from actors.decode import decode
 from actors.engines.port import Engine
 from actors.engines.sglang.adapter import SglangEngine
+from actors.engines.slots import Deadlines
 from actors.kit.calls import Address
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed

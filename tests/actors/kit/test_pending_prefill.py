@@ -13,7 +13,8 @@ import trio
 from attrs import evolve
 from trio.testing import wait_all_tasks_blocked
 
-from actors.decode import Deadlines, decode
+from actors.decode import decode
+from actors.engines.slots import Deadlines
 from actors.kit.calls import Address, Answer, Call
 from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox

@@ -11,7 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from actors.decode import Deadlines, SlotObserver, decode
+from actors.decode import decode
+from actors.engines.slots import Deadlines, SlotObserver
 from actors.kit.priority_inbox import priority_inbox
 from actors.routing.ports import RoutingObserver
 from protocol.errors import LinkLost, StartFailed

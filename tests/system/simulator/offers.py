@@ -6,6 +6,7 @@ import trio
 
 from actors.decode import decode
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
+from actors.prefill import prefill
 from protocol.cluster import Leg, Offer
 from protocol.cost import work as work_of
 from protocol.messages import Generate
@@ -57,7 +58,11 @@ async def work(
     directory.turn_away()
     try:
         costs, leg = world.costs, list(directory.here.values())[number].leg
-        most = costs.pending_prefill_max if leg is Leg.BOTH else 0
-        await decode(inboxes[number], engine, costs.slots, world.deadlines, None, most, task_status=task_status)
+        own = inboxes[number], engine, costs.slots, world.deadlines, None
+        if leg is Leg.PREFILL:
+            await prefill(*own, task_status=task_status)
+        else:
+            most = costs.pending_prefill_max if leg is Leg.BOTH else 0
+            await decode(*own, most, task_status=task_status)
     finally:
         list(directory.here.values())[number].turn_away()

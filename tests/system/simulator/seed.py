@@ -10,7 +10,7 @@ from functools import cache
 import trio
 from attrs import define, evolve, field
 
-from actors.decode import Deadlines
+from actors.engines.slots import Deadlines
 from actors.routing.route import FailoverLimits
 from supervisor.node.node import BYE_S, FAREWELL_S
 from tests.rig.fake_engine import Costs

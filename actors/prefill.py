@@ -1,0 +1,43 @@
+"""Prefill: compute prompts, and hand their KV caches to the decodes that they are for.
+
+A request and its decode meet at the rendezvous that the router has chosen for both; the engine moves the cache by
+itself, and neither actor sees it. The answer is one token, which says that the decode has the cache: the router passes
+nothing of it on, since the decode streams that token too. An engine is warm before it is offered here.
+
+It bounds no prompts of its own, unlike a decode whose engine computes prompts. The decode has memory set aside for each
+prompt that it waits for: a prompt that was held back here could need the memory of those that it is behind, and neither
+would go on. The router, which knows both legs, gives a prefill no more for one decode than its share, and keeps the
+order of urgency and turns; here calls are taken in the order of the inbox, as slots become free.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from actors.engines.port import Engine
+from actors.engines.slots import Deadlines, SlotObserver, Slots, end_with, generate
+from actors.kit.calls import BugCounter
+from actors.kit.priority_inbox import PriorityInbox
+from protocol.messages import Finished, Generate, Started, Tokens
+
+
+async def prefill(
+    inbox: PriorityInbox[Generate, Started | Tokens, Finished],
+    engine: Engine,
+    slots: int,
+    deadlines: Deadlines,
+    observer: SlotObserver | None = None,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Compute prompts, at most `slots` at a time; each keeps its slot until its cache is at the decode.
+
+    Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
+    """
+    own, bugs = Slots(engine, slots, deadlines, observer or SlotObserver()), BugCounter()
+    async with trio.open_nursery() as requests:
+        requests.start_soon(end_with, engine)
+        task_status.started()
+        while True:
+            await own.free.acquire()
+            requests.start_soon(generate, await inbox.receive(), own, bugs)

@@ -1,0 +1,150 @@
+"""Prefill: a prompt keeps its slot until the decode at its rendezvous has the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+from attrs import evolve, frozen
+from trio.testing import wait_all_tasks_blocked
+
+from actors.decode import decode
+from actors.engines.simulated.costs import Costs
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
+from actors.engines.simulated.spec import BOOTSTRAP
+from actors.engines.slots import Deadlines
+from actors.kit.calls import Address
+from actors.kit.priority_inbox import priority_inbox
+from actors.prefill import prefill
+from protocol.cluster import Leg
+from protocol.errors import BadRequest, EngineDied, EngineLost
+from protocol.messages import EngineLoad, Finished, FinishReason, Generate, Rendezvous, Started, Tokens, Usage
+from tests.rig.simulated_engines import generate, running, spec
+
+COSTS = Costs(fixed_s=1.0, per_prefill_token_s=0.0, per_running_s=0.0)
+
+
+@frozen
+class Pair:
+    """A prefill and a decode, each the actor of a simulated engine of its own; one step takes a second."""
+
+    prefill: Address
+    decode: Address
+    prefill_engine: SimulatedEngine
+    decode_engine: SimulatedEngine
+
+
+@asynccontextmanager
+async def pair(*, slots: int = 2, decode_memory: int = 4096) -> AsyncIterator[Pair]:
+    meetings, of_pair = RendezvousRooms(), {"costs": COSTS, "prefill_chunk": 64, "slots": 4}
+    async with (
+        running(spec(leg=Leg.PREFILL, **of_pair), rendezvous_rooms=meetings) as first,
+        running(spec(leg=Leg.DECODE, kv_tokens_max=decode_memory, **of_pair), rendezvous_rooms=meetings) as second,
+        trio.open_nursery() as actors,
+    ):
+        to_prefill, prompts = priority_inbox(8, lambda request: request.priority)
+        to_decode, requests = priority_inbox(8, lambda request: request.priority)
+        await actors.start(prefill, prompts, first, slots, Deadlines())
+        await actors.start(decode, requests, second, 4, Deadlines())
+        yield Pair(to_prefill, to_decode, first, second)
+        actors.cancel_scope.cancel()
+
+
+def met(name: str, room: int, *, prompt: int = 16, tokens_max: int = 8, priority: int = 0) -> Generate:
+    """A request whose legs meet in a room."""
+    request = generate(name, prompt, tokens_max)
+    return evolve(request, rendezvous=Rendezvous(room, *BOOTSTRAP), priority=priority)
+
+
+async def ask(address: Address, request: Generate) -> tuple[list[Started | Tokens], Finished]:
+    async with address.ask(request, request.sampling.tokens_max) as answer:
+        return [reply async for reply in answer], await answer.result()
+
+
+async def test_the_answer_is_the_one_token_that_its_decode_streams_first(autojump_clock):
+    answers = {}
+
+    async def ask_leg(leg, address):
+        answers[leg] = await ask(address, met("a", 1))
+
+    async with pair() as made, trio.open_nursery() as legs:
+        legs.start_soon(ask_leg, "prefill", made.prefill)
+        legs.start_soon(ask_leg, "decode", made.decode)
+    [started, first], finished = answers["prefill"]
+    assert isinstance(started, Started)
+    assert (finished.reason, finished.usage) == (FinishReason.LENGTH, Usage(16, 1))
+    replies, _ = answers["decode"]
+    assert replies[1].ids[0] == first.ids[0]
+
+
+async def test_a_prompt_keeps_its_slot_until_its_decode_has_room_for_the_cache(autojump_clock):
+    async with pair(slots=1, decode_memory=40) as made, trio.open_nursery() as legs:
+        legs.start_soon(ask, made.decode, met("long", 1, tokens_max=24))
+        await trio.sleep(0.5)
+        legs.start_soon(ask, made.decode, met("a", 2, tokens_max=24))
+        legs.start_soon(ask, made.prefill, met("a", 2, tokens_max=24))
+        await trio.sleep(5)
+        legs.start_soon(ask, made.prefill, met("b", 3))
+        await trio.sleep(5)
+        assert made.prefill.inbox.waiting == (1, 0), "the prompt of a is computed, and its slot is not free"
+        assert await made.prefill_engine.load() == EngineLoad(1, 0, 16)
+        await trio.sleep(30)
+        assert made.prefill.inbox.waiting == (0, 0)
+
+
+async def test_whoever_leaves_takes_the_prompt_out_of_the_engine_and_frees_the_slot(autojump_clock):
+    async with pair(slots=1, decode_memory=40) as made, trio.open_nursery() as legs:
+        legs.start_soon(ask, made.decode, met("long", 1, tokens_max=24))
+        await trio.sleep(0.5)
+        legs.start_soon(ask, made.decode, met("a", 2, tokens_max=24))
+        with trio.move_on_after(5):
+            await ask(made.prefill, met("a", 2, tokens_max=24))
+        await wait_all_tasks_blocked()
+        assert await made.prefill_engine.load() == EngineLoad(0, 0, 0)
+        with trio.fail_after(2):
+            await ask(made.prefill, met("b", 3))
+        legs.cancel_scope.cancel()
+
+
+async def test_a_request_without_a_rendezvous_is_refused_alone(autojump_clock):
+    async with pair() as made:
+        with pytest.raises(BadRequest, match="rendezvous"):
+            await ask(made.prefill, generate("a", 16))
+        _, finished = await ask(made.prefill, met("b", 1))
+        assert finished.usage.completion_tokens == 1
+
+
+async def test_prompts_wait_for_slots_alone_and_the_most_urgent_goes_first(autojump_clock):
+    began: list[str] = []
+
+    async def ask_for(made, name, **more):
+        await ask(made.prefill, met(name, len(name), **more))
+        began.append(name)
+
+    async with pair(slots=2) as made:
+        async with trio.open_nursery() as legs:
+            for name, priority in (("a", 0), ("bb", 0), ("ccc", 0), ("dddd", 1)):
+                legs.start_soon(partial(ask_for, made, name, prompt=200, priority=priority))
+                await wait_all_tasks_blocked()
+            assert made.prefill.inbox.waiting == (2, 0)
+            assert (await made.prefill_engine.load()).running == 2, "however long the prompts are"
+        assert began[2:] == ["dddd", "ccc"]
+
+
+async def test_a_lost_engine_fails_its_prompts_and_ends_the_actor(autojump_clock):
+    ends = [pytest.RaisesExc(EngineDied, match=why) for why in ("crashed", "is lost")]
+
+    async def ask_and_fail(made):
+        with pytest.raises(EngineLost):
+            await ask(made.prefill, met("a", 1, prompt=200))
+
+    with pytest.RaisesGroup(*ends, flatten_subgroups=True):
+        async with pair() as made, trio.open_nursery() as legs:
+            legs.start_soon(ask_and_fail, made)
+            await trio.sleep(0.5)
+            made.prefill_engine.crash()
+            await trio.sleep(1)
