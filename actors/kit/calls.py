@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 import trio
 from attrs import Factory, define, field, frozen
 
+from actors.kit.groups import consists_of, first_of
 from protocol.errors import ActorError, ActorLost, AskerLeft, InternalError, RequestError, TooManyInternalErrors
 from protocol.trace import fields
 
@@ -192,37 +193,18 @@ class Call(Generic[Req, Rep, Res]):
             with self.scope:
                 yield self.answer
         except Exception as error:
-            failure = _first(error, RequestError)
+            failure = first_of(error, RequestError)
             if failure is not None:
                 self.answer.fail(failure)
-            if _first(error, ActorError) is not None:
+            if first_of(error, ActorError) is not None:
                 raise  # even beside the other: the actor is broken, whatever else went wrong
-            if _has_bug(error):
+            if not consists_of(error, RequestError):  # some of it is an error of no request
                 request_id, trace = getattr(self.request, "id", None), getattr(self.request, "trace", None)
                 log.exception("a bug failed a request", extra={"request_id": request_id, **fields(trace)})
                 self.answer.fail(InternalError("the server made a mistake; its log has the details"))
                 bugs.count(error)
         finally:
             self.answer.fail(ActorLost("whoever was answering ended"))  # unless the answer is over by now
-
-
-E_co = TypeVar("E_co", bound=Exception)
-
-
-def _first(error: BaseException, kind: type[E_co]) -> E_co | None:
-    """Return the first leaf of `kind` in what was raised, if any."""
-    if isinstance(error, kind):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        return next((leaf for part in error.exceptions if (leaf := _first(part, kind)) is not None), None)
-    return None
-
-
-def _has_bug(error: BaseException) -> bool:
-    """Whether some leaf of what was raised is an error of no request."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(map(_has_bug, error.exceptions))
-    return not isinstance(error, RequestError)
 
 
 class Askable(Protocol[Req_contra, Rep, Res]):

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 import trio
 from attrs import define, evolve, field
 
+from actors.kit.groups import leaves
 from actors.routing.ports import Replies, Worker
 from actors.routing.rebalancing import UnstartedRequests
 from actors.routing.route import Route, Routing
@@ -356,12 +357,5 @@ def resumes_exactly(sampling: Sampling) -> bool:
 
 def _gravest(group: BaseExceptionGroup[RequestError]) -> RequestError:
     """Return the error that says most: a worker's own rather than what the other leg makes of it."""
-    leaves: list[RequestError] = []
-    left: list[BaseException] = [group]
-    while left:
-        error = left.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            left += error.exceptions
-        elif isinstance(error, RequestError):
-            leaves.append(error)
-    return min(leaves, key=lambda each: (isinstance(each, ELSEWHERE), isinstance(each, HandOffFailed)))
+    errors = [leaf for leaf in leaves(group) if isinstance(leaf, RequestError)]
+    return min(errors, key=lambda each: (isinstance(each, ELSEWHERE), isinstance(each, HandOffFailed)))

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import trio
 from attrs import define, field
 
+from actors.kit.groups import leaves
 from protocol.cluster import OPERATOR_PREFIX, GetStatus, Reload, Status
 from protocol.cluster import check as check_state
 from protocol.errors import (
@@ -177,10 +178,10 @@ async def _answer(link: Link, request: Message) -> Message | None:
 
 def nothing_listens(error: BaseException | None) -> bool:
     """Whether nobody listens there, which is more than that nobody could be reached."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(nothing_listens, error.exceptions))
-    gone = isinstance(error, ConnectionRefusedError | FileNotFoundError)
-    return error is not None and (gone or nothing_listens(error.__cause__))
+    if error is None:
+        return False
+    gone = ConnectionRefusedError | FileNotFoundError
+    return all(isinstance(leaf, gone) or nothing_listens(leaf.__cause__) for leaf in leaves(error))
 
 
 def checked(status: Message) -> Message:

@@ -85,12 +85,3 @@ def request_error(fail: Fail, *, asker_left: bool) -> RequestError:
     if fail.code == AskerLeft.code and not asker_left:
         return ActorLost("the answer was ended as if its asker had left")
     return from_code(fail.code, fail.detail, fail.param)
-
-
-def first(group: BaseExceptionGroup[RequestError]) -> RequestError:
-    """Return the first of several errors."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, RequestError)
-    return error

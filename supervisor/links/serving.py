@@ -16,12 +16,13 @@ import trio
 from attrs import define, field
 
 from actors.kit.calls import Answer, Askable
+from actors.kit.groups import first_leaf
 from protocol import codec
 from protocol.errors import DeadlineExceeded, EngineLost, NotReady, PeerViolation, RequestError
 from protocol.frames import Cancel, Credit, End, Fail, Item, Open
 from protocol.kind import Message
 from protocol.peer import Peer
-from supervisor.links.encoding import encode_body, fail_frame, first
+from supervisor.links.encoding import encode_body, fail_frame
 from supervisor.links.frame_writer import Send
 
 Service: TypeAlias = Askable[Message, Message, Message]
@@ -93,7 +94,7 @@ class ServingHalf:
                 if call.scope.cancelled_caught and trio.current_time() >= call.scope.deadline:
                     last = fail_frame(stream, DeadlineExceeded("the asker's time is up"))
             except* RequestError as group:
-                last = fail_frame(stream, first(group))
+                last = fail_frame(stream, first_leaf(group))
             if call.answer is not None:
                 with trio.move_on_after(self.release_s, shield=True):
                     await call.answer.over.wait()

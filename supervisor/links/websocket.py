@@ -11,6 +11,7 @@ import trio
 import trio_websocket
 from attrs import define, field, frozen
 
+from actors.kit.groups import first_leaf
 from protocol.errors import ActorError, PeerLost, PeerRefused, PeerViolation
 from protocol.greeting import Greeter
 from protocol.peer import MESSAGE_BYTES_MAX
@@ -107,7 +108,7 @@ class _Shaken:
                     self.failure = error
                 nursery.cancel_scope.cancel(reason="what the WebSocket was for has ended")
         except* Exception as group:  # noqa: BLE001  # what the other end sent has upset the library
-            beside = _leaf(group)
+            beside = first_leaf(group)
         finally:
             await trio.aclose_forcefully(self.line)
         if isinstance(self.failure, PeerRefused | PeerViolation) or (self.failure is not None and beside is None):
@@ -127,12 +128,6 @@ class _Shaken:
         finally:
             with trio.move_on_after(CLOSE_S, shield=True):
                 await self.socket.aclose()
-
-
-def _leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _secured(

@@ -7,6 +7,7 @@ from enum import Enum
 
 from attrs import frozen
 
+from actors.kit.groups import consists_of, leaves
 from protocol.errors import EspalierError
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def error_text(error: BaseException | None) -> str:
         case None:
             return "it ended."
         case BaseExceptionGroup():
-            return " | ".join(error_text(each) for each in error.exceptions)
+            return " | ".join(error_text(each) for each in leaves(error))
         case EspalierError():
             return str(error)
         case _:
@@ -64,12 +65,6 @@ def log_event(happening: ChildEvent) -> None:
         level = logging.CRITICAL
     elif happening.kind is ChildEventKind.GAVE_UP:
         level = logging.ERROR
-    expected = error is None or _is_ours(error)  # anything else is a bug: show where it rose
+    expected = error is None or consists_of(error, EspalierError)  # anything else is a bug: show where it rose
     fields = {"child": happening.path, "child_event": happening.kind.name.lower()}
     log.log(level, "%s", happening, exc_info=None if expected else error, extra=fields)
-
-
-def _is_ours(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(_is_ours, error.exceptions))
-    return isinstance(error, EspalierError)

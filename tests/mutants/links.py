@@ -19,7 +19,11 @@ Bugs = dict[str, tuple[Bug, ...]]  # by path
 
 LINKS: Bugs = {
     "actors/kit/calls.py": (
-        Bug("a bug beside the error of a request is nobody's", "if _has_bug(error):", "if failure is None:"),
+        Bug(
+            "a bug beside the error of a request is nobody's",
+            "if not consists_of(error, RequestError):",
+            "if failure is None:",
+        ),
         Bug(
             "the asker's answer is dropped before its call is cancelled",
             """            call.scope.cancel(reason="the asker left")
@@ -47,8 +51,8 @@ LINKS: Bugs = {
         Bug("bugs are never too many", "if len(self._seen) > self.most:", "if False:"),
         Bug(
             "an actor's error beside a request's is forgotten",
-            "if _first(error, ActorError) is not None:",
-            "if failure is None and _first(error, ActorError) is not None:",
+            "if first_of(error, ActorError) is not None:",
+            "if failure is None and first_of(error, ActorError) is not None:",
         ),
     ),
     "actors/engines/slots.py": (

@@ -15,6 +15,7 @@ from actors.engines.port import Engine
 from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.slots import Deadlines
 from actors.kit.calls import Address
+from actors.kit.groups import first_leaf
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GetInfo, Tokens, Usage
@@ -223,9 +224,7 @@ class SmallSystem:
         """Check that no actor ended by anything but the faults that were planned."""
         for happening in self.happenings:
             error = happening.error
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
-            if error is not None and not isinstance(error, self.faults):
+            if error is not None and not isinstance(first_leaf(error), self.faults):
                 raise AssertionError(f"{happening}") from error
 
 

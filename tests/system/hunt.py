@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing import Pool
 
+from actors.kit.groups import first_leaf
 from tests.rig import certificate
 from tests.system.simulator.cluster_seed import run_cluster_seed
 from tests.system.simulator.seed import run_seed
@@ -37,9 +38,8 @@ def runner(*, cluster: bool) -> Callable[[int], str]:
 
 def _first(error: BaseException) -> str:
     """Return the first of what a group was raised for, in one line."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    leaf = first_leaf(error)
+    return " ".join(f"{type(leaf).__name__}: {leaf}".split())[:200]
 
 
 def hunt(seeds: range, processes: int | None, *, cluster: bool = False) -> int:

@@ -19,6 +19,7 @@ from attrs import define, field
 from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_server_stream
 from wsproto.utilities import LocalProtocolError
 
+from actors.kit.groups import consists_of, leaves
 from protocol.dialects import responses
 from protocol.errors import BadRequest, ConnectionExpired, Draining, InvalidStreamId, RequestError, SlowClient
 from protocol.trace import Trace, child_span
@@ -46,18 +47,11 @@ async def serve(
             await _serve(outbox, gateway, raw, request_id, key, caller, memory)
     except* LocalProtocolError as group:
         # The library's reader fails at a ping that comes after our close frame, when nothing can be sent any more.
-        log.debug("a client sent a frame after the close: %s", group.exceptions)
+        log.debug("a client sent a frame after the close: %s", list(leaves(group)))
     except* MemoryError:
         internal_error(MemoryError(), request_id, caller)
         with suppress(trio.BrokenResourceError):  # it is gone already
             outbox.put_last(close_frame(TRY_AGAIN, NO_MEMORY))
-
-
-def _is_memory_error(error: Exception) -> bool:
-    """Return whether an error, or every error of a group, is a lack of memory."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, ExceptionGroup) and all(_is_memory_error(each) for each in error.exceptions)
-    )
 
 
 async def _serve(
@@ -89,7 +83,7 @@ async def _serve(
         except ConnectionClosed:
             pass  # the client left during the handshake
         except Exception as error:
-            if not _is_memory_error(error):
+            if not consists_of(error, MemoryError):
                 outbox.put_last(close_frame(BUG, "the server made a mistake"))
             raise
         finally:

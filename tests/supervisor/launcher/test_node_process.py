@@ -13,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 
+from actors.kit.groups import first_leaf
 from supervisor.config import load
 from supervisor.launcher import node_process
 from supervisor.launcher.launcher import Launcher
@@ -140,7 +141,7 @@ async def _alone(one):
     try:
         await node_process.run("two", one)
     except ExceptionGroup as group:
-        raise group.exceptions[0] from None
+        raise first_leaf(group) from None
 
 
 async def test_d8_whoever_asks_a_node_how_it_is_hears_why_it_was_started_again():

@@ -1,0 +1,38 @@
+"""The leaves of exception groups.
+
+A Trio nursery raises what its tasks raised as an exception group, and nurseries nest, so the same failure may arrive
+wrapped once, several times, or not at all. How deep it is nested says where nurseries were opened and nothing of what
+failed. Code that classifies a failure (an error of one request, a bug, the end of the actor) therefore looks at the
+leaves alone, and it does so through this file: a walk of one's own forgets a level, or all parts but the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors that a group was made of, in order and at any depth; an error that is no group, itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from leaves(part)
+    else:
+        yield error
+
+
+def first_leaf(error: BaseException) -> BaseException:
+    """Return the first leaf; of an error that is no group, itself."""
+    return next(leaves(error))
+
+
+def first_of(error: BaseException, kind: type[E]) -> E | None:
+    """Return the first leaf of a kind, None if there is none."""
+    return next((leaf for leaf in leaves(error) if isinstance(leaf, kind)), None)
+
+
+def consists_of(error: BaseException, *kinds: type[BaseException]) -> bool:
+    """Whether every leaf is of one of these kinds."""
+    return all(isinstance(leaf, kinds) for leaf in leaves(error))

@@ -1,0 +1,39 @@
+"""Exception groups: the same leaves, however deep they are nested."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.kit.groups import consists_of, first_leaf, first_of, leaves
+from protocol.errors import EngineLost, LinkLost, RequestError
+
+errors = st.sampled_from([KeyError, LinkLost, EngineLost]).map(lambda kind: kind("a detail"))
+nested = st.recursive(
+    errors, lambda inner: st.lists(inner, min_size=1, max_size=3).map(lambda parts: ExceptionGroup("some", parts))
+)
+
+
+def flat(error):
+    return [leaf for part in error.exceptions for leaf in flat(part)] if isinstance(error, ExceptionGroup) else [error]
+
+
+@given(nested)
+def test_the_leaves_come_in_order_from_any_depth(error):
+    assert list(leaves(error)) == flat(error)
+    assert first_leaf(error) is flat(error)[0]
+
+
+@given(nested)
+def test_the_first_of_a_kind_is_found_and_one_of_another_kind_is_noticed(error):
+    kinds = [leaf for leaf in flat(error) if isinstance(leaf, RequestError)]
+    assert first_of(error, RequestError) is (kinds[0] if kinds else None)
+    assert consists_of(error, RequestError) == (len(kinds) == len(flat(error)))
+    assert consists_of(error, RequestError, KeyError)
+
+
+def test_an_error_that_is_no_group_is_its_own_leaf():
+    error = LinkLost("gone")
+    assert list(leaves(error)) == [error]
+    assert first_of(error, KeyError) is None
+    assert first_of(error, RequestError) is error
