@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from math import inf
 from typing import Generic, Protocol, TypeVar
@@ -253,6 +253,26 @@ class Address(Generic[Req, Rep, Res]):
                 call.answer.fail(AskerLeft("the asker left before anybody answered"))
                 if call.when_left is not None:
                     call.when_left()
+
+
+@frozen
+class Function(Generic[Req, Rep, Res]):
+    """A function that can be asked: it returns the result, and there are no replies before that."""
+
+    function: Callable[[Req], Awaitable[Res]]
+
+    @asynccontextmanager
+    async def ask(self, request: Req, credit: int) -> AsyncIterator[Answer[Rep, Res]]:
+        """Ask; the answer is whole when the context is entered. A bug of the function is logged, and is `internal`."""
+        answer: Answer[Rep, Res] = Answer(credit)
+        try:
+            answer.end(await self.function(request))
+        except RequestError as error:
+            answer.fail(error)
+        except Exception:
+            log.exception("a bug failed a %s", type(request).__name__)
+            answer.fail(InternalError("the node made a mistake; its log has the details"))
+        yield answer
 
 
 def mailbox(size: int) -> tuple[Address[Req, Rep, Res], trio.MemoryReceiveChannel[Call[Req, Rep, Res]]]:

@@ -9,7 +9,7 @@ leaves alone, and it does so through this file: a walk of one's own forgets a le
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import TypeVar, overload
 
 E = TypeVar("E", bound=BaseException)
 
@@ -23,6 +23,10 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
+@overload
+def first_leaf(error: BaseExceptionGroup[E]) -> E: ...
+@overload
+def first_leaf(error: BaseException) -> BaseException: ...
 def first_leaf(error: BaseException) -> BaseException:
     """Return the first leaf; of an error that is no group, itself."""
     return next(leaves(error))

@@ -10,6 +10,7 @@ import msgspec
 import trio
 
 from actors.engines.port import Engine
+from actors.kit.calls import Function
 from actors.text.prompts import PromptLimits
 from protocol.cluster import COUNT_MAX, EjectionState, Leg, Offer
 from protocol.dialects.http import Model
@@ -19,7 +20,6 @@ from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, GetLoad
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker, RemoteWorker
 from supervisor.config.load import Cluster
-from supervisor.control.control import Function
 from supervisor.links.serving import Services
 from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
-from actors.kit.calls import Answer
+from actors.kit.calls import Function
 from protocol.cluster import Drain, EjectionState, GateState, GetStatus, LinkState, NodeState, Reload, Reloaded, Status
-from protocol.errors import DeadlineExceeded, InternalError, NotReady, RequestError
+from protocol.errors import DeadlineExceeded, InternalError, NotReady
 from protocol.kind import Message
 from protocol.messages import Done, EngineLoad
 from supervisor.cluster.directory import Directory
@@ -35,26 +34,6 @@ async def _not_yet() -> Reloaded:
     raise NotReady("the node does not run yet")
 
 
-@frozen
-class Function:
-    """Whatever can be asked, made from a function that returns the result: there are no replies before it."""
-
-    function: Callable[[Message], Awaitable[Message]]
-
-    @asynccontextmanager
-    async def ask(self, request: Message, credit: int) -> AsyncIterator[Answer[Message, Message]]:
-        """Ask; the answer is there when the context is entered."""
-        answer: Answer[Message, Message] = Answer(credit)
-        try:
-            answer.end(await self.function(request))
-        except RequestError as error:
-            answer.fail(error)
-        except Exception:
-            log.exception("a bug failed a %s", type(request).__name__)
-            answer.fail(InternalError("the node made a mistake; its log has the details"))
-        yield answer
-
-
 @define(eq=False)
 class NodeControl:
     """What operators ask of one node; `drain` and `reload` are the node's own, once it runs."""
@@ -72,7 +51,7 @@ class NodeControl:
     @property
     def serves(self) -> Services:
         """What is asked here, to the node as such."""
-        function = Function(self.answer)
+        function: Function[Message, Message, Message] = Function(self.answer)
         return {("", GetStatus): function, ("", Drain): function, ("", Reload): function}
 
     async def answer(self, request: Message) -> Message:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
 from typing import TypeAlias, cast
@@ -15,7 +14,7 @@ from attrs import evolve
 
 from actors.engines.sglang.boot_message import SglangSpec
 from actors.grammars import Checker, GrammarChecks, grammar_digest, grammars
-from actors.kit.calls import Address, Answer, Askable, Call, mailbox
+from actors.kit.calls import Address, Askable, Call, Function, mailbox
 from actors.kit.offload import Offload, RunInThread
 from protocol.cluster import Leg
 from protocol.errors import (
@@ -51,16 +50,10 @@ BACKEND = "xgrammar"
 ELSEWHERE = (ActorLost, Draining, EngineLost, LinkLost, NotReady, Overloaded)
 
 
-class Unchecked:
-    """Accepts every grammar: of an engine whose backend bounds each token itself, or has none."""
-
-    @asynccontextmanager
-    async def ask(self, _: Message, credit: int) -> AsyncIterator[Answer[Message, Message]]:
-        """Answer that nothing is wrong."""
-        await trio.lowlevel.checkpoint()
-        answer: Answer[Message, Message] = Answer(credit)
-        answer.end(GrammarChecked())
-        yield answer
+async def accept(_: Message) -> Message:
+    """Accept every grammar: of an engine whose backend bounds each token itself, or has none."""
+    await trio.lowlevel.checkpoint()
+    return GrammarChecked()
 
 
 def addresses(
@@ -80,7 +73,7 @@ def addresses(
     alike: dict[str, Askable[Message, Message, Message]] = {}
     for name, section in cluster.engines_on(node).items():
         if section.kind != "sglang" or section.settings.get("grammar_backend", BACKEND) not in {BACKEND, None}:
-            serves[name, CheckGrammar] = Unchecked()
+            serves[name, CheckGrammar] = Function(accept)
             continue
         recipe = repr((section.model, section.device, section.settings, section.environment, section.grammars))
         if recipe not in alike:

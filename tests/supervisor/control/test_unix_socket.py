@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from actors.kit.calls import Function
 from protocol.cluster import Drain, GetStatus, NodeState, Status
 from protocol.messages import Done
 from supervisor.cli.client import ClusterClient
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.control import unix_socket
-from supervisor.control.control import Function
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.processes import run_folder
 from tests.rig.nodes import until
