@@ -1,7 +1,15 @@
-"""The little that every actor shares: an address to ask, a call to answer, the answer as it comes.
+"""Calls between actors: an address to ask, a call to answer, and the answer with its stream of replies.
 
-Replies are handed over synchronously. Nobody has to run for a reply to pass: an actor that only transforms what comes
-*relays* it with a plain function, and that function runs in the turn of whoever put the reply.
+An actor is asked through an `Address`, which puts a `Call` into its inbox; both ends hold the call's `Answer`. The
+asker promises *credit*, the units that it has space for, so that an answerer can never run ahead of it by more.
+
+Replies are handed over synchronously. No task has to be scheduled for a reply to pass an actor that only transforms
+replies: such an actor *relays* them with a plain function, which runs in the task that puts the reply. An answer thus
+passes through a chain of actors without a task switch for each, and there is no queue on its way that could fill.
+
+The asker leaves by leaving the context of `ask`, whatever the reason: that cancels the scope in which the call is
+answered. The answerer ends the call by ending the body of `Call.answering`, whatever the reason: that ends the answer.
+So a call never outlives either end. Nothing here may wait on behalf of a caller, know a clock, or retry.
 """
 
 from __future__ import annotations
@@ -29,49 +37,49 @@ log = logging.getLogger(__name__)
 
 
 class CreditExceeded(Exception):
-    """A bug of the answerer: it put more than the asker promised space for."""
+    """A bug of the answerer: it has put more units than the asker promised credit for."""
 
 
 @define(eq=False)
 class Answer(Generic[Rep, Res]):
-    """What comes back for one request: replies in order, then a result or a `RequestError`.
+    """The answer to one request: replies in order, then a result or a `RequestError`.
 
-    Its answerer puts into it, its asker takes out of it, by iterating or by a relay. `credit` is how many units the
-    answerer may still put, so what waits here is bounded by what the asker promised.
+    The answerer puts replies into it; the asker takes them out, by iteration or by a relay. `credit` is the number of
+    units that the answerer may still put, so what is buffered here is bounded by what the asker promised.
     """
 
     credit: int
-    over: trio.Event = field(factory=trio.Event)  # the answerer has ended and holds nothing more for this request
+    over: trio.Event = field(factory=trio.Event)  # set once the answerer holds nothing for this request any more
     _waiting: deque[Rep] = field(factory=deque)
-    _into: Callable[[Rep], None] | None = None
-    _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _receiver: Callable[[Rep], None] | None = None  # of a relay
+    _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _result: Res | None = None
     _failure: RequestError | None = None
-    _broken: Exception | None = None
-    _enough: bool = False
-    _first_wakes: bool = False  # the relay waits for the first reply with a deadline of its own
+    _receiver_error: Exception | None = None
+    _abandoned: bool = False
+    _first_wakes: bool = False  # the first reply wakes the relay, whose deadline depends on it
 
-    # The answerer's side: all of it synchronous ----------------------------------------
+    # The answerer's side, all of it synchronous ----------------------------------------
 
     def put(self, reply: Rep, units: int = 1) -> None:
-        """Hand over the next reply; what an asker who has left would get is dropped."""
+        """Hand over the next reply, which costs `units` of credit; it is dropped if the asker has left."""
         if units > self.credit:
             raise CreditExceeded(f"{units} units put, {self.credit} promised")
         self.credit -= units
-        if self._into is not None:
+        if self._receiver is not None:
             self._deliver(reply)
-        elif not self._enough:
+        elif not self._abandoned:
             self._waiting.append(reply)
-            self._news.unpark_all()
+            self._changed.unpark_all()
 
     def end(self, result: Res | None) -> None:
-        """Say that the answer is whole."""
+        """End the answer with its result."""
         if not self.over.is_set():
             self._result = result
             self._close()
 
     def fail(self, error: RequestError) -> None:
-        """Say that the answer will not be whole, and why; an answer that is over stays as it was."""
+        """End the answer with an error instead of a result; no effect on an answer that has ended."""
         if not self.over.is_set():
             self._failure = error
             self._close()
@@ -79,7 +87,7 @@ class Answer(Generic[Rep, Res]):
     # The asker's side ------------------------------------------------------------------
 
     def __aiter__(self) -> Answer[Rep, Res]:
-        """Iterate over the replies; raises the `RequestError` that ended the answer, if one did."""
+        """Iterate over the replies; raises the `RequestError` that the answer ended with, if it did."""
         return self
 
     async def __anext__(self) -> Rep:
@@ -89,63 +97,63 @@ class Answer(Generic[Rep, Res]):
                 if self._failure is not None:
                     raise self._failure
                 raise StopAsyncIteration
-            await self._news.park()
+            await self._changed.park()
         return self._waiting.popleft()
 
-    async def relay(self, into: Callable[[Rep], None], until: Callable[[], float] | None = None) -> Res | None:
-        """Hand every reply to `into` in the turn in which it comes, and return the result.
+    async def relay(self, receiver: Callable[[Rep], None], until: Callable[[], float] | None = None) -> Res | None:
+        """Call `receiver` with every reply, in the task that puts it, and return the result.
 
-        Raises what `into` raised, or the `RequestError` that ended the answer. `until` says up to what time (of Trio's
-        clock) to wait, judged anew at the first reply and whenever that time has come, so it may come nearer at the
-        first reply only; once it is past, as after `enough()`, the result is None.
+        Raises what `receiver` raised, or the `RequestError` that the answer ended with. `until` returns the deadline of
+        the relay on Trio's clock. It is evaluated at the first reply and at each deadline, so it may be brought forward
+        at the first reply only. The result is None once the deadline has passed, and after `enough()`.
         """
         await trio.lowlevel.checkpoint()
-        self._into = into
+        self._receiver = receiver
         self._first_wakes = until is not None
         while self._waiting:
             self._deliver(self._waiting.popleft())
-        while not (self.over.is_set() or self._enough):
+        while not (self.over.is_set() or self._abandoned):
             deadline = inf if until is None else until()
             if deadline <= trio.current_time():
                 break
             with trio.move_on_at(deadline):
-                await self._news.park()
-        if self._broken is not None:
-            raise self._broken
-        if self._failure is not None and not self._enough:
+                await self._changed.park()
+        if self._receiver_error is not None:
+            raise self._receiver_error
+        if self._failure is not None and not self._abandoned:
             raise self._failure
         return self._result
 
     async def result(self) -> Res | None:
-        """Wait for the end, dropping any replies, and return the result."""
+        """Wait for the end of the answer, drop its replies, and return its result."""
         return await self.relay(_drop)
 
     @property
     def failure(self) -> RequestError | None:
-        """What the answer ended in instead of a result, which also whoever has left may want to know."""
+        """The error that the answer ended with, if it did; it can be read after leaving, too."""
         return self._failure
 
     def abandon(self) -> None:
-        """Take no more replies; a relay returns."""
-        self._enough = True
-        self._into = _drop
+        """Take no more replies: those that come are dropped, and a relay returns None."""
+        self._abandoned = True
+        self._receiver = _drop
         self._waiting.clear()
-        self._news.unpark_all()
+        self._changed.unpark_all()
 
     def _deliver(self, reply: Rep) -> None:
-        assert self._into is not None
+        assert self._receiver is not None
         try:
-            self._into(reply)
-        except Exception as error:  # noqa: BLE001  # it is raised again, in the relaying task
-            self._broken = error
+            self._receiver(reply)
+        except Exception as error:  # noqa: BLE001  # it is raised again, in the task of the relay
+            self._receiver_error = error
             self.abandon()
         if self._first_wakes:
             self._first_wakes = False
-            self._news.unpark_all()
+            self._changed.unpark_all()
 
     def _close(self) -> None:
         self.over.set()
-        self._news.unpark_all()
+        self._changed.unpark_all()
 
 
 def _drop(_: object) -> None:
@@ -154,39 +162,39 @@ def _drop(_: object) -> None:
 
 @define(eq=False)
 class BugCounter:
-    """Counts an actor's bugs: one fails its request, more than `most` in `window_s` fail the actor."""
+    """The bugs of an actor: each fails its request, more than `bugs_max` within `window_s` fail the actor."""
 
-    most: int = 5
+    bugs_max: int = 5
     window_s: float = 60.0
-    _seen: deque[float] = Factory(deque)
+    _times: deque[float] = Factory(deque)
 
     def count(self, error: Exception) -> None:
-        """Note one bug; raises `TooManyInternalErrors` if that is one too many."""
+        """Count one bug; raises `TooManyInternalErrors` if that is one too many."""
         now = trio.current_time()
-        self._seen.append(now)
-        while self._seen[0] <= now - self.window_s:
-            self._seen.popleft()
-        if len(self._seen) > self.most:
-            raise TooManyInternalErrors(f"{len(self._seen)} bugs in {self.window_s} s") from error
+        self._times.append(now)
+        while self._times[0] <= now - self.window_s:
+            self._times.popleft()
+        if len(self._times) > self.bugs_max:
+            raise TooManyInternalErrors(f"{len(self._times)} bugs in {self.window_s} s") from error
 
 
 @define(eq=False)
 class Call(Generic[Req, Rep, Res]):
-    """One request in flight, as its answerer sees it; its scope is cancelled when nobody wants the answer any more."""
+    """One request in flight, as its answerer has it; its scope is cancelled when the asker leaves."""
 
     request: Req
     answer: Answer[Rep, Res]
     scope: trio.CancelScope = field(factory=trio.CancelScope)
-    begun: bool = False  # somebody answers it
-    when_left: Callable[[], None] | None = None  # called when its asker leaves before that
+    begun: bool = False  # an answerer has taken it
+    on_left: Callable[[], None] | None = None  # called if the asker leaves before that
 
     @contextmanager
     def answering(self, bugs: BugCounter) -> Iterator[Answer[Rep, Res]]:
-        """Run the body as this call's answer: how the body ends is how the call ends.
+        """Answer the call by running the body: the call ends as the body ends.
 
-        A `RequestError` fails the call. An `ActorError` ends the actor. Anything else is a bug, also beside a
-        `RequestError`: it fails the call as `internal` if nothing else does, is logged here with the request's id, and
-        is counted.
+        A `RequestError` fails the call. An `ActorError` passes through and ends the actor. Anything else is a bug, even
+        if it comes in one group with a `RequestError`: it is logged with the request's id, counted, and fails the call
+        as `internal` unless the `RequestError` does.
         """
         self.begun = True
         try:
@@ -197,21 +205,21 @@ class Call(Generic[Req, Rep, Res]):
             if failure is not None:
                 self.answer.fail(failure)
             if first_of(error, ActorError) is not None:
-                raise  # even beside the other: the actor is broken, whatever else went wrong
-            if not consists_of(error, RequestError):  # some of it is an error of no request
+                raise  # whatever else is in the group: the actor cannot go on
+            if not consists_of(error, RequestError):
                 request_id, trace = getattr(self.request, "id", None), getattr(self.request, "trace", None)
                 log.exception("a bug failed a request", extra={"request_id": request_id, **fields(trace)})
                 self.answer.fail(InternalError("the server made a mistake; its log has the details"))
                 bugs.count(error)
         finally:
-            self.answer.fail(ActorLost("whoever was answering ended"))  # unless the answer is over by now
+            self.answer.fail(ActorLost("the actor that was answering has ended"))  # no effect if the answer has ended
 
 
 class Askable(Protocol[Req_contra, Rep, Res]):
-    """Whatever can be asked: an actor in this process, or one at the other end of a link."""
+    """Something that can be asked: an actor of this process, or one at the other end of a link."""
 
     def ask(self, request: Req_contra, credit: int) -> AbstractAsyncContextManager[Answer[Rep, Res]]:
-        """Ask, promising space for `credit` units; leaving the context is leaving the answer."""
+        """Ask, with credit for `credit` units of replies; leaving the context cancels the call."""
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -219,51 +227,51 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Inbox(Protocol[T_co]):
-    """Where an actor finds its calls, one after the other."""
+    """The receiving end of an actor's calls."""
 
     async def receive(self) -> T_co:
-        """Wait for the next one."""
+        """Wait for the next call and take it."""
 
 
 class Inlet(Protocol[T_contra]):
-    """Where calls are put in."""
+    """The sending end of an actor's calls."""
 
     async def send(self, value: T_contra, /) -> None:
-        """Put one in, waiting while there is no room."""
+        """Put a call in; waits while there is no room."""
 
 
 @frozen
 class Address(Generic[Req, Rep, Res]):
-    """Where an actor of this process is asked: its inbox."""
+    """The address of an actor of this process: the sending end of its inbox."""
 
     inbox: Inlet[Call[Req, Rep, Res]]
 
     @asynccontextmanager
     async def ask(self, request: Req, credit: int) -> AsyncIterator[Answer[Rep, Res]]:
-        """Ask, waiting while the inbox is full; leaving the context is leaving the answer."""
+        """Ask; waits while the inbox is full. Leaving the context cancels the call."""
         call: Call[Req, Rep, Res] = Call(request, Answer(credit))
         try:
             await self.inbox.send(call)
             yield call.answer
         finally:
-            # The scope first: an answerer that runs on must find itself cancelled, not unheard.
+            # The scope first, so that an answerer that still runs is cancelled before its replies are dropped.
             call.scope.cancel(reason="the asker left")
             call.answer.abandon()
-            if not call.begun:  # nobody holds anything for it
+            if not call.begun:  # no answerer holds anything for it
                 call.answer.fail(AskerLeft("the asker left before anybody answered"))
-                if call.when_left is not None:
-                    call.when_left()
+                if call.on_left is not None:
+                    call.on_left()
 
 
 @frozen
 class Function(Generic[Req, Rep, Res]):
-    """A function that can be asked: it returns the result, and there are no replies before that."""
+    """A function that can be asked: it returns the result, and the answer has no replies."""
 
     function: Callable[[Req], Awaitable[Res]]
 
     @asynccontextmanager
     async def ask(self, request: Req, credit: int) -> AsyncIterator[Answer[Rep, Res]]:
-        """Ask; the answer is whole when the context is entered. A bug of the function is logged, and is `internal`."""
+        """Ask; the answer has ended when the context begins. A bug of the function is logged and fails the call."""
         answer: Answer[Rep, Res] = Answer(credit)
         try:
             answer.end(await self.function(request))
@@ -276,6 +284,6 @@ class Function(Generic[Req, Rep, Res]):
 
 
 def mailbox(size: int) -> tuple[Address[Req, Rep, Res], trio.MemoryReceiveChannel[Call[Req, Rep, Res]]]:
-    """Return the address and the inbox of an actor that lets `size` calls wait."""
+    """Return the address and the inbox of an actor; `size` calls may wait in it, first come, first served."""
     send, receive = trio.open_memory_channel[Call[Req, Rep, Res]](size)
     return Address(send), receive

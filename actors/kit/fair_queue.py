@@ -1,14 +1,14 @@
-"""A line in which owners take turns.
+"""A queue in which owners take turns.
 
-First come, first served is unfair between clients: whoever sends a thousand requests at once makes everybody else wait
-behind all of them. Here each owner (a client's key) has an *account*, what it has had so far or holds now, by whatever
-measure the user of the line charges. Of the highest priority that waits, the owner with the smallest account goes
+First come, first served is unfair between clients: one that sends a thousand requests at once makes all others wait
+behind all of them. Here each owner (a client's key) has an *account*: what it has had so far or holds now, by whatever
+measure the user of the queue charges. Of the highest priority that waits, the owner with the smallest account goes
 first, and of equals the one whose turn was longest ago; what one owner has waiting goes in the order in which it came.
 So an owner waits behind at most one item of each other owner whose account is no larger than its own, however many they
 have, and however often that account is empty again.
 
-Nothing here waits or knows a clock; each step takes time logarithmic in the number of owners that wait (and a move of
-some bytes in an array).
+Nothing here waits or reads a clock. Each operation takes time logarithmic in the number of owners with items, and a
+move of some bytes in an array.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @frozen(eq=False)
 class Entry(Generic[T]):
-    """One item in line, and what its place depends on."""
+    """One item in the queue, and what its place depends on."""
 
     item: T
     owner: str
@@ -36,67 +36,67 @@ class Entry(Generic[T]):
 
 @define(eq=False)
 class _Owner(Generic[T]):
-    lanes: dict[int, OrderedDict[int, Entry[T]]] = field(factory=dict)  # what waits, by priority, in order of arrival
+    lanes: dict[int, OrderedDict[int, Entry[T]]] = field(factory=dict)  # by priority, in order of arrival
     waiting: int = 0
-    turn: int = 0  # when it began to wait, or was last charged, whichever is later; counted as arrivals are
+    turn: int = 0  # the number of its first arrival, or of its last charge if that is later
 
 
 @define(eq=False)
 class FairQueue(Generic[T]):
-    """Items in line, by priority, then by their owner's account, then by its last turn."""
+    """Items ordered by priority, then by their owner's account, then by its last turn."""
 
-    _owners: dict[str, _Owner[T]] = field(factory=dict)  # of which anything waits
-    _accounts: dict[str, float] = field(factory=dict)  # without those that are 0
-    # The lanes, by whose head is first: priority (negative), account, turn, owner.
+    _owners: dict[str, _Owner[T]] = field(factory=dict)  # those with items
+    _accounts: dict[str, float] = field(factory=dict)  # those that are not 0
+    # The lanes in the order of turns: priority (negative), account, turn, owner.
     _heads: list[tuple[int, float, int, str]] = field(factory=list)
-    _least: list[tuple[float, str]] = field(factory=list)  # the accounts of those who wait, in order
+    _least: list[tuple[float, str]] = field(factory=list)  # the accounts of the owners with items, in order
     _numbers: Iterator[int] = field(factory=count)
     _size: int = 0
-    _away: int = 0  # owners with something in their account and nothing in line
+    _away: int = 0  # owners with an account and no items
 
     def __len__(self) -> int:
-        """Return how many items wait."""
+        """Return the number of items."""
         return self._size
 
     def __iter__(self) -> Iterator[T]:
-        """Yield every item that waits, in no particular order."""
+        """Yield every item, in no particular order."""
         for owner in self._owners.values():
             for lane in owner.lanes.values():
                 yield from (entry.item for entry in lane.values())
 
     def add(self, item: T, owner: str, priority: int) -> Entry[T]:
-        """Put an item in line; the entry that is returned takes it out again."""
+        """Add an item; the entry that is returned removes it again."""
         entry = Entry(item, owner, priority, next(self._numbers))
-        if (of := self._owners.get(owner)) is None:
-            of = self._owners[owner] = _Owner(turn=entry.number)
+        if (record := self._owners.get(owner)) is None:
+            record = self._owners[owner] = _Owner(turn=entry.number)
             self._away -= owner in self._accounts
             insort(self._least, (self.account(owner), owner))
-        if (lane := of.lanes.get(priority)) is None:
-            lane = of.lanes[priority] = OrderedDict()
-            insort(self._heads, (-priority, self.account(owner), of.turn, owner))
+        if (lane := record.lanes.get(priority)) is None:
+            lane = record.lanes[priority] = OrderedDict()
+            insort(self._heads, (-priority, self.account(owner), record.turn, owner))
         lane[entry.number] = entry
-        of.waiting += 1
+        record.waiting += 1
         self._size += 1
         return entry
 
     def remove(self, entry: Entry[T]) -> None:
-        """Take an entry out, from wherever it stands; raises `KeyError` if it is not in line."""
-        of = self._owners[entry.owner]
-        lane = of.lanes[entry.priority]
+        """Remove an entry, wherever it stands; raises `KeyError` if it is not in the queue."""
+        record = self._owners[entry.owner]
+        lane = record.lanes[entry.priority]
         del lane[entry.number]
-        of.waiting -= 1
+        record.waiting -= 1
         self._size -= 1
         account = self.account(entry.owner)
         if not lane:
-            self._drop_head(entry.priority, account, of.turn, entry.owner)
-            del of.lanes[entry.priority]
-        if not of.waiting:
+            self._drop_head(entry.priority, account, record.turn, entry.owner)
+            del record.lanes[entry.priority]
+        if not record.waiting:
             del self._least[bisect_left(self._least, (account, entry.owner))]
             del self._owners[entry.owner]
             self._away += entry.owner in self._accounts
 
     def first(self) -> Entry[T] | None:
-        """Return the entry whose turn it is, None if nothing waits."""
+        """Return the entry whose turn it is, None if the queue is empty."""
         return self.head(0)
 
     def heads(self) -> Iterator[Entry[T]]:
@@ -114,7 +114,7 @@ class FairQueue(Generic[T]):
         return next(iter(self._owners[owner].lanes[-priority].values()))
 
     def last_of_largest(self) -> Entry[T] | None:
-        """Return the last entry of the owner that has most in line, at the lowest priority in line."""
+        """Return the last entry of the owner with the most items, at the lowest priority that any item has."""
         if not self._heads:
             return None
         lowest = self._heads[-1][0]
@@ -122,14 +122,14 @@ class FairQueue(Generic[T]):
         return next(reversed(max(lanes, key=len).values()))
 
     def waiting(self, owner: str, priority: int | None = None) -> int:
-        """Return how many items of an owner wait, in all or at one priority."""
-        if (of := self._owners.get(owner)) is None:
+        """Return the number of an owner's items, in all or at one priority."""
+        if (record := self._owners.get(owner)) is None:
             return 0
-        return of.waiting if priority is None else len(of.lanes.get(priority, ()))
+        return record.waiting if priority is None else len(record.lanes.get(priority, ()))
 
     @property
     def owners(self) -> int:
-        """How many owners have something in line, or in their account."""
+        """The number of owners that have items, or an account that is not 0."""
         return len(self._owners) + self._away
 
     # Accounts ----------------------------------------------------------------------------
@@ -139,38 +139,37 @@ class FairQueue(Generic[T]):
         return dict(self._accounts)
 
     def account(self, owner: str) -> float:
-        """Return what an owner has been charged."""
+        """Return the account of an owner."""
         return self._accounts.get(owner, 0)
 
     def charge(self, owner: str, amount: float) -> None:
-        """Add to an owner's account, or take from it if `amount` is negative; its place changes at once.
+        """Add `amount`, which may be negative, to an owner's account; its place in the queue changes at once.
 
-        Whoever is given something has had its turn: of equals it is the last from then on.
+        A positive amount is a turn: of owners with equal accounts it is the last from then on.
         """
         before, after = self.account(owner), self.account(owner) + amount
         if after:
             self._accounts[owner] = after
         else:
             self._accounts.pop(owner, None)
-        if (of := self._owners.get(owner)) is None:
+        if (record := self._owners.get(owner)) is None:
             self._away += (after != 0) - (before != 0)
             return
         del self._least[bisect_left(self._least, (before, owner))]
         insort(self._least, (after, owner))
-        turn = next(self._numbers) if amount > 0 else of.turn
-        for priority in of.lanes:
-            self._drop_head(priority, before, of.turn, owner)
+        turn = next(self._numbers) if amount > 0 else record.turn
+        for priority in record.lanes:
+            self._drop_head(priority, before, record.turn, owner)
             insort(self._heads, (-priority, after, turn, owner))
-        of.turn = turn
+        record.turn = turn
 
     def catch_up(self, owner: str) -> None:
-        """Raise an owner's account to the least of those who wait: who was away has saved nothing by it."""
+        """Raise the account of an owner without items to the least of those with items: being away saves nothing."""
         if not self._owners:
-            self._accounts.clear()  # nobody waits, so nobody owes anybody
+            self._accounts.clear()  # of no consequence while there are no items
             self._away = 0
         elif owner not in self._owners and self._least[0][0] > self.account(owner):
             self.charge(owner, self._least[0][0] - self.account(owner))
 
     def _drop_head(self, priority: int, account: float, turn: int, owner: str) -> None:
-        at = bisect_left(self._heads, (-priority, account, turn, owner))
-        del self._heads[at]
+        del self._heads[bisect_left(self._heads, (-priority, account, turn, owner))]

@@ -1,8 +1,8 @@
-"""Prompts on their way to their first tokens: how many tokens of them an engine has, and how many it may have.
+"""Pending prefill: the prompt tokens that an engine was given and that have no first token yet.
 
-An engine computes prompts first come, first served. Whatever is inside it is served in that order, whoever sent it, so
-a key that sends hundreds of long prompts makes everybody wait for all of those that are inside. What is not inside can
-be overtaken: queues let owners take turns. So an engine is given as many prompt tokens as keep it busy, and no more.
+An engine computes prompts first come, first served, whichever client they are of. So one client with hundreds of long
+prompts makes all others wait for as many of them as are inside the engine. Outside, prompts can be overtaken: inboxes
+let owners take turns. An engine is therefore given as many prompt tokens as keep it busy, and no more.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from attrs import define, field
 
 @define(eq=False)
 class PendingPrefill:
-    """Prompts whose first tokens are not there yet, by whatever key; `tokens_max` 0 stands for no bound."""
+    """The prompts without a first token, each under a key; `tokens_max` 0 means no bound."""
 
     tokens_max: int = 0
     tokens: int = 0
     _sizes: dict[Hashable, int] = field(factory=dict)
 
     def fits(self, size: int) -> bool:
-        """Whether one more prompt may be added; the first may, however long it is."""
+        """Whether a prompt of `size` tokens may be added; a first one may, however long it is."""
         return not self.tokens or not self.tokens_max or self.tokens + size <= self.tokens_max
 
     def add(self, key: Hashable, size: int) -> None:
-        """Note a prompt of so many tokens."""
+        """Add a prompt of `size` tokens."""
         self._sizes[key] = size
         self.tokens += size
 
     def discard(self, key: Hashable) -> bool:
-        """Note that a prompt is pending no more, for whatever reason, and return whether it was."""
+        """Remove a prompt, if it is pending; return whether it was."""
         size = self._sizes.pop(key, None)
         self.tokens -= size or 0
         return size is not None

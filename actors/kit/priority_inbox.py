@@ -1,4 +1,10 @@
-"""An inbox that owners of requests share fairly: the most urgent call is first, and equals take turns by owner."""
+"""An inbox with priorities: the call of the highest priority is taken first, and of equal ones owners take turns.
+
+A channel is first in, first out: behind the thousand requests of one client, everybody else would wait. Here all calls
+stand in one `FairQueue`, those that found no room included: room bounds what an actor promises to hold, and must not
+decide who is next. Calls that are inside an engine cannot be overtaken any more, so receivers take a call only when
+they can begin it: `receive` may pass a condition, and `retry` has it evaluated again.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +21,16 @@ from protocol.errors import RequestError
 
 
 @define(eq=False)
-class _Waiting(Generic[Req, Rep, Res]):
+class _Item(Generic[Req, Rep, Res]):
     call: Call[Req, Rep, Res]
-    inside: trio.Event = field(factory=trio.Event)  # there was room for it, or a receiver
+    inside: trio.Event = field(factory=trio.Event)  # set once there is room for it, or a receiver
 
 
-def _of_nobody(_: object) -> str:
+def _no_owner(_: object) -> str:
     return ""
 
 
-def _one(_: object) -> int:
+def _weight_of_one(_: object) -> int:
     return 1
 
 
@@ -34,90 +40,90 @@ def _always(_: object) -> bool:
 
 @define(eq=False)
 class PriorityInbox(Generic[Req, Rep, Res]):
-    """Lets `size` calls wait, at least one; whoever asks beyond that waits for room, first come, first served.
+    """An inbox of `size` calls, at least one; further askers wait for room, first come, first served.
 
-    A receiver takes the call of the highest `urgency`, even of those who wait for room. Of equal ones the owners take
-    turns by `weight`: the next is the oldest call of the owner that has been given least while anything waited. A call
-    whose asker has left is nobody's turn.
+    A receiver takes the call of the highest `priority`, be it inside or waiting for room. Of equal ones the owners take
+    turns: the next is the oldest call of the owner whose calls, by `weight`, have been the least while any waited. A
+    call whose asker has left is dropped when it is found, and costs its owner no turn.
     """
 
     size: int
-    urgency: Callable[[Req], int]
-    owner: Callable[[Req], str] = _of_nobody
-    weight: Callable[[Req], int] = _one
-    _line: FairQueue[_Waiting[Req, Rep, Res]] = field(factory=FairQueue)  # all that wait, inside and for room
-    _outside: OrderedDict[int, _Waiting[Req, Rep, Res]] = field(factory=OrderedDict)
-    _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    priority: Callable[[Req], int]
+    owner: Callable[[Req], str] = _no_owner
+    weight: Callable[[Req], int] = _weight_of_one
+    _line: FairQueue[_Item[Req, Rep, Res]] = field(factory=FairQueue)  # all calls, inside and waiting for room
+    _outside: OrderedDict[int, _Item[Req, Rep, Res]] = field(factory=OrderedDict)
+    _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     async def send(self, call: Call[Req, Rep, Res]) -> None:
-        """Put a call in, waiting while there is no room."""
+        """Put a call in; waits while there is no room."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        waiting, owner = _Waiting(call), self.owner(call.request)
-        call.when_left = self.retry  # whoever is behind it may fit
+        item, owner = _Item(call), self.owner(call.request)
+        call.on_left = self.retry  # the call behind it may fit
         self._line.catch_up(owner)
-        entry = self._line.add(waiting, owner, self.urgency(call.request))
-        self._outside[entry.number] = waiting
-        self._move()
-        self._news.unpark_all()  # also if it waits for room: it may be the next one all the same
+        entry = self._line.add(item, owner, self.priority(call.request))
+        self._outside[entry.number] = item
+        self._let_in()
+        self._changed.unpark_all()  # even if it waits for room: it may be the next one all the same
         try:
-            await waiting.inside.wait()
+            await item.inside.wait()
         finally:
-            if not waiting.inside.is_set():
+            if not item.inside.is_set():
                 del self._outside[entry.number]
                 self._line.remove(entry)
 
     async def receive(self, fits: Callable[[Req], bool] = _always) -> Call[Req, Rep, Res]:
-        """Wait for the next call, and take it once its request fits: it is not passed by others that would.
+        """Wait for the next call and take it once its request fits; no other call is taken before it meanwhile.
 
-        Who is next is judged anew whenever somebody comes or leaves, and after `retry`.
+        Which call is the next is decided again whenever one comes or leaves, and after `retry`.
         """
         await trio.lowlevel.checkpoint()
         while True:
             while (entry := self._line.first()) is not None:
-                left = entry.item.call.scope.cancel_called  # by an asker who has been told so
+                left = entry.item.call.scope.cancel_called  # its asker knows
                 if not left and not fits(entry.item.call.request):
                     break
                 call = self._take(entry)
                 if not left:
                     self._line.charge(entry.owner, max(1, self.weight(call.request)))
                     return call
-            await self._news.park()
+            await self._changed.park()
 
     def retry(self) -> None:
-        """Let those who receive look again whether the next call fits."""
-        self._news.unpark_all()
+        """Have the receivers evaluate again whether the next call fits."""
+        self._changed.unpark_all()
 
     def turn_away(self, error: RequestError) -> None:
-        """Fail every call that waits, inside and for room; they can be asked elsewhere."""
+        """Fail every call, inside or waiting for room, so that its asker can ask elsewhere."""
         while (entry := self._line.first()) is not None:
             self._take(entry).answer.fail(error)
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """How many calls wait inside, and how many askers for room."""
+        """The numbers of calls inside, and of askers that wait for room."""
         return len(self._line) - len(self._outside), len(self._outside)
 
-    def _take(self, entry: Entry[_Waiting[Req, Rep, Res]]) -> Call[Req, Rep, Res]:
-        """Take a call out of the line, and let the next one that waits for room in."""
+    def _take(self, entry: Entry[_Item[Req, Rep, Res]]) -> Call[Req, Rep, Res]:
+        """Take a call out, and let the next asker in that waits for room."""
         self._line.remove(entry)
         self._outside.pop(entry.number, None)
         entry.item.inside.set()
-        self._move()
+        self._let_in()
         return entry.item.call
 
-    def _move(self) -> None:
+    def _let_in(self) -> None:
         while self._outside and self.waiting[0] < self.size:
-            _, waiting = self._outside.popitem(last=False)
-            waiting.inside.set()
-            self._news.unpark_all()
+            _, item = self._outside.popitem(last=False)
+            item.inside.set()
+            self._changed.unpark_all()
 
 
 def priority_inbox(
     size: int,
-    urgency: Callable[[Req], int],
-    owner: Callable[[Req], str] = _of_nobody,
-    weight: Callable[[Req], int] = _one,
+    priority: Callable[[Req], int],
+    owner: Callable[[Req], str] = _no_owner,
+    weight: Callable[[Req], int] = _weight_of_one,
 ) -> tuple[Address[Req, Rep, Res], PriorityInbox[Req, Rep, Res]]:
-    """Return the address and the inbox of an actor, or of several, that let `size` calls wait in fair order."""
-    made: PriorityInbox[Req, Rep, Res] = PriorityInbox(size, urgency, owner, weight)
-    return Address(made), made
+    """Return the address and the inbox of one actor, or of several that share it; as `PriorityInbox` says."""
+    inbox: PriorityInbox[Req, Rep, Res] = PriorityInbox(size, priority, owner, weight)
+    return Address(inbox), inbox

@@ -37,7 +37,7 @@ LINKS: Bugs = {
         Bug("leaving does not cancel the answerer", 'call.scope.cancel(reason="the asker left")', "pass"),
         Bug(
             "an answerer that ends leaves its asker waiting",
-            'self.answer.fail(ActorLost("whoever was answering ended"))',
+            'self.answer.fail(ActorLost("the actor that was answering has ended"))',
             "pass",
         ),
         Bug(
@@ -46,9 +46,9 @@ LINKS: Bugs = {
             "self._waiting.popleft()",
         ),
         Bug("the credit of an answer is not counted", "self.credit -= units", "pass"),
-        Bug("an error in a relay's function reaches whoever put", "self._broken = error\n", "raise\n"),
+        Bug("an error in a relay's function reaches whoever put", "self._receiver_error = error\n", "raise\n"),
         Bug("the first reply does not renew a relay's deadline", "self._first_wakes = until is not None", "pass"),
-        Bug("bugs are never too many", "if len(self._seen) > self.most:", "if False:"),
+        Bug("bugs are never too many", "if len(self._times) > self.bugs_max:", "if False:"),
         Bug(
             "an actor's error beside a request's is forgotten",
             "if first_of(error, ActorError) is not None:",

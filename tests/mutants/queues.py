@@ -13,10 +13,10 @@ QUEUE: Bugs = {
         Bug("what does not fit is passed", "if not left and not fits(", "if False and not fits("),
         Bug(
             "whoever comes while there is no room is not looked at",
-            "        self._news.unpark_all()  # also if",
-            "        pass  # also if",
+            "        self._changed.unpark_all()  # even if",
+            "        pass  # even if",
         ),
-        Bug("who leaves the head of the line is waited for", "call.when_left = self.retry", "pass"),
+        Bug("who leaves the head of the line is waited for", "call.on_left = self.retry", "pass"),
     ),
     "actors/engines/slots.py": (
         Bug(
@@ -73,7 +73,7 @@ QUEUE: Bugs = {
         ),
         Bug(
             "a simulated decode takes what it has no room for",
-            "            self.rendezvous_rooms.expect(held.room)\n",
+            "            self.meetings.expect(held.room)\n",
             "            pass\n",
         ),
     ),

@@ -8,7 +8,7 @@ SIM: Bugs = {
     "actors/routing/routed_request.py": (
         Bug(
             "an engine that fails everything is not blamed for it",
-            "elif isinstance(error, DeadlineExceeded | InternalError) and not isinstance(error, Preempted):",
+            "elif isinstance(error, DeadlineExceeded | Internal) and not isinstance(error, Preempted):",
             "elif isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted):",
         ),
         Bug(
@@ -39,8 +39,8 @@ SIM: Bugs = {
     "actors/kit/fair_queue.py": (
         Bug(
             "whoever has had its turn keeps its place before equals",
-            "turn = next(self._numbers) if amount > 0 else of.turn",
-            "turn = of.turn",
+            "turn = next(self._numbers) if amount > 0 else record.turn",
+            "turn = record.turn",
         ),
     ),
     "actors/kit/priority_inbox.py": (

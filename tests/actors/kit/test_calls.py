@@ -270,12 +270,12 @@ async def test_a_bug_beside_the_error_of_a_request_is_logged_and_counted_too(nur
     async def both(call, replies):
         raise ExceptionGroup("two at once", [Overloaded("no room"), KeyError("a bug")])
 
-    counted = BugCounter(most=9)
+    counted = BugCounter(bugs_max=9)
     nursery.start_soon(serve, inbox, both, counted)
     with pytest.raises(Overloaded):
         await ask(address)
     assert [record.message for record in caplog.records] == ["a bug failed a request"]
-    assert len(counted._seen) == 1
+    assert len(counted._times) == 1
 
 
 async def test_several_errors_of_one_request_are_no_bug(nursery, caplog):
@@ -465,14 +465,14 @@ async def test_a_rate_of_bugs_ends_the_actor(autojump_clock):
 
     with pytest.RaisesGroup(pytest.RaisesGroup(TooManyInternalErrors), flatten_subgroups=False):
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve, inbox, buggy, BugCounter(most=2, window_s=10))
+            await nursery.start(serve, inbox, buggy, BugCounter(bugs_max=2, window_s=10))
             for _ in range(3):
                 with pytest.raises(InternalError):
                     await ask(address)
 
 
 async def test_bugs_far_apart_are_forgiven(nursery, autojump_clock):
-    bugs = BugCounter(most=2, window_s=10)
+    bugs = BugCounter(bugs_max=2, window_s=10)
     for _ in range(20):
         bugs.count(KeyError())
         await trio.sleep(5)
