@@ -33,7 +33,7 @@ ROUTER: Bugs = {
         Bug("a place that is let go wakes nobody", "        self._freed()\n", "        pass\n"),
     ),
     "actors/engines/slots.py": (
-        Bug("one stuck slot costs the engine", "if len(self.kept) >= most:", "if self.kept:"),
-        Bug("a stuck slot is given on", "if call.request.id in slots.kept:", "if False:"),
+        Bug("one stuck slot costs the engine", "if len(self.stuck) >= most:", "if self.stuck:"),
+        Bug("a stuck slot is given on", "if call.request.id in slots.stuck:", "if False:"),
     ),
 }

@@ -21,10 +21,12 @@ QUEUE: Bugs = {
     "actors/engines/slots.py": (
         Bug(
             "a prompt that never began is pending for ever",
-            "    finally:\n        begun()\n",
+            "    finally:\n        on_begun()\n",
             "    finally:\n        pass\n",
         ),
-        Bug("a prompt is pending until its answer ends", "            begun()\n            call", "            call"),
+        Bug(
+            "a prompt is pending until its answer ends", "            on_begun()\n            call", "            call"
+        ),
     ),
     "actors/prefill.py": (
         Bug("a prefill takes any number of prompts", "await own.free.acquire()", "await trio.lowlevel.checkpoint()"),

@@ -53,13 +53,13 @@ SIM: Bugs = {
     "actors/engines/slots.py": (
         Bug(
             "one slot that is kept costs the engine",
-            "if len(self.kept) >= most:",
-            "if self.kept:",
+            "if len(self.stuck) >= most:",
+            "if self.stuck:",
         ),
         Bug(
             "a slot that was kept is never used again",
-            "        await slots.wait_given_back(call.request.id)\n",
-            "        await slots.wait_given_back(call.request.id)\n        return\n",
+            "        await slots.wait_released(call.request.id)\n",
+            "        await slots.wait_released(call.request.id)\n        return\n",
         ),
     ),
     "supervisor/cluster/mesh.py": (
