@@ -6,8 +6,9 @@ import trio
 
 from actors.kit.calls import BugCounter, Call, Inbox
 from actors.routing.rebalancing import UnstartedRequests
-from actors.routing.route import Route, Routing
+from actors.routing.route import Route
 from actors.routing.routed_request import RoutedRequest
+from actors.routing.routing import Routing
 from protocol.messages import Finished, Generate, Started, Tokens
 
 

@@ -1,1 +1,1 @@
-"""Which worker gets a request: pure functions of what is known of the workers."""
+"""Routing: which workers get a request, and what follows when one is lost."""

@@ -1,4 +1,8 @@
-"""What a router needs of the world: workers to ask, a pool that knows them, and a watch that hears how it went."""
+"""The ports of a router: workers to ask, the pool that they are in, and an observer of what becomes of requests.
+
+A router knows nothing of nodes and links. A worker here and a worker of another node are the same to it, and so are
+real ones and those of a test.
+"""
 
 from __future__ import annotations
 
@@ -14,67 +18,67 @@ Replies: TypeAlias = Answer[Started | Tokens, Finished]
 
 
 class Worker(Askable[Generate, Started | Tokens, Finished], Protocol):
-    """One worker of a model, wherever it is; from the turn in which it is asked, the request counts in its load."""
+    """One worker of a model, of any node; its load counts a request from the turn in which it is asked."""
 
     @property
     def load(self) -> Load:
-        """How busy it is; no other worker of its pool has its name."""
+        """How busy it is, and its name, which is unique in its pool."""
 
     @property
     def leg(self) -> Leg:
-        """Which part of a request it computes."""
+        """The part of a request that it computes."""
 
     @property
     def bootstrap(self) -> tuple[str, int] | None:
-        """Host and port of its rendezvous, if it is a prefill."""
+        """Host and port of its rendezvous; None if it is no prefill, or not known."""
 
     def begun(self, request_id: str) -> None:
-        """Hear that the first token of a request is there, so that its prompt is pending no more."""
+        """The first token of a request is there, so its prompt is not pending any more."""
 
 
 class Ranking(Protocol):
     """Workers in the order in which a policy prefers them."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of workers."""
 
     def __iter__(self) -> Iterator[Worker]:
-        """Yield the preferred first."""
+        """Yield the preferred worker first."""
 
 
 class Pool(Protocol):
     """The workers of one model."""
 
     def workers(self) -> Sequence[Worker]:
-        """Return those that can be asked now."""
+        """Return the workers that can be asked now."""
 
     def expected(self) -> Mapping[str, Leg]:
-        """Return the legs of these and of those that should soon be among them, by the names of their loads."""
+        """Return the legs, by name, of these workers and of those that should be among them soon."""
 
     def weights(self) -> str | None:
-        """Return which weights those have that can be asked now, None if that is not known."""
+        """Return the digest of the weights of the workers that can be asked now, None if it is not known."""
 
     async def wait_changed(self) -> None:
         """Wait until a worker has come, gone, or become less busy, or until `wake`."""
 
     def wake(self) -> None:
-        """End the waiting of all in `wait_changed`: a place that was kept at a worker is kept no longer."""
+        """Wake all tasks in `wait_changed`: a reservation was released."""
 
 
 class RoutingObserver:
-    """Who hears, once a call and never once a token, what becomes of requests; this one forgets it."""
+    """Receives events of calls and workers, never of single tokens; this one ignores them."""
 
-    def called(self, worker: str, outcome: str) -> None:
-        """Hear that a worker's answer is over: `ended`, `left`, or an error's code."""
+    def call_ended(self, worker: str, outcome: str) -> None:
+        """The answer of a worker has ended; `outcome` is `ended`, `left`, or an error's code."""
 
     def call_resumed(self, code: str, sent: int) -> None:
-        """Hear that a request goes on elsewhere: what its worker was lost with, after how many tokens."""
+        """A request goes on elsewhere: the error's code that its worker was lost with, and the tokens sent before."""
 
     def call_not_resumed(self, code: str) -> None:
-        """Hear that a request ends with what its worker was lost with, since nobody else could go on exactly."""
+        """A request ends with the error that its worker was lost with, since no other worker could go on exactly."""
 
     def worker_ejected(self, worker: str, code: str) -> None:
-        """Hear that a worker, or a pair, is set aside because it keeps failing, and with what it failed last."""
+        """A worker, or a pair, is ejected because it keeps failing; `code` is that of its last error."""
 
-    def let_in(self, worker: str) -> None:
-        """Hear that it is well again."""
+    def readmitted(self, worker: str) -> None:
+        """A worker, or a pair, is readmitted."""

@@ -1,4 +1,9 @@
-"""Requests that wait in vain at a worker with too much move to one where they can begin at once."""
+"""Requests that have not begun at an overcommitted worker move to one where they can begin at once.
+
+A choice of a worker is a guess: loads change, and other routers choose at the same time. A wrong one would keep a
+request waiting while another worker is idle. Moving is safe only before the first token, and a request must never be at
+two workers at once; so a move cancels the current attempt, which only then is followed by the next.
+"""
 
 from __future__ import annotations
 
@@ -7,63 +12,64 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
-from actors.routing.route import Route, Routing
+from actors.routing.route import Route
+from actors.routing.routing import Routing
 from protocol.messages import Generate
 
 
 class Movable(Protocol):
-    """A request that has been given to a worker."""
+    """A request that was given to a worker."""
 
     @property
     def route(self) -> Route:
-        """Where it is."""
+        """Where it is now."""
 
     @property
     def remaining(self) -> Generate:
-        """The request as it stands."""
+        """The request, with what was sent at the end of its prompt."""
 
     @property
     def avoided(self) -> set[str]:
-        """The names of the workers that it is not to move to."""
+        """The names of the workers that it must not move to."""
 
     @property
     def moves(self) -> int:
-        """How often it has moved."""
+        """The number of its moves."""
 
     def move(self, route: Route) -> None:
-        """Take it back from where it is, and give it to somebody else: never to both at once."""
+        """Cancel it where it is, and then give it to `route`."""
 
 
 @define(eq=False)
 class UnstartedRequests:
-    """The requests that have not begun where they are, the oldest first."""
+    """The requests that have not begun, in the order in which they were given to their workers."""
 
     _since: dict[Movable, float] = field(factory=dict)
-    _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _added: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     def add(self, request: Movable) -> None:
-        """Note that a request has just been given to a worker."""
+        """Add a request that was given to a worker just now."""
         self._since[request] = trio.current_time()
-        self._news.unpark()
+        self._added.unpark()
 
     def discard(self, request: Movable) -> None:
-        """Note that it has begun, or is not asked any more."""
+        """Remove a request that has begun, or has ended."""
         self._since.pop(request, None)
 
     async def move_on(self, routing: Routing) -> None:
-        """Move for ever what has waited too long: `move_after_s`, and each time twice as long, `moves_max` times.
+        """Move requests that wait for `move_after_s`, then twice as long each time, `moves_max` times; until cancelled.
 
-        A look costs one choice more than there are requests that move, however many wait.
+        A round chooses a worker at most once more than there are requests that move, however many wait.
         """
         while True:
             while not self._since:
-                await self._news.park()
+                await self._added.park()
             limits = routing.limits
             await trio.sleep(limits.move_after_s)
             now = trio.current_time()
             for request, since in tuple(self._since.items()):
-                patient = now < since + limits.move_after_s * 2**request.moves or request.moves >= limits.moves_max
-                if patient or not request.route.overcommitted:
+                stays = now < since + limits.move_after_s * 2**request.moves or request.moves >= limits.moves_max
+                if stays or not request.route.overcommitted:
                     continue
                 route = routing.choose_idle(request.remaining, request.avoided)
                 if route is None:

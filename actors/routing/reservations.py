@@ -1,4 +1,10 @@
-"""What a router has promised of workers that they do not count themselves: places, and shares of prefills."""
+"""Reservations: what a router has promised and the workers do not count yet.
+
+A worker counts a request from the turn in which it is asked. Between the choice and that turn other requests are
+routed, which would all go to the same worker: a *reservation* counts for it meanwhile. Prompts at prefills are counted
+here for longer, by the decode that they are for, until they have begun, which is when the decode has the KV cache. A
+decode that takes no caches would fill the bound of a prefill for all decodes; so each has a share of it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ from actors.routing.load import Load
 
 @define(eq=False)
 class _Handed:
-    """Prompts at one prefill for one decode."""
+    """The prompts at one prefill for one decode."""
 
     requests: int = 0
     tokens: int = 0
@@ -19,24 +25,20 @@ class _Handed:
 
 @define(eq=False)
 class Reservations:
-    """What is kept at workers, by their names, for those that are about to ask: requests, and tokens of prompts.
-
-    And prompts at prefills by the decodes that they are for, from the choice of a pair until they have begun, which is
-    once the decode has the cache. One decode that takes none would fill a bound for all; its share it fills alone.
-    """
+    """Requests and prompt tokens reserved at workers, by name; and prompts pending at prefills, by decode."""
 
     requests: Counter[str] = field(factory=Counter)
     prompts: Counter[str] = field(factory=Counter)
     pending: dict[str, dict[str, _Handed]] = field(factory=dict)  # by prefill and decode
 
     def add(self, prefill: str, decode: str, prompt: int) -> None:
-        """Note that a prompt of so many tokens is to go through a prefill to a decode."""
+        """Add a prompt, in tokens, that goes through a prefill to a decode."""
         handed = self.pending.setdefault(prefill, {}).setdefault(decode, _Handed())
         handed.requests += 1
         handed.tokens += prompt
 
     def discard(self, prefill: str, decode: str, prompt: int) -> None:
-        """Note that it is pending there no more."""
+        """Remove such a prompt: it has begun, or has ended."""
         of_prefill = self.pending[prefill]
         handed = of_prefill[decode]
         handed.requests -= 1
@@ -46,11 +48,11 @@ class Reservations:
         if not of_prefill:
             del self.pending[prefill]
 
-    def takes(self, prefill: Load, decode: str, decodes: int) -> bool:
-        """Whether a prefill has room for one more prompt for one of so many decodes.
+    def make_room(self, prefill: Load, decode: str, decodes: int) -> bool:
+        """Whether a prefill has room for one more prompt for a decode, which is one of `decodes`.
 
-        The first of a decode it takes with any free slot. More than one have room in the decode's share of tokens and
-        of slots, where a slot is left for each decode that has nothing there.
+        There is room for the first prompt of a decode in any free slot, and for more in its share of tokens and slots;
+        one slot is left free for each decode that has no prompt there.
         """
         of_prefill = self.pending.get(prefill.name, {})
         if (handed := of_prefill.get(decode)) is None:
@@ -60,20 +62,20 @@ class Reservations:
         without = max(0, decodes - len(of_prefill))
         return handed.requests * decodes < prefill.slots and prefill.busy + without < prefill.slots
 
-    def keep(self, name: str, prompt: int) -> None:
-        """Keep a place for a request with a prompt of so many tokens."""
+    def reserve(self, name: str, prompt: int) -> None:
+        """Reserve a place for a request with a prompt of so many tokens."""
         self.requests[name] += 1
         self.prompts[name] += prompt
 
-    def let_go(self, name: str, prompt: int) -> None:
-        """Keep it no longer."""
+    def release(self, name: str, prompt: int) -> None:
+        """Release a reservation."""
         self.requests[name] -= 1
         self.prompts[name] -= prompt
         if not self.requests[name]:
             del self.requests[name], self.prompts[name]
 
-    def with_kept(self, load: Load) -> Load:
-        """Return a load as it is when all for whom places are kept have asked."""
+    def with_reserved(self, load: Load) -> Load:
+        """Return a load as it will be once all requests with a reservation are there."""
         if load.name not in self.requests:
             return load
         requests, prompts = self.requests[load.name], self.prompts[load.name]

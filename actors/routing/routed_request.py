@@ -1,4 +1,15 @@
-"""One request on its way: both legs asked at once, and carried on with somebody else when a worker is lost."""
+"""One request on its way through its workers: both legs asked at once, and failover when a worker is lost.
+
+A request is one *attempt* after the other, each on a `Route`: one worker, or a prefill and a decode in one nursery, in
+which the failure of either leg ends the other. The asker sees one unbroken answer. What makes that possible is that the
+tokens which were sent are known: the next attempt has them at the end of its prompt, under another id, and computes
+only the rest. It is exact where the next token depends on the tokens before it alone.
+
+Whether a request goes on depends on what it was lost with. `FAILOVER` names the errors that a worker, its node or the
+link may be to blame for. Losses are counted by cause, since a request may also be the cause: one that crashes engines
+must not be given to all of them. Anything else is the request's own error and ends it. Nothing here is known of how
+workers are chosen (`Routing`), and no error is hidden: what cannot be mended is raised as it came.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +22,8 @@ from attrs import define, evolve, field
 from actors.kit.groups import leaves
 from actors.routing.ports import Replies, Worker
 from actors.routing.rebalancing import UnstartedRequests
-from actors.routing.route import Route, Routing
+from actors.routing.route import Route
+from actors.routing.routing import Routing
 from protocol.errors import (
     ActorLost,
     AskerLeft,
@@ -30,48 +42,52 @@ from protocol.errors import (
 from protocol.messages import Finished, FinishReason, Generate, Rendezvous, Sampling, Started, Tokens, Usage
 from protocol.trace import child_span
 
-ELSEWHERE = (ActorLost, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded, Preempted)
-"""What ends a request here and need not end it elsewhere: the worker is to blame, or its host, or the way to it."""
+FAILOVER = (ActorLost, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded, Preempted)
+"""Errors after which a request goes on with another worker: that worker, its node or the link to it may be to blame."""
 MOVED = "moved"
-"""Why a request goes on elsewhere that was taken back before it had begun."""
+"""The reason that is observed for a request that was moved before it had begun."""
 
 
 @define(eq=False)
 class RoutedRequest:
-    """One request on its way, with one worker after the other if need be; whoever asked sees one unbroken answer."""
+    """One request: its attempts with one worker after the other, and its one unbroken answer."""
 
     request: Generate
     answer: Replies
     routing: Routing
     unstarted: UnstartedRequests
-    route: Route = field(init=False)  # where it is
-    moves: int = 0
+    route: Route = field(init=False)  # of the current attempt
+    moves: int = 0  # before it had begun, as `move` does
     _moved_to: Route | None = None
     _asking: trio.CancelScope = field(factory=trio.CancelScope)
-    _again: bool = False  # somebody has been asked before, who may not have let go of its id
+    _asked_before: bool = False  # an earlier worker may still hold something under its id
     _sent: list[int] = field(factory=list)
-    _before: int = 0  # tokens that were sent before the worker that is being asked
-    _first: Route | None = None  # the one that began the answer
-    _weights: str | None = None  # of those who have begun the answer
-    _handed: Route | None = None  # the last one whose prefill has done its part
-    _cached: int | None = None  # tokens of the prompt, as that one said; where there are two, the prefill knows
-    _lost: set[str] = field(factory=set)
-    _dead: set[str] = field(factory=set)  # whose engine died under this request: it is not given to them again
-    _left: list[tuple[str, Replies]] = field(factory=list)  # legs that were left before they had ended
-    _refused: tuple[str, EngineRefused] | None = None  # by whom
-    _opinions: int = 0  # that were asked for
+    _sent_before: int = 0  # tokens sent before the current attempt
+    _first_route: Route | None = None  # of the first attempt that began to answer
+    _weights: str | None = None  # of the workers of that attempt
+    _handed_route: Route | None = None  # the last one whose hand-off succeeded
+    _cached: int | None = None  # tokens of the prompt found in the cache; of a pair, by its prefill
+    _lost_names: set[str] = field(factory=set)  # workers that it was lost by
+    _crashed_names: set[str] = field(
+        factory=set
+    )  # workers whose engine crashed under it: it is not given to them again
+    _left_legs: list[tuple[str, Replies]] = field(
+        factory=list
+    )  # by worker; legs that had not ended when they were left
+    _refusal: tuple[str, EngineRefused] | None = None  # by which worker
+    _second_opinions: int = 0
     _losses: int = 0
     _preemptions: int = 0
     _drains: int = 0
     _crashes: int = 0
-    _pause_s: float = 0.0  # before one that was lost is asked again
+    _pause_s: float = 0.0  # before a worker that was lost may be asked again
 
     async def run(self, route: Route | None) -> Finished:
-        """Return the result; raises the `RequestError` of the last worker if nobody can go on."""
+        """Return the result; raises the `RequestError` of the last attempt if no other worker can go on."""
         self.route = route or await self.routing.wait_for(self.remaining)
         try:
-            while (finished := await self._try()) is None:
-                self._again = True
+            while (finished := await self._attempt()) is None:
+                self._asked_before = True
             return finished
         finally:
             if self._moved_to is not None:
@@ -96,23 +112,23 @@ class RoutedRequest:
 
     @property
     def avoided(self) -> set[str]:
-        """The workers that it is not to move to: those that it is with, and those that died under it."""
-        return {*self.route.names, *self._dead}
+        """The names of the workers that it must not move to: those of its route, and those that crashed under it."""
+        return {*self.route.names, *self._crashed_names}
 
     def move(self, route: Route) -> None:
-        """Leave the worker that has not begun, and ask another; what comes from now on comes too late."""
+        """Cancel the current attempt, which has not begun, and go on at `route`; replies from now on are dropped."""
         self.moves += 1
         self._moved_to = route
         self._asking.cancel(reason="it can begin at once elsewhere")
 
-    async def _try(self) -> Finished | None:
-        """Ask once, and return the result, or None with another `route` to ask; raises what nobody can mend."""
+    async def _attempt(self) -> Finished | None:
+        """Ask once; return the result, or None with another `route`. Raises an error that ends the request."""
         lost: RequestError | None = None
         try:
             with trio.CancelScope() as self._asking:
                 finished = await self._ask(self.route)
                 if self._moved_to is None:
-                    return self._whole(finished)
+                    return self._total(finished)
         except RequestError as error:
             lost = error
         finally:
@@ -122,27 +138,27 @@ class RoutedRequest:
             self.route, self._moved_to = self._moved_to, None
             self.routing.watch.call_resumed(MOVED, len(self._sent))
             return None
-        assert lost is not None  # it was neither moved nor answered
+        assert lost is not None  # else it was moved or answered
         if (other := self._second_opinion(self.route, lost)) is not None:
             self.route = other
             return None
-        if not isinstance(lost, ELSEWHERE):
+        if not isinstance(lost, FAILOVER):
             raise lost
-        if (ended := self._ended()) is not None:
+        if (ended := self._complete()) is not None:
             return ended
-        self.route = await self._elsewhere(lost)
+        self.route = await self._next_route(lost)
         self.routing.watch.call_resumed(lost.code, len(self._sent))
         return None
 
     # One worker, or two ------------------------------------------------------------------
 
     async def _ask(self, route: Route) -> Finished:
-        """Ask both legs at once: the failure of either ends the other in the same turn."""
-        self._before = len(self._sent)
-        if self._first is None:
+        """Ask the worker, or both legs at once: the failure of either ends the other in the same turn."""
+        self._sent_before = len(self._sent)
+        if self._first_route is None:
             self._cached, self._weights = None, self.routing.pool.weights()
         try:
-            request = self._continued() if self._again else self.request
+            request = self._next_request() if self._asked_before else self.request
             self.unstarted.add(self)
             if route.prefill is None:
                 return await self._decode(route, request)
@@ -155,7 +171,7 @@ class RoutedRequest:
             failed, rest = group.split(RequestError)
             if failed is None:
                 raise
-            # Whoever moves the request, or has left, does so whatever becomes of a leg meanwhile; so does a bug.
+            # A cancellation or a bug is what ends the attempt, whatever has become of a leg meanwhile.
             raise (rest or _gravest(failed)) from None
         finally:
             route.end()
@@ -173,15 +189,15 @@ class RoutedRequest:
             self._handed_over(route)
             route.begun()
             route.decode.begun(request.id)
-            if self._first is None:
-                self._first = route
+            if self._first_route is None:
+                self._first_route = route
                 self._acquit()
                 self._cached = reply.cached_tokens if self._cached is None else self._cached
                 self.answer.put(Started(self._cached), 0)
 
-        async with self._asked(route, route.decode, request) as replies:
+        async with self._leg(route, route.decode, request) as replies:
             finished = await replies.relay(pass_on)
-        assert finished is not None  # nobody here has had enough
+        assert finished is not None  # a relay without a deadline has a result
         return finished
 
     async def _prefill(self, route: Route, prefill: Worker, request: Generate) -> None:
@@ -189,38 +205,38 @@ class RoutedRequest:
             if isinstance(reply, Started):
                 route.begun()
                 prefill.begun(request.id)
-                if self._first is None or self._first is route:
+                if self._first_route is None or self._first_route is route:
                     self._cached = reply.cached_tokens
 
-        async with self._asked(route, prefill, request) as replies:
+        async with self._leg(route, prefill, request) as replies:
             await replies.relay(note)
 
     @asynccontextmanager
-    async def _asked(self, route: Route, worker: Worker, request: Generate) -> AsyncIterator[Replies]:
+    async def _leg(self, route: Route, worker: Worker, request: Generate) -> AsyncIterator[Replies]:
         name = worker.load.name
         with self._watched(route, worker):
-            async with route.ask(worker, self._of_leg(request)) as replies:
+            async with route.ask(worker, self._with_span(request)) as replies:
                 try:
                     yield replies
                 finally:
                     if not replies.over.is_set():
-                        self._left.append((name, replies))
+                        self._left_legs.append((name, replies))
 
-    def _of_leg(self, request: Generate) -> Generate:
-        """Return what one leg is asked; where the trace is followed, it has a span of its own."""
+    def _with_span(self, request: Generate) -> Generate:
+        """Return the request of one leg; if its trace is sampled, with a span of its own."""
         if request.trace is None or not request.trace.followed:
             return request
         return evolve(request, trace=child_span(request.trace, self.routing.new_id()))
 
     def _rendezvous(self, prefill: Worker) -> Rendezvous:
         if prefill.bootstrap is None:  # it was there when the prefill was chosen
-            self._lost.add(prefill.load.name)
+            self._lost_names.add(prefill.load.name)
             raise HandOffFailed(f"prefill {prefill.load.name} does not say any more where its rendezvous is")
         return Rendezvous(self.routing.new_room(), *prefill.bootstrap)
 
     @contextmanager
     def _watched(self, route: Route, worker: Worker) -> Iterator[None]:
-        """Say how the call in the body ends, and blame the worker if it fails."""
+        """Observe how the call in the body ends, and count a failure against the worker."""
         name, outcome = worker.load.name, AskerLeft.code
         try:
             yield
@@ -233,58 +249,62 @@ class RoutedRequest:
             self._blame(route, worker, error)
             raise
         finally:
-            self.routing.watch.called(name, outcome)
+            self.routing.watch.call_ended(name, outcome)
 
     def _handed_over(self, route: Route) -> None:
-        """Note that a prefill has done its part: its decode says so, while itself it only knows what it has sent."""
-        if route.prefill is not None and self._handed is not route:
-            self._handed = route
+        """Note that the hand-off succeeded. Only the decode knows: a prefill knows no more than what it has sent."""
+        if route.prefill is not None and self._handed_route is not route:
+            self._handed_route = route
             self.routing.answered(route.prefill.load.name)
             self.routing.answered(route.name)
 
     def _blame(self, route: Route, worker: Worker, error: RequestError) -> None:
-        # Nobody knows which leg it is that lets the other wait until either's time is over.
-        unmet = isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted) and self._handed is not route
+        # It is not known which leg has let the other wait until the deadline of either.
+        unmet = (
+            isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted) and self._handed_route is not route
+        )
         if isinstance(error, HandOffFailed) or (unmet and route.prefill is not None):
             self.routing.failed(route.name, error)
         elif isinstance(error, DeadlineExceeded | InternalError) and not isinstance(error, Preempted):
             self.routing.failed(worker.load.name, error)
-        elif isinstance(error, EngineRefused) and self._refused is None:
-            self._refused = worker.load.name, error
+        elif isinstance(error, EngineRefused) and self._refusal is None:
+            self._refusal = worker.load.name, error
         if isinstance(error, EngineLost):
-            self._dead.add(worker.load.name)
-        self._lost.add(worker.load.name)
-        if isinstance(error, HandOffFailed) and route.prefill is not None:  # which of the two is at fault, nobody knows
-            self._lost |= {route.decode.load.name, route.prefill.load.name}
+            self._crashed_names.add(worker.load.name)
+        self._lost_names.add(worker.load.name)
+        if (
+            isinstance(error, HandOffFailed) and route.prefill is not None
+        ):  # it is not known which of the two is at fault
+            self._lost_names |= {route.decode.load.name, route.prefill.load.name}
 
     def _second_opinion(self, route: Route, error: RequestError) -> Route | None:
-        """Return whom to ask at once where it is not plain whose fault an error is; None if it is, or nobody can.
+        """Return another route to ask at once if the error may be the worker's fault; None if it is not, or none is.
 
-        What an engine refuses may be wrong, or the engine; what fails on one that is tried again is not lost for that.
+        A refusal may be right, or the engine may be broken. The failure of a worker that is probed costs no request.
         """
-        tried = bool(route.tries) and isinstance(error, DeadlineExceeded | InternalError)
-        if self._sent or self._opinions or not (tried or isinstance(error, EngineRefused)):
+        tried = bool(route.probed) and isinstance(error, DeadlineExceeded | InternalError)
+        if self._sent or self._second_opinions or not (tried or isinstance(error, EngineRefused)):
             return None
-        other = self.routing.choose(self.remaining, {*self._lost, *self._dead, *route.names})
+        other = self.routing.choose(self.remaining, {*self._lost_names, *self._crashed_names, *route.names})
         if other is not None:
-            self._opinions += 1
+            self._second_opinions += 1
             self.routing.watch.call_resumed(error.code, 0)
         return other
 
     def _acquit(self) -> None:
-        """Blame the engine that refused this request, since another has begun to answer it."""
-        if self._refused is not None:
-            self.routing.failed(*self._refused)
-            self._refused = None
+        """Count its refusal against the engine that refused this request, since another has begun to answer it."""
+        if self._refusal is not None:
+            self.routing.failed(*self._refusal)
+            self._refusal = None
 
-    # Another one -------------------------------------------------------------------------
+    # The next attempt -------------------------------------------------------------------------
 
-    def _continued(self) -> Generate:
-        """Return what is left to do, under another id: the worker that was lost may not have let go of the first."""
+    def _next_request(self) -> Generate:
+        """Return the request of the next attempt, with an id of its own: the last worker may still hold the other."""
         return evolve(self.remaining, id=self.routing.new_id())
 
-    def _ended(self) -> Finished | None:
-        """Return the result if every token has been sent, and only the word that it was the last one was lost."""
+    def _complete(self) -> Finished | None:
+        """Return the result if every token was sent, and only the end of the answer was lost."""
         sampling, sent = self.request.sampling, self._sent
         if not sent:
             return None
@@ -293,13 +313,13 @@ class RoutedRequest:
             return self._finished(FinishReason.STOP, sent[-1], len(sent))
         return self._finished(FinishReason.LENGTH, None, len(sent)) if len(sent) >= sampling.tokens_max else None
 
-    async def _elsewhere(self, lost: RequestError) -> Route:
-        """Wait for another route; raises what the worker was lost with if the rest could differ, or nobody comes."""
+    async def _next_route(self, lost: RequestError) -> Route:
+        """Wait for the route of the next attempt; raises `lost` past a limit, or if the rest might not be exact."""
         limits, sent = self.routing.limits, len(self._sent)
         unready, planned = isinstance(lost, NotReady), is_planned(lost)
         self._preemptions += isinstance(lost, Preempted)
         self._drains += planned
-        self._losses += not (unready or planned)  # unready: nothing was begun there, and it will be back
+        self._losses += not (unready or planned)  # an unready worker has begun nothing, and will be back
         self._pause_s = min(2 * self._pause_s, limits.pause_max_s) if unready and self._pause_s else limits.pause_s
         if self._losses > limits.resumes_max or self._drains > limits.drains_max or sent > limits.resume_tokens_max:
             raise lost
@@ -309,53 +329,55 @@ class RoutedRequest:
             self.routing.watch.call_not_resumed(lost.code)
             raise lost
         self._crashes += isinstance(lost, EngineLost)
-        if self._losses > 1 and self._crashes + len(self._left) > limits.crashes_max:
+        if self._losses > 1 and self._crashes + len(self._left_legs) > limits.crashes_max:
             await self._count_stuck(limits.resume_s)
-        dead = self._crashes > limits.crashes_max or not self.routing.others(self._dead)
+        dead = self._crashes > limits.crashes_max or not self.routing.has_others(self._crashed_names)
         if self._crashes and dead:
             raise lost
         with trio.move_on_after(limits.resume_s):
-            route = await self.routing.wait_for_other(self.remaining, self._lost, self._dead, self._pause_s)
+            route = await self.routing.wait_for_other(
+                self.remaining, self._lost_names, self._crashed_names, self._pause_s
+            )
             if not (sent and self._weights not in {None, self.routing.pool.weights()}):
                 return route
-            route.end()  # the rest would be of another model than what was sent
+            route.end()  # the rest would be by another model than what was sent
         raise lost
 
     async def _count_stuck(self, within_s: float) -> None:
-        """Count as crashes the engines that this request was taken from, and that do not let go of it."""
+        """Count engines that this request was taken from, and that do not release it, as crashed."""
         await trio.lowlevel.checkpoint()
         with trio.move_on_after(within_s):
             async with trio.open_nursery() as waiting:
-                for _, replies in self._left:
+                for _, replies in self._left_legs:
                     waiting.start_soon(replies.over.wait)
-        for name, replies in self._left:
+        for name, replies in self._left_legs:
             if not replies.over.is_set() or isinstance(replies.failure, EngineLost):
-                self._dead.add(name)
+                self._crashed_names.add(name)
                 self._crashes += 1
-        self._left.clear()
+        self._left_legs.clear()
 
-    def _whole(self, finished: Finished) -> Finished:
-        """Return the result as if one worker had computed all of it."""
-        return self._finished(finished.reason, finished.matched, self._before + finished.usage.completion_tokens)
+    def _total(self, finished: Finished) -> Finished:
+        """Return the result of the last attempt with the tokens of all of them."""
+        return self._finished(finished.reason, finished.matched, self._sent_before + finished.usage.completion_tokens)
 
     def _finished(self, reason: FinishReason, matched: str | int | None, completion_tokens: int) -> Finished:
         return Finished(reason, Usage(len(self.request.tokens), completion_tokens, self._cached or 0), matched)
 
 
 def is_planned(lost: RequestError) -> bool:
-    """Whether nothing failed where a worker was lost: its node drains, or its link made room for a newer one."""
+    """Whether a worker was lost without a failure: its node drains, or a newer link replaced the one to it."""
     return isinstance(lost, Draining) or (isinstance(lost, LinkLost) and type(lost) is not LinkLost)
 
 
 def resumes_exactly(sampling: Sampling) -> bool:
-    """Whether the next token depends on nothing but the prompt and the tokens that were sent.
+    """Whether the next token depends on the prompt and the tokens that were sent alone.
 
-    A grammar is at a place that another engine does not know; what a penalty counts, `said` tells it.
+    The state of a grammar is not known to another engine; what penalties count is, by `said`.
     """
     return sampling.grammar is None
 
 
 def _gravest(group: BaseExceptionGroup[RequestError]) -> RequestError:
-    """Return the error that says most: a worker's own rather than what the other leg makes of it."""
+    """Return the most telling error of two legs: the cause rather than what the other leg made of it."""
     errors = [leaf for leaf in leaves(group) if isinstance(leaf, RequestError)]
-    return min(errors, key=lambda each: (isinstance(each, ELSEWHERE), isinstance(each, HandOffFailed)))
+    return min(errors, key=lambda each: (isinstance(each, FAILOVER), isinstance(each, HandOffFailed)))

@@ -15,7 +15,7 @@ from actors.kit.calls import Address, Askable, Call, mailbox
 from actors.kit.priority_inbox import priority_inbox
 from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.routing.policies import POLICIES
-from actors.routing.route import Routing
+from actors.routing.routing import Routing
 from actors.text.model import TextModel, load
 from actors.text.prompts import PromptLimits
 from protocol.cost import work

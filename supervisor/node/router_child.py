@@ -9,7 +9,8 @@ from attrs import asdict
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from actors.router import router
-from actors.routing.route import FailoverLimits, Routing
+from actors.routing.route import FailoverLimits
+from actors.routing.routing import Routing
 from protocol.cluster import EjectionState
 from supervisor.config.schema import ModelSection
 from supervisor.engines.children import Work

@@ -245,7 +245,7 @@ class _Routed(RoutingObserver):
     resumes: defaultdict[Labels, float]
     ejections: defaultdict[Labels, float]
 
-    def called(self, worker: str, outcome: str) -> None:
+    def call_ended(self, worker: str, outcome: str) -> None:
         self.calls[self.model, worker, outcome] += 1
 
     def call_resumed(self, code: str, sent: int) -> None:

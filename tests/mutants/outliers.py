@@ -6,17 +6,17 @@ from tests.mutants.links import Bug, Bugs
 
 ROUTER: Bugs = {
     "actors/routing/outliers.py": (
-        Bug("nobody is ever set aside", "bool(breaker.blamed(limits)) and self._set", "False and self._set"),
-        Bug("all may be set aside", "if others_aside + 1 > limits.share_max * suspect.peers:", "if False:"),
+        Bug("nobody is ever set aside", "bool(breaker.blamed(limits)) and self._eject", "False and self._eject"),
+        Bug("all may be set aside", "if others_open + 1 > limits.share_max * suspect.peers:", "if False:"),
         Bug(
             "one that fails with many others is found pair by pair",
-            "if others > 1 and self._set",
-            "if False and self._set",
+            "if others > 1 and self._eject",
+            "if False and self._eject",
         ),
-        Bug("one cut way sets a worker aside", "if others > 1 and self._set", "if others and self._set"),
+        Bug("one cut way sets a worker aside", "if others > 1 and self._eject", "if others and self._eject"),
         Bug("a worker answers for what another has failed with it", "self._acquit(each.name)", "pass"),
-        Bug("any number of requests tries a worker", "breaker.until or breaker.tried_by is not None", "breaker.until"),
-        Bug("whoever ends lets others try", " is not None and breaker.tried_by is by:", " is not None:"),
+        Bug("any number of requests tries a worker", "breaker.until or breaker.probed_by is not None", "breaker.until"),
+        Bug("whoever ends lets others try", " is not None and breaker.probed_by is by:", " is not None:"),
     ),
     "actors/routing/routed_request.py": (
         Bug(
@@ -26,11 +26,11 @@ ROUTER: Bugs = {
         ),
         Bug("a leg is blamed for how long the other lets it wait", " or (unmet and route.prefill is not None)", ""),
         Bug("a drain uses up a resume", "self._losses += not (unready or planned)", "self._losses += not unready"),
-        Bug("what an engine refuses counts against it at once", "if self._refused is not None:", "if False:"),
+        Bug("what an engine refuses counts against it at once", "if self._refusal is not None:", "if False:"),
         Bug("a request that moves is at both", "self._asking.cancel(", "str("),
     ),
     "actors/routing/route.py": (
-        Bug("a place that is let go wakes nobody", "        self._freed()\n", "        pass\n"),
+        Bug("a place that is let go wakes nobody", "        self._wake()\n", "        pass\n"),
     ),
     "actors/engines/slots.py": (
         Bug("one stuck slot costs the engine", "if len(self.stuck) >= most:", "if self.stuck:"),

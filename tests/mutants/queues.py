@@ -58,12 +58,14 @@ QUEUE: Bugs = {
     "actors/routing/route.py": (
         Bug(
             "a prompt of a prefill is pending for ever",
-            "            self._places.discard(*self._pair, self._prompt)\n",
+            "            self._places.discard(*self._pending, self._prompt)\n",
             "",
         ),
+    ),
+    "actors/routing/routing.py": (
         Bug(
             "only the least busy decode is tried",
-            "        if (others := self._meeting(request, but, takes_well)) is not None:\n            return others\n",
+            "        if (others := self._find_pair(request, excluded, can_meet_well)) is not None:\n            return others\n",
             "        return None\n",
         ),
     ),

@@ -39,17 +39,17 @@ PAIRS: Bugs = {
         Bug("a resume goes by the id of the first try", "id=self.routing.new_id())", "id=self.request.id)"),
         Bug(
             "usage counts what a lost worker said twice",
-            "self._before + finished.usage.completion_tokens)",
-            "2 * self._before + finished.usage.completion_tokens)",
+            "self._sent_before + finished.usage.completion_tokens)",
+            "2 * self._sent_before + finished.usage.completion_tokens)",
         ),
         Bug(
             "usage forgets what a lost worker said",
-            "self._before + finished.usage.completion_tokens)",
+            "self._sent_before + finished.usage.completion_tokens)",
             "finished.usage.completion_tokens)",
         ),
         Bug(
             "a resumed answer says what its second prefill had cached",
-            "if self._first is None or self._first is route:",
+            "if self._first_route is None or self._first_route is route:",
             "if True:",
         ),
         Bug(
@@ -64,10 +64,14 @@ PAIRS: Bugs = {
             "        finally:\n            route.end()\n",
             "        finally:\n            pass\n",
         ),
-        Bug("the worker that was lost is asked again at once", "self._lost.add(worker.load.name)\n        if", "if"),
+        Bug(
+            "the worker that was lost is asked again at once",
+            "self._lost_names.add(worker.load.name)\n        if",
+            "if",
+        ),
         Bug(
             "an answer whose end was lost is asked for once more",
-            "if (ended := self._ended()) is not None:",
+            "if (ended := self._complete()) is not None:",
             "if (ended := None) is not None:",
         ),
         Bug("the loss of a link fails the request", "HandOffFailed, LinkLost, NotReady", "HandOffFailed, NotReady"),
@@ -75,7 +79,7 @@ PAIRS: Bugs = {
     "actors/routing/reservations.py": (
         Bug("places that are kept are not counted", "busy=load.busy + requests,", "busy=load.busy,"),
     ),
-    "actors/routing/route.py": (
+    "actors/routing/routing.py": (
         Bug(
             "a prompt of any length goes to two legs",
             "or len(request.tokens) < self.prefill_tokens_min",

@@ -8,7 +8,7 @@ SIM: Bugs = {
     "actors/routing/routed_request.py": (
         Bug(
             "an engine that fails everything is not blamed for it",
-            "elif isinstance(error, DeadlineExceeded | Internal) and not isinstance(error, Preempted):",
+            "elif isinstance(error, DeadlineExceeded | InternalError) and not isinstance(error, Preempted):",
             "elif isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted):",
         ),
         Bug(
@@ -22,17 +22,17 @@ SIM: Bugs = {
             "            pass\n",
         ),
     ),
-    "actors/routing/route.py": (
+    "actors/routing/routing.py": (
         Bug(
             "a pair that is set aside is asked while the others are busy",
-            "if not self.outliers or self._is_pair_in_favour(but, now):",
+            "if not self.outliers or self._has_eligible_pair(excluded, now):",
             "if not self.outliers:",
         ),
     ),
     "actors/routing/outliers.py": (
         Bug(
             "a worker that was set aside is never asked again",
-            "return now < breaker.until or breaker.tried_by is not None",
+            "return now < breaker.until or breaker.probed_by is not None",
             "return True",
         ),
     ),

@@ -57,7 +57,7 @@ def happened(metrics: Metrics) -> None:
     metrics.aborted("tiny-0", 0.01)
     metrics.slots_stuck("tiny-0", 1)
     metrics.grammar_checked("tiny", "refused", 0.2)
-    metrics.router("tiny").called("back/tiny-0", "ended")
+    metrics.router("tiny").call_ended("back/tiny-0", "ended")
     metrics.router("tiny").call_resumed("engine_lost", 0)
     metrics.logs["tiny-0"] = QueuedWriter(bytes)
     turns = LoopMonitor()

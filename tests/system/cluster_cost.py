@@ -23,7 +23,8 @@ from trio.testing import MockClock
 
 from actors.kit.priority_inbox import priority_inbox
 from actors.routing.least_loaded import least_loaded
-from actors.routing.route import FailoverLimits, Routing
+from actors.routing.route import FailoverLimits
+from actors.routing.routing import Routing
 from protocol.cluster import Leg, Offer
 from protocol.messages import EngineInfo, Generate, Sampling
 from supervisor.cluster import engine_control

@@ -15,7 +15,8 @@ from actors.routing.least_loaded import least_loaded
 from actors.routing.outliers import Ejection, OutlierDetector, Suspect
 from actors.routing.ports import RoutingObserver
 from actors.routing.reservations import Reservations
-from actors.routing.route import FailoverLimits, Routing
+from actors.routing.route import FailoverLimits
+from actors.routing.routing import Routing
 from protocol.cluster import Leg
 from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOffFailed, InternalError, RequestError
 from supervisor.node import router_child
@@ -64,7 +65,7 @@ def test_one_request_at_a_time_tries_whether_it_is_well_again():
     fail(outliers, times=3)
     assert outliers.begin_probe("a", "one")
     assert outliers.avoided("a", 10), "somebody tries"
-    outliers.tried("a", "one")
+    outliers.end_probe("a", "one")
     assert not outliers.avoided("a", 10)
     assert outliers.answered("a", LIMITS, 11)
     assert not outliers
@@ -76,11 +77,11 @@ def test_b11_while_one_request_tries_it_nobody_else_begins_whoever_else_ends_or_
     fail(outliers, times=3)
     assert outliers.begin_probe("a", "first")
     assert outliers.begin_probe("a", "where there is no other worker"), "it fails on one that must be tried"
-    outliers.tried("a", "where there is no other worker")
+    outliers.end_probe("a", "where there is no other worker")
     assert outliers.avoided("a", 10), "the first one tries it still"
     assert fail(outliers, at=11) == [True]
     assert outliers.avoided("a", 1_000), "the first one still"
-    outliers.tried("a", "first")
+    outliers.end_probe("a", "first")
     assert not outliers.avoided("a", 1_000)
 
 
@@ -91,11 +92,11 @@ def test_b11_whoever_tried_it_before_it_was_well_ends_no_later_try():
     assert outliers.answered("a", LIMITS, 11), "and the first goes on to speak"
     fail(outliers, times=3, at=12)
     assert outliers.begin_probe("a", "second")
-    outliers.tried("a", "first")
+    outliers.end_probe("a", "first")
     assert outliers.avoided("a", 1_000), "the second one tries it"
 
 
-def test_what_was_asked_before_it_was_set_aside_says_nothing_of_it_now():
+def test_what_was_asked_before_it_was_set_ejected_says_nothing_of_it_now():
     outliers = OutlierDetector()
     fail(outliers, times=3)
     assert fail(outliers, at=5) == [False]
@@ -128,7 +129,7 @@ def test_no_more_than_a_share_of_those_who_do_the_same_job_is_set_aside(peers, m
 def test_who_is_not_known_any_more_is_forgotten():
     outliers = OutlierDetector()
     fail(outliers, times=3)
-    outliers.keep(lambda name: name != "a")
+    outliers.retain(lambda name: name != "a")
     assert not outliers
 
 
@@ -150,12 +151,12 @@ def test_whatever_happens_a_share_stays_and_each_of_the_others_can_come_back(hap
                 if not outliers.avoided(name, now):
                     outliers.begin_probe(name, name)
             case "tried":
-                outliers.tried(name, name)
+                outliers.end_probe(name, name)
         aside = list(outliers.aside(now))
         assert len(aside) <= share * 4
         assert all(0 <= each.for_s <= 60 for each in aside)
     for each in list(outliers.aside(now)):
-        outliers.tried(each.name, each.name)
+        outliers.end_probe(each.name, each.name)
         assert not outliers.avoided(each.name, now + 60)
         assert outliers.answered(each.name, limits, now + 60)
     assert not outliers
@@ -446,9 +447,9 @@ async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock):
     class Counted(Reservations):
         asked = 0
 
-        def takes(self, prefill, decode, decodes):
+        def make_room(self, prefill, decode, decodes):
             self.asked += 1
-            return super().takes(prefill, decode, decodes)
+            return super().make_room(prefill, decode, decodes)
 
     prefills = [Fake(f"p{number}", leg=Leg.PREFILL, slots=40, bootstrap=("p", 1)) for number in range(30)]
     decodes = [Fake(f"d{number}", leg=Leg.DECODE, slots=40, more=int(number >= 10)) for number in range(40)]
@@ -510,7 +511,7 @@ async def test_whoever_watches_hears_who_is_set_aside_and_who_is_back(autojump_c
         def worker_ejected(self, worker, code):
             heard.append((worker, code))
 
-        def let_in(self, worker):
+        def readmitted(self, worker):
             heard.append(worker)
 
     async with routed(*four(InternalError("a bug"))) as world:

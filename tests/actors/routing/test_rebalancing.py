@@ -122,9 +122,9 @@ async def test_a_worker_that_was_tried_is_had_at_once_by_whoever_waits(autojump_
         routing, got = world.routing, list[Route]()
         routing.failed("a", InternalError("a bug"))
         await trio.sleep(2)
-        tries = routing.choose(generate())
-        for name in tries.names:
-            tries._let_go(name)  # as if it had been asked
+        probing = routing.choose(generate())
+        for name in probing.names:
+            probing._release(name)  # as if it had been asked
 
         async def wait(another):
             got.append(await another)
@@ -132,7 +132,7 @@ async def test_a_worker_that_was_tried_is_had_at_once_by_whoever_waits(autojump_
         nursery.start_soon(wait, routing.wait_for_other(generate(), (), (), 0.0))
         await wait_all_tasks_blocked()
         assert not got
-        tries.end()
+        probing.end()
         await wait_all_tasks_blocked()
         assert [each.name for each in got] == ["a"], "nothing else has happened"
         got[0].end()

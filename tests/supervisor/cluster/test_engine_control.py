@@ -182,7 +182,7 @@ async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autoju
         directory.expect("filed", None, [OFFER])
         every = {"main/tiny-0": 1.0, "a/tiny-0": 1.0, "b/tiny-0": 1.0, "filed/tiny-0": 1.0}
         for worker in every:
-            watch.called(worker, "ended")
+            watch.call_ended(worker, "ended")
         for node in ("a", "filed"):
             wires[node].cut()
             directory.unlinked(node, directory.nodes[node][1])
@@ -194,8 +194,8 @@ async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autoju
         del every["a/tiny-0"]
         assert await counted(directory, metrics) == every, "an engine that is down, and a node of the file, are kept"
         directory.told("a", NodeState((OFFER,)))
-        watch.called("a/tiny-0", "ended")
-        watch.called("b/tiny-0", "ended")
+        watch.call_ended("a/tiny-0", "ended")
+        watch.call_ended("b/tiny-0", "ended")
         assert await counted(directory, metrics) == {**every, "a/tiny-0": 1.0, "b/tiny-0": 2.0}
 
 

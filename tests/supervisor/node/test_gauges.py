@@ -23,7 +23,7 @@ def metrics():
     """What the gateway of a thousand nodes tells."""
     made = Metrics()
     for node in NODES:
-        made.router("tiny").called(f"{node}/tiny-0", "stop")
+        made.router("tiny").call_ended(f"{node}/tiny-0", "stop")
     for number in range(100):
         made.request_ended(f"model-{number}", "http", "stop", 1.0, Usage(1, 1, 0))
     link = SimpleNamespace(silent_s=1.0, peer=SimpleNamespace(asked=(), served=(), queued_bytes=0))
@@ -59,7 +59,7 @@ async def test_c1_others_run_and_count_between_any_two_pieces_of_a_scrape(metric
             await trio.lowlevel.checkpoint()
             turns += 1
             metrics.restarted(f"child-{turns}")
-            metrics.router("tiny").called(f"new-{turns}/tiny-0", "stop")
+            metrics.router("tiny").call_ended(f"new-{turns}/tiny-0", "stop")
 
     expected = len(list(metrics.pieces(LOADS)))
     async with trio.open_nursery() as nursery:

@@ -125,8 +125,8 @@ async def test_an_answer_that_ends_or_an_actor_that_is_stopped_is_no_abort(autoj
 def test_a_router_tells_how_calls_end_and_why_requests_went_on():
     metrics = Metrics()
     watch = metrics.router("tiny")
-    watch.called("back/tiny-0", "hand_off_failed")
-    watch.called("back/tiny-0", "ended")
+    watch.call_ended("back/tiny-0", "hand_off_failed")
+    watch.call_ended("back/tiny-0", "ended")
     watch.call_resumed("hand_off_failed", 0)
     watch.call_resumed("engine_lost", 7)
     assert lines(metrics, "espalier_worker_calls_total") == {
@@ -253,7 +253,7 @@ async def test_a_request_that_goes_on_elsewhere_is_told_once_and_each_call_as_it
     heard: list[tuple] = []
 
     class Hears(RoutingObserver):
-        def called(self, worker: str, outcome: str) -> None:
+        def call_ended(self, worker: str, outcome: str) -> None:
             heard.append((worker, outcome))
 
         def call_resumed(self, code: str, sent: int) -> None:

@@ -17,7 +17,8 @@ from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.processor import processor
 from actors.router import router
 from actors.routing.least_loaded import least_loaded
-from actors.routing.route import FailoverLimits, Routing
+from actors.routing.route import FailoverLimits
+from actors.routing.routing import Routing
 from protocol.cluster import NodeState, check, check_loads
 from protocol.cost import work as work_of
 from protocol.errors import PeerLost

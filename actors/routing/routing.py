@@ -1,0 +1,261 @@
+"""The choice of a worker, or of a pair, for each request of a model.
+
+What may be chosen is decided here, and what is preferred by the policy: it is shown the workers of a leg that can be
+asked, that have room, and that are not ejected, and returns one. So no policy can overload a worker, ask one that keeps
+failing, or let a request wait while there is room. Whether there is room at all depends on neither request nor policy,
+so that a router can leave requests in its inbox, where the most urgent is next, until one can be routed.
+
+A pair is a prefill and a decode that hand over to each other. Both need room, the prefill for a prompt for this decode.
+They are chosen one after the other; only if those two cannot meet are all looked at.
+
+Everything here is decided in one turn, without a wait between the choice and the reservation. Only the `wait_` methods
+wait, in the order in which requests came.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+import trio
+from attrs import define, field
+
+from actors.routing.least_loaded import least_loaded
+from actors.routing.load import Load, Policy
+from actors.routing.outliers import OutlierDetector, Suspect
+from actors.routing.ports import Pool, Ranking, RoutingObserver, Worker
+from actors.routing.reservations import Reservations
+from actors.routing.route import FailoverLimits, Route, pair_name
+from protocol.cluster import Leg
+from protocol.errors import RequestError
+from protocol.messages import Generate
+
+log = logging.getLogger(__name__)
+
+
+@define(eq=False)
+class Routing:
+    """The routing of one model: its workers, its policy, and what is promised and observed of them."""
+
+    pool: Pool
+    policy: Policy
+    limits: FailoverLimits
+    new_room: Callable[[], int]
+    new_id: Callable[[], str]
+    prefill_tokens_min: int  # a shorter prompt goes to a worker that computes both legs, if there is one
+    ends: frozenset[int]  # the token ids that end an answer of the model
+    watch: RoutingObserver = RoutingObserver()
+    ranked: Callable[[Leg], Ranking] | None = None  # the workers of a leg, as `least_loaded` prefers them
+    outliers: OutlierDetector = field(init=False, factory=OutlierDetector)
+    _places: Reservations = field(init=False, factory=Reservations)
+    _order: trio.StrictFIFOLock = field(init=False, factory=trio.StrictFIFOLock)
+
+    def choose(self, request: Generate, excluded: Collection[str] = ()) -> Route | None:
+        """Return a route with room for a request, without the workers of some names; None if there is none now."""
+        if (workers := self._select(request, excluded)) is None:
+            return None
+        return Route(*workers, self._places, self.outliers, self.pool.wake, len(request.tokens))
+
+    def make_room(self) -> bool:
+        """Whether there is a route for any request now."""
+        return self._select(None, ()) is not None
+
+    def _select(self, request: Generate | None, excluded: Collection[str]) -> tuple[Worker, Worker | None] | None:
+        """Return a worker that computes both legs, or a decode and its prefill; without a request, any with room."""
+        whole = self._pick(self._candidates(Leg.BOTH, request, excluded), request)
+        if whole is not None and (request is None or len(request.tokens) < self.prefill_tokens_min):
+            return whole, None
+        if (both := self._pair(request, excluded)) is not None:
+            prefill, decode = both
+            return decode, prefill
+        return None if whole is None else (whole, None)
+
+    def _workers(self, leg: Leg) -> Ranking:
+        """Return the workers of a leg that can be asked now, ranked if `ranked` is there."""
+        return [each for each in self.pool.workers() if each.leg is leg] if self.ranked is None else self.ranked(leg)
+
+    def _candidates(self, leg: Leg, request: Generate | None, excluded: Collection[str]) -> list[Worker]:
+        """Return the eligible workers of a leg; if they are ranked, up to the first that is preferred to all others.
+
+        That is one with room for the request and without a reservation. So what a choice costs does not grow with the
+        number of workers while one of the first will do.
+        """
+        if self.ranked is None or self.policy is not least_loaded:
+            return list(self._eligible(self._workers(leg), excluded))
+        found = list[Worker]()
+        for worker in self._eligible(self._workers(leg), excluded):
+            load = worker.load
+            if load.full:  # and so are all that follow
+                break
+            if leg is Leg.PREFILL and worker.bootstrap is None:
+                continue
+            found.append(worker)
+            if (request is None or load.fits(request)) and load.name not in self._places.requests:
+                break
+        return found
+
+    def choose_idle(self, request: Generate, excluded: Collection[str]) -> Route | None:
+        """Return a route with slots and KV memory for the request to begin at once; None if there is none."""
+        route = self.choose(request, excluded)
+        if route is None or route.fits(request):
+            return route
+        route.end()
+        return None
+
+    def choose_next(self, request: Generate) -> Route | None:
+        """Return a route if there is one, and no earlier request waits for it."""
+        return None if self._order.locked() else self.choose(request)
+
+    async def wait_room(self) -> None:
+        """Wait, behind those who wait already, until there is a route for any request."""
+        async with self._order:
+            while not self.make_room():
+                await self.pool.wait_changed()
+                await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
+
+    async def wait_for(self, request: Generate) -> Route:
+        """Wait for a route, behind those who wait already."""
+        async with self._order:
+            while (route := self.choose(request)) is None:
+                await self.pool.wait_changed()
+                await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
+            return route
+
+    async def wait_for_other(
+        self, request: Generate, lost: Collection[str], crashed: Collection[str], pause_s: float
+    ) -> Route:
+        """Wait for a further route, ahead of those who wait for a first.
+
+        The workers `lost` may be asked after a pause, those that `crashed` never.
+        """
+        with trio.move_on_after(pause_s):
+            await trio.lowlevel.checkpoint()
+            while (route := self.choose(request, {*lost, *crashed})) is None:
+                await self.pool.wait_changed()
+            return route
+        while (route := self.choose(request, {*lost, *crashed}) or self.choose(request, crashed)) is None:
+            await self.pool.wait_changed()
+        return route
+
+    def has_others(self, crashed: Collection[str]) -> bool:
+        """Whether each leg has, or should soon have, a worker that did not crash, however busy."""
+        legs = {leg for name, leg in self.pool.expected().items() if name not in crashed}
+        return Leg.BOTH in legs or {Leg.PREFILL, Leg.DECODE} <= legs
+
+    # Ejection -------------------------------------------------------------------
+
+    def failed(self, name: str, error: RequestError) -> None:
+        """Count an error against a worker or a pair, which is ejected for a while if it keeps failing."""
+        expected = self.pool.expected()
+        self.outliers.retain(lambda each: all(part in expected for part in each.split("+")))
+        names = name.split("+")
+        if any(each not in expected for each in names):
+            return
+        legs, now, ejection = Counter(expected.values()), trio.current_time(), self.limits.ejection
+        suspects = [Suspect(each, expected[each].value, legs[expected[each]]) for each in names]
+        if len(suspects) == 1:
+            ejected = name if self.outliers.failed(suspects[0], error.code, ejection, now) else None
+        else:
+            both = Suspect(name, "pair", legs[Leg.PREFILL] * legs[Leg.DECODE])
+            ejected = self.outliers.failed_pair(both, suspects, error.code, ejection, now)
+        if ejected is not None:
+            log.warning("a worker that keeps failing is set aside", extra={"worker": ejected, "code": error.code})
+            self.watch.worker_ejected(ejected, error.code)
+
+    def answered(self, name: str) -> None:
+        """Count a success for a worker or a pair."""
+        if self.outliers.answered(name, self.limits.ejection, trio.current_time()):
+            log.info("a worker that was set aside is well again", extra={"worker": name})
+            self.watch.readmitted(name)
+
+    def _eligible(self, workers: Iterable[Worker], excluded: Collection[str]) -> Iterator[Worker]:
+        """Yield workers without those of some names and those that are ejected; if all others are ejected, those.
+
+        They keep their order, and one is looked at only when the caller asks for it.
+        """
+        if not self.outliers:
+            yield from (each for each in workers if each.load.name not in excluded)
+            return
+        now, others = trio.current_time(), list[Worker]()
+        found = False
+        for each in workers:
+            name = each.load.name
+            if name in excluded:
+                continue
+            if not self.outliers.avoided(name, now):
+                found = True
+                yield each
+            elif not found:
+                others.append(each)
+        if not found:
+            yield from others
+
+    def _pair(self, request: Generate | None, excluded: Collection[str]) -> tuple[Worker, Worker] | None:
+        """Return a prefill and a decode that have room and can meet; None if there are none now.
+
+        An ejected pair is not taken while another exists, even if that has no room: it is worth waiting for.
+        """
+        prefill = self._pick(self._candidates(Leg.PREFILL, request, excluded), request)
+        decode = self._pick(self._candidates(Leg.DECODE, request, excluded), request)
+        if prefill is None or decode is None:
+            return None
+        now, decodes = trio.current_time(), len(self._workers(Leg.DECODE))
+
+        def can_meet(one: Load, other: Load) -> bool:
+            return self._places.make_room(one, other.name, decodes)
+
+        def can_meet_well(one: Load, other: Load) -> bool:
+            return can_meet(one, other) and not self.outliers.avoided(f"{one.name}+{other.name}", now)
+
+        if can_meet_well(self._places.with_reserved(prefill.load), decode.load):
+            return prefill, decode
+        if (others := self._find_pair(request, excluded, can_meet_well)) is not None:
+            return others
+        if not self.outliers or self._has_eligible_pair(excluded, now):
+            return None
+        return self._find_pair(request, excluded, can_meet)
+
+    def _find_pair(
+        self, request: Generate | None, excluded: Collection[str], meet: Callable[[Load, Load], bool]
+    ) -> tuple[Worker, Worker] | None:
+        """Return the preferred prefill of those that can meet a decode, and that decode.
+
+        A prefill is compared with the decodes that have prompts there, and one more at most; so the cost grows with
+        the numbers of workers and requests, not of pairs.
+        """
+        decodes = self._with_room(Leg.DECODE, excluded)
+        met = [
+            each
+            for each, load in self._with_room(Leg.PREFILL, excluded)
+            if any(meet(load, other) for _, other in decodes)
+        ]
+        if (prefill := self._pick(met, request)) is None:
+            return None
+        load = self._places.with_reserved(prefill.load)
+        decode = self._pick([each for each, other in decodes if meet(load, other)], request)
+        return None if decode is None else (prefill, decode)
+
+    def _with_room(self, leg: Leg, excluded: Collection[str]) -> list[tuple[Worker, Load]]:
+        eligible = self._eligible(self._workers(leg), excluded)
+        ready = [each for each in eligible if leg is Leg.DECODE or each.bootstrap is not None]
+        loads = ((each, self._places.with_reserved(each.load)) for each in ready)
+        return [(each, load) for each, load in loads if not load.full]
+
+    def _has_eligible_pair(self, excluded: Collection[str], now: float) -> bool:
+        """Whether there is a prefill and a decode that are not ejected, nor as a pair, however busy."""
+        workers = [each for each in self.pool.workers() if each.load.name not in excluded]
+        eligible = [each for each in workers if not self.outliers.avoided(each.load.name, now)]
+        prefills = [each for each in eligible if each.leg is Leg.PREFILL and each.bootstrap is not None]
+        decodes = [each for each in eligible if each.leg is Leg.DECODE]
+        return any(not self.outliers.avoided(pair_name(one, two), now) for one in prefills for two in decodes)
+
+    def _pick(self, workers: Sequence[Worker], request: Generate | None) -> Worker | None:
+        """Return the worker with room that the policy prefers; without a request, any. None if all are full."""
+        # A prefill whose rendezvous is not known yet cannot be met there.
+        ready = [each for each in workers if each.leg is not Leg.PREFILL or each.bootstrap is not None]
+        loads = [(each, self._places.with_reserved(each.load)) for each in ready]
+        with_room = [(each, load) for each, load in loads if not load.full]
+        if not with_room or request is None:
+            return with_room[0][0] if with_room else None
+        return with_room[self.policy(request, [load for _, load in with_room])][0]
