@@ -1,4 +1,12 @@
-"""Grammars: let a grammar be compiled and walked before an engine sees it, in fair turns between those who ask."""
+"""Grammars: check each grammar before an engine sees it, in fair turns between the owners of requests.
+
+A grammar is a program of a client's: compiling it, or following it token by token, may take minutes or gigabytes, and
+an engine that does so stands still for all its requests. A *checker*, a process of its own, compiles and walks it
+first, within bounds. Its time is what is shared here: by owner, with one place that no single owner can take.
+
+A verdict depends on the grammar alone and is remembered. A check that nobody waits for any more is cancelled. Nothing
+here knows what a grammar means.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +24,20 @@ from protocol.messages import CheckGrammar, Grammar, GrammarChecked
 
 Checker: TypeAlias = Askable[CheckGrammar, GrammarChecked, GrammarChecked]
 CheckObserver: TypeAlias = Callable[[str, float], None]
-"""Hears of each check how it ended (`accepted`, `refused`, `left`, or an error's code) and how long it took."""
+"""Receives how each check ended (`accepted`, `refused`, `left`, or an error's code) and the seconds that it took."""
 
-# A checker that is started again. A constant: who would rather wait less has `first_token_s`, and who waits for longer
-# asks another worker's.
+# How long a check waits for a checker that is being restarted. No setting: `first_token_s` bounds the wait of a client,
+# and another worker's checker is asked after this one.
 READY_WITHIN_S = 20.0
 
 
 @define(eq=False)
 class _Check:
-    """One grammar that is checked, or waits to be, for one owner: for however many requests."""
+    """The check of one grammar for one owner, for any number of its requests."""
 
     request: CheckGrammar
     askers: int = 0
-    found: GrammarChecked | None = None
+    verdict: GrammarChecked | None = None
     failure: RequestError | None = None
     over: trio.Event = field(factory=trio.Event)
     scope: trio.CancelScope = field(factory=trio.CancelScope)
@@ -37,51 +45,51 @@ class _Check:
 
 @define(eq=False)
 class GrammarChecks:
-    """Runs at most `at_once` checks, of one owner at most all but one, and remembers `verdicts_max` verdicts."""
+    """Runs at most `at_once` checks, all but one of them for one owner at most, and keeps `verdicts_max` verdicts."""
 
     checker: Callable[[], Awaitable[Checker]]
     at_once: int
     waiting_max: int
     verdicts_max: int
     heard: CheckObserver
-    _known: OrderedDict[bytes, GrammarChecked] = Factory(OrderedDict)
+    _verdicts: OrderedDict[bytes, GrammarChecked] = Factory(OrderedDict)
     _unfinished: dict[tuple[str, bytes], _Check] = Factory(dict)
-    _waiting: dict[str, deque[_Check]] = Factory(dict)  # by owner; the first owner's turn is next
+    _waiting: dict[str, deque[_Check]] = Factory(dict)  # by owner, in the order of their turns
     _running: dict[str, int] = Factory(dict)  # by owner
-    _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     async def verdict(self, request: CheckGrammar) -> GrammarChecked:
-        """Return what is known of a grammar, or wait for its check, which ends when nobody waits for it any more.
+        """Return the verdict on a grammar, by a check if it is not known yet.
 
-        Raises `Overloaded` if too many wait, of its own owner or until one of another comes, and whatever the checker
-        fails with.
+        The check is cancelled when all who wait for it have left. Raises `Overloaded` if too many checks wait, and the
+        owner has the most or comes to, and any `RequestError` of the checker.
         """
         await trio.lowlevel.checkpoint()
         digest = grammar_digest(request.grammar)
-        if (known := self._known.get(digest)) is not None:
-            self._known.move_to_end(digest)
-            return known
+        if (verdict := self._verdicts.get(digest)) is not None:
+            self._verdicts.move_to_end(digest)
+            return verdict
         key = request.owner, digest
         if (check := self._unfinished.get(key)) is None:
             if self.waiting >= self.waiting_max:
                 self._displace(request.owner)
             check = self._unfinished[key] = _Check(request)
             self._waiting.setdefault(request.owner, deque()).append(check)
-            self._news.unpark_all()
+            self._changed.unpark_all()
         check.askers += 1
         try:
             await check.over.wait()
         finally:
             check.askers -= 1
             if not check.askers and not check.over.is_set():
-                self._forget(key, check)
+                self._cancel(key, check)
         if check.failure is not None:
             raise check.failure
-        assert check.found is not None
-        return check.found
+        assert check.verdict is not None
+        return check.verdict
 
     def _displace(self, owner: str) -> None:
-        """Make room in a full line by its largest owner's last; raises `Overloaded` if that would be this one's own."""
+        """Make room by failing the last check of the owner with the most; raises `Overloaded` if that is `owner`."""
         largest = max(self._waiting.values(), key=len)
         if len(largest) <= len(self._waiting.get(owner, ())) + 1:
             raise Overloaded(f"{self.waiting} grammars wait to be checked")
@@ -92,7 +100,7 @@ class GrammarChecks:
 
     @property
     def waiting(self) -> int:
-        """How many checks wait for their turn."""
+        """The number of checks that wait for their turn."""
         return sum(map(len, self._waiting.values()))
 
     async def run(self) -> None:
@@ -101,10 +109,10 @@ class GrammarChecks:
             while True:
                 while (check := self._next()) is not None:
                     running.start_soon(self._run, check)
-                await self._news.park()
+                await self._changed.park()
 
     def _next(self) -> _Check | None:
-        """Return the check whose turn it is, if one may run."""
+        """Return the check whose turn it is; None if none waits, or none may run."""
         if sum(self._running.values()) >= self.at_once:
             return None
         most = max(1, self.at_once - 1)
@@ -123,9 +131,9 @@ class GrammarChecks:
         key = owner, grammar_digest(check.request.grammar)
         try:
             with check.scope:
-                check.found = await self._checked(check.request)
-                outcome = "refused" if check.found.refusal else "accepted"
-                self._remember(key[1], check.found)
+                check.verdict = await self._checked(check.request)
+                outcome = "refused" if check.verdict.refusal else "accepted"
+                self._remember(key[1], check.verdict)
         except RequestError as error:
             check.failure, outcome = error, error.code
         finally:
@@ -135,7 +143,7 @@ class GrammarChecks:
             if self._unfinished.get(key) is check:
                 del self._unfinished[key]
             check.over.set()
-            self._news.unpark_all()
+            self._changed.unpark_all()
             self.heard(outcome, trio.current_time() - began_at)
         await trio.lowlevel.checkpoint()
 
@@ -147,24 +155,24 @@ class GrammarChecks:
             raise NotReady("the checker of grammars is starting")
         try:
             async with checker.ask(request, 0) as answer:
-                found = await answer.result()
+                verdict = await answer.result()
         except EngineLost as error:
             raise NotReady("the checker of grammars was lost") from error
-        assert found is not None
-        return found
+        assert verdict is not None
+        return verdict
 
-    def _remember(self, digest: bytes, found: GrammarChecked) -> None:
-        self._known[digest] = found
-        while len(self._known) > self.verdicts_max:
-            self._known.popitem(last=False)
+    def _remember(self, digest: bytes, verdict: GrammarChecked) -> None:
+        self._verdicts[digest] = verdict
+        while len(self._verdicts) > self.verdicts_max:
+            self._verdicts.popitem(last=False)
 
-    def _forget(self, key: tuple[str, bytes], check: _Check) -> None:
-        """End a check that nobody waits for."""
+    def _cancel(self, key: tuple[str, bytes], check: _Check) -> None:
+        """Cancel a check that nobody waits for."""
         self._drop(key, check)
-        check.scope.cancel(reason="whoever asked for the check left")
+        check.scope.cancel(reason="all who asked for the check have left")
 
     def _drop(self, key: tuple[str, bytes], check: _Check) -> None:
-        """Take a check out of the line, if it is still in it, and let nobody else join it."""
+        """Remove a check from those that wait and from those that can be joined."""
         del self._unfinished[key]
         turns = self._waiting.get(key[0], deque())
         if check in turns:
@@ -174,7 +182,7 @@ class GrammarChecks:
 
 
 def grammar_digest(grammar: Grammar) -> bytes:
-    """Return what stands for a grammar where verdicts are remembered."""
+    """Return the key of a grammar under which its verdict is kept."""
     return sha256(f"{grammar.kind.value} {grammar.text}".encode(errors="surrogatepass")).digest()
 
 
@@ -184,7 +192,7 @@ async def grammars(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer what is asked of grammars."""
+    """Answer each call with the verdict on its grammar."""
     bugs = BugCounter()
 
     async def answer_one(call: Call[CheckGrammar, GrammarChecked, GrammarChecked]) -> None:

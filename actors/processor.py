@@ -1,4 +1,13 @@
-"""Processor: a conversation in, text out; in between, token ids to and from a worker that decodes."""
+"""Processor: conversations and texts to token ids, and token ids to the text of answers.
+
+It stands between the gateway, which speaks to clients, and the router, which knows workers. It alone knows the
+tokenizer and the chat template, so engines compute token ids and nothing else, and stop strings, log probabilities as
+text and the choices of one request are the same on every engine.
+
+Replies are read in the task that puts them, as everywhere, so whatever a client can make long must not be computed
+there: long work goes through `Offload` into threads that take turns between the owners of requests. It knows no engine
+and no worker, keeps nothing of a request that has ended, and never asks for a token that nobody wants.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +45,11 @@ TOKENIZE_TOKENS_MAX = 262_144
 
 
 GrammarCheck: TypeAlias = Callable[[Grammar, str], Awaitable[None]]
-"""Has a grammar checked for the owner of a request; raises `BadRequest` if it is refused."""
+"""Checks a grammar for the owner of a request; raises `BadRequest` for one that is refused."""
 
 
 async def unchecked(_: Grammar, __: str) -> None:
-    """Accept every grammar: where no engine could be held by one."""
+    """Accept every grammar: where no engine could be blocked by one."""
     await trio.lowlevel.checkpoint()
 
 
@@ -49,7 +58,7 @@ async def processor(
     model: TextModel,
     decode: Askable[Generate, Started | Tokens, Finished],
     limits: Callable[[], PromptLimits | None],
-    aside: RunInThread,
+    run_in_thread: RunInThread,
     requests_max: int,
     tokenize_tokens_max: int = TOKENIZE_TOKENS_MAX,
     check_grammar: GrammarCheck = unchecked,
@@ -58,25 +67,26 @@ async def processor(
 ) -> None:
     """Answer conversations and texts, at most `requests_max` requests at a time.
 
-    `limits` says what a request may have at the moment, None while no engine has ever been ready; one that was admitted
-    with fewer tokens has no more than those, since its asker has promised space for no more. What is only to be
-    tokenised, or only to be read, may have `tokenize_tokens_max` tokens. Long work runs `aside`.
+    `limits` returns the limits of a request now, None while no engine has ever been ready; a request that was admitted
+    with fewer tokens has no more than those, since its asker has promised no more credit. A text that is only to be
+    tokenised, and token ids that are only to be decoded, may have `tokenize_tokens_max` tokens. Long work runs in
+    threads, by `run_in_thread`.
     """
     free = trio.Semaphore(requests_max)
     bugs = BugCounter()
 
     async def answered(request: TextRequest, answer: Answer[TextReply, TextResult]) -> TextResult:
-        known = limits()
-        if known is None or (isinstance(request, Respond) and request.total_max == 0):
+        current = limits()
+        if current is None or (isinstance(request, Respond) and request.total_max == 0):
             raise NotReady("no engine has been ready for this model yet")
-        work = Offload(aside, request.owner)
+        work = Offload(run_in_thread, request.owner)
         if isinstance(request, Respond):
-            known = known.within(request.total_max)
+            current = current.within(request.total_max)
             if request.grammar is not None:
-                await _check_grammar(request, request.grammar, known, check_grammar)
-            return await _respond(request, model, known, decode, work, partial(_speak, answer.put))
+                await _check_grammar(request, request.grammar, current, check_grammar)
+            return await _respond(request, model, current, decode, work, partial(_put, answer.put))
         if isinstance(request, Tokenize):
-            return await _tokenized(request, model, known, tokenize_tokens_max, work)
+            return await _tokenized(request, model, current, tokenize_tokens_max, work)
         return await _detokenized(request, model, tokenize_tokens_max, work)
 
     async def answer_one(call: Call[TextRequest, TextReply, TextResult]) -> None:
@@ -94,11 +104,11 @@ async def processor(
 
 
 async def _check_grammar(request: Respond, grammar: Grammar, limits: PromptLimits, check: GrammarCheck) -> None:
-    """Raise `BadRequest`, with the client's name of the field, for a grammar that no engine is to see."""
+    """Raise `BadRequest`, with the client's name of the field, for a grammar that no engine must see."""
     await trio.lowlevel.checkpoint()
     if grammar.kind not in limits.info.grammars:
         await trio.lowlevel.checkpoint()
-        return  # it is refused by another sentence
+        return  # it is refused later, by a sentence of its own
     try:
         await check(grammar, request.owner)
     except BadRequest as error:
@@ -106,7 +116,7 @@ async def _check_grammar(request: Respond, grammar: Grammar, limits: PromptLimit
         raise
 
 
-def _speak(put: Callable[[TextReply, int], None], reply: TextReply) -> None:
+def _put(put: Callable[[TextReply, int], None], reply: TextReply) -> None:
     put(reply, reply.tokens if isinstance(reply, Text) else 0)
 
 
@@ -116,13 +126,13 @@ async def _respond(
     limits: PromptLimits,
     decode: Askable[Generate, Started | Tokens, Finished],
     work: Offload,
-    speak: Emit,
+    emit: Emit,
 ) -> Answered:
     prompts = await encoded(request, model, limits, work)
-    asked = generates(request, model, prompts, limits)
+    generations = generates(request, model, prompts, limits)
     echoes = await echoed(request, model, prompts, work) if request.echo else []
-    speak(Accepted(sum(map(len, prompts))))
-    return Answered(await Choices(request, model, decode, speak, echoes).read(asked))
+    emit(Accepted(sum(map(len, prompts))))
+    return Answered(await Choices(request, model, decode, emit, echoes).read(generations))
 
 
 async def _tokenized(
@@ -134,18 +144,18 @@ async def _tokenized(
         else:
             ids = await tokenize_text(request.text, model, tokens_max, work, special=request.special)
         if len(ids) > tokens_max:
-            raise TooManyTokens(str(len(ids)))  # noqa: TRY301  # it is told as that of a part is
+            raise TooManyTokens(str(len(ids)))  # noqa: TRY301  # reported as the same of a part is
     except TooManyTokens as error:
-        what = "messages" if request.turns else "prompt"
-        said = f"the text is {error} tokens long, and one that is only tokenised can have {tokens_max}"
-        raise ContextTooLong(said, param=what) from None
+        field = "messages" if request.turns else "prompt"
+        sentence = f"the text is {error} tokens long, and one that is only tokenised can have {tokens_max}"
+        raise ContextTooLong(sentence, param=field) from None
     return Tokenized(ids, limits.total_max)
 
 
 async def _detokenized(request: Detokenize, model: TextModel, tokens_max: int, work: Offload) -> Detokenized:
     if len(request.ids) > tokens_max:
-        said = f"there are {len(request.ids)} tokens, and a list that is only read can have {tokens_max}"
-        raise ContextTooLong(said, param="tokens")
+        sentence = f"there are {len(request.ids)} tokens, and a list that is only read can have {tokens_max}"
+        raise ContextTooLong(sentence, param="tokens")
     try:
         return Detokenized(await work.run(len(request.ids), partial(model.decode, request.ids)))
     except BadRequest as error:

@@ -153,9 +153,9 @@ class OutlierDetector:
         if (breaker := self._breakers.get(name)) is not None and breaker.probed_by is by:
             breaker.probed_by = None
 
-    def retain(self, known: Callable[[str], bool]) -> None:
-        """Forget those for which `known` is false."""
-        for name in [name for name in self._breakers if not known(name)]:
+    def retain(self, exists: Callable[[str], bool]) -> None:
+        """Forget those that do not exist any more."""
+        for name in [name for name in self._breakers if not exists(name)]:
             del self._breakers[name]
             self._open_names.discard(name)
 

@@ -260,22 +260,19 @@ class RoutedRequest:
 
     def _blame(self, route: Route, worker: Worker, error: RequestError) -> None:
         # It is not known which leg has let the other wait until the deadline of either.
-        unmet = (
-            isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted) and self._handed_route is not route
-        )
-        if isinstance(error, HandOffFailed) or (unmet and route.prefill is not None):
+        late = isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted)
+        unmet = late and route.prefill is not None and self._handed_route is not route
+        if isinstance(error, HandOffFailed) or unmet:
             self.routing.failed(route.name, error)
-        elif isinstance(error, DeadlineExceeded | InternalError) and not isinstance(error, Preempted):
+        elif late or isinstance(error, InternalError):
             self.routing.failed(worker.load.name, error)
         elif isinstance(error, EngineRefused) and self._refusal is None:
             self._refusal = worker.load.name, error
         if isinstance(error, EngineLost):
             self._crashed_names.add(worker.load.name)
         self._lost_names.add(worker.load.name)
-        if (
-            isinstance(error, HandOffFailed) and route.prefill is not None
-        ):  # it is not known which of the two is at fault
-            self._lost_names |= {route.decode.load.name, route.prefill.load.name}
+        if isinstance(error, HandOffFailed):  # it is not known which of the two is at fault
+            self._lost_names.update(route.names)
 
     def _second_opinion(self, route: Route, error: RequestError) -> Route | None:
         """Return another route to ask at once if the error may be the worker's fault; None if it is not, or none is.

@@ -6,9 +6,13 @@ from tests.mutants.links import Bug, Bugs
 
 GRAMMARS: Bugs = {
     "actors/grammars.py": (
-        Bug("a check goes on when nobody waits for it", 'check.scope.cancel(reason="whoever asked for', 'str("whoever'),
+        Bug(
+            "a check goes on when nobody waits for it",
+            'check.scope.cancel(reason="all who asked for',
+            'str("all who asked for',
+        ),
         Bug("one owner may use every checker", "most = max(1, self.at_once - 1)", "most = self.at_once"),
-        Bug("verdicts are kept for ever", "while len(self._known) > self.verdicts_max:", "while False:"),
+        Bug("verdicts are kept for ever", "while len(self._verdicts) > self.verdicts_max:", "while False:"),
     ),
     "protocol/grammars.py": (
         Bug("what is repeated counts once", "min(max(1, part.empties) * max(1, times), COUNT_MAX)", "1"),

@@ -24,7 +24,7 @@ ROUTER: Bugs = {
             "            if worker is route.decode:\n                self._handed_over(route)\n                self.routing.answered(name)\n",
             "            self.routing.answered(name)\n            if worker is route.decode:\n                self._handed_over(route)\n",
         ),
-        Bug("a leg is blamed for how long the other lets it wait", " or (unmet and route.prefill is not None)", ""),
+        Bug("a leg is blamed for how long the other lets it wait", " or unmet:", ":"),
         Bug("a drain uses up a resume", "self._losses += not (unready or planned)", "self._losses += not unready"),
         Bug("what an engine refuses counts against it at once", "if self._refusal is not None:", "if False:"),
         Bug("a request that moves is at both", "self._asking.cancel(", "str("),

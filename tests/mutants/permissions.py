@@ -38,10 +38,10 @@ NAMES: Bugs = {
     "supervisor/cluster/mesh.py": (
         Bug(
             "nobody reads what a certificate names",
-            "wire.certified() if self.section.verifies_node_names else None",
+            "wire.certified() if self.section.binds_names else None",
             "None",
         ),
-        Bug("the oldest stranger goes, wherever it is from", ".close_oldest_of_busiest_address())", ".end_oldest())"),
+        Bug("the oldest stranger goes, wherever it is from", ".end_oldest_of_most())", ".end_oldest())"),
     ),
     "supervisor/sockets/unauthenticated.py": (
         Bug(
@@ -60,7 +60,7 @@ NAMES: Bugs = {
     "actors/processor.py": (
         Bug(
             "a processor goes by what engines allow now, whatever was promised",
-            "            known = known.within(request.total_max)\n",
+            "            current = current.within(request.total_max)\n",
             "",
         ),
     ),

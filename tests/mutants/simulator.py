@@ -8,8 +8,8 @@ SIM: Bugs = {
     "actors/routing/routed_request.py": (
         Bug(
             "an engine that fails everything is not blamed for it",
-            "elif isinstance(error, DeadlineExceeded | InternalError) and not isinstance(error, Preempted):",
-            "elif isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted):",
+            "elif late or isinstance(error, InternalError):",
+            "elif late:",
         ),
         Bug(
             "one engine that died under a request counts as two",
