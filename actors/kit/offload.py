@@ -1,8 +1,9 @@
-"""Work whose size a client chooses, kept out of the turns of the event loop.
+"""Work whose size a client chooses, kept out of the event loop.
 
-Whatever is computed for a request passes through `Work.run` with its size, and there is one rule for what is long. What
-is long runs in threads that the supervisor owns, which take turns between the owners of requests; what is short runs
-here, with a checkpoint before it, so that many short things are many turns.
+All tasks of a node share one thread: a text that takes a second to tokenise would stop every stream for that second.
+So all work for a request passes through `Work.run` with its size, under one rule. Long work runs in threads, which the
+supervisor owns and which take turns between the owners of requests. Short work runs in place, after a checkpoint, so
+that many short pieces of work are as many turns of the event loop.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ from attrs import frozen
 T = TypeVar("T")
 
 OFFLOAD_SIZE_MIN = 2_000
-"""The size from which on work is long, in characters to tokenise: about a millisecond. A token id counts as one."""
+"""The least size of long work, in characters to tokenise: about a millisecond. A token id counts as one character."""
 
 
 class RunInThread(Protocol):
-    """Runs long work in a thread."""
+    """Runs a function in a thread."""
 
     async def __call__(self, function: Callable[[], T], /, *, owner: str, size: int) -> T:
-        """Return what the function returns, or raise what it raises; raises `Overloaded` if too much waits already."""
+        """Return what the function returns, or raise what it raises; raises `Overloaded` if too much work waits."""
 
 
 async def run_inline(function: Callable[[], T], /, *, owner: str, size: int) -> T:  # noqa: ARG001  # the shape of `RunInThread`
-    """Run work here, whatever its size: where there are no threads, as in tests and in a check of the file."""
+    """Run work in place, whatever its size: for tests and for the check of a configuration, without threads."""
     await trio.lowlevel.checkpoint()
     return function()
 
 
 @frozen
 class Offload:
-    """What one request has to compute."""
+    """The work of one request."""
 
     aside: RunInThread
     owner: str  # the name of the client's key
 
     async def run(self, size: int, function: Callable[[], T]) -> T:
-        """Return what the function returns, in a thread if it is long; raises `Overloaded` as `RunInThread` does."""
+        """Return the result of a function; raises `Overloaded` as `RunInThread` does. Long work runs in a thread."""
         if size >= OFFLOAD_SIZE_MIN:
             return await self.aside(function, owner=self.owner, size=size)
         await trio.lowlevel.checkpoint()

@@ -1,1 +1,1 @@
-"""The processor's trade: a model's text side as pure functions and small values."""
+"""Text: tokenizer, chat template, prompts, stop strings and log probabilities of a model, for the processor."""

@@ -1,8 +1,8 @@
-"""Chat templates, in the dialect of Jinja that models' authors write for transformers.
+"""Chat templates, in the dialect of Jinja that is used with transformers.
 
-A template is a stranger's program that runs over a client's conversation, in a thread that cannot be stopped from
-outside. What bounds it is a count of its steps: each attribute, item and call that it asks its sandbox for, and each
-turn of a loop over the conversation or a range.
+A template is a program by the authors of a model that runs over a conversation of a client, in a thread that cannot be
+stopped from outside. So its steps are counted and bounded: each attribute, item and call that it asks its sandbox for,
+and each turn of a loop over the conversation or a range.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RENDERED_CHARACTERS_MAX = 32 * 1024 * 1024
 
 
 class _Steps:
-    """Counts what one rendering does."""
+    """The steps of one rendering."""
 
     def __init__(self) -> None:
         self._taken = 0
@@ -52,26 +52,26 @@ def _take(steps: int) -> None:
 
 
 class _Counted(list[T]):
-    """A list of which each turn of a loop is a step."""
+    """A list of which each turn of a loop counts as a step."""
 
     def __iter__(self) -> Iterator[T]:
         _take(len(self))
         return super().__iter__()
 
     @overload
-    def __getitem__(self, at: SupportsIndex) -> T: ...
+    def __getitem__(self, index: SupportsIndex) -> T: ...
 
     @overload
-    def __getitem__(self, at: _Slice) -> list[T]: ...
+    def __getitem__(self, index: _Slice) -> list[T]: ...
 
-    def __getitem__(self, at: SupportsIndex | _Slice) -> T | list[T]:
-        if isinstance(at, slice):
-            return _Counted(super().__getitem__(at))
-        return super().__getitem__(at)
+    def __getitem__(self, index: SupportsIndex | _Slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return _Counted(super().__getitem__(index))
+        return super().__getitem__(index)
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """A sandbox that counts: the template computes text, within a number of steps, and nothing else."""
+    """A sandbox that counts steps; a template can compute text, and nothing else."""
 
     def getattr(self, obj: object, attribute: str) -> object:
         _take(1)
@@ -88,7 +88,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def rendered(template: jinja2.Template, messages: Iterable[Mapping[str, str]], variables: Mapping[str, object]) -> str:
-    """Return the conversation as a template writes it; raises what it raises, or `TemplateError` for too much."""
+    """Return the conversation as the template renders it; raises what it raises, or `TemplateError` past a bound."""
     _steps.set(_Steps())
     return "".join(_within_bounds(template.generate(messages=_Counted(messages), **variables)))
 
@@ -103,18 +103,18 @@ def _within_bounds(pieces: Iterator[str]) -> Iterator[str]:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`, which marks what training learns from, and means nothing here."""
+    """`{% generation %}`, which marks text to train on, and has no meaning here."""
 
     tags = {"generation"}  # noqa: RUF012  # the shape that jinja2 wants
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        """Return what stands inside as it is."""
+        """Return the body unchanged."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def compiled(source: str, strftime: Callable[[str], str]) -> jinja2.Template:
-    """Return a template ready to render, which may ask `strftime` for the time; raises `StartFailed` if it is none."""
+    """Return a template ready to render, with `strftime_now`; raises `StartFailed` if it cannot be compiled."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = strftime
@@ -136,5 +136,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON without the escapes for HTML that Jinja's own filter adds."""
+    """Return JSON without the escapes for HTML that Jinja's own filter adds."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

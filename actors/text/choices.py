@@ -1,4 +1,9 @@
-"""The choices of one answer: each is one generation read as text; of a prompt, the first one goes ahead."""
+"""The choices of one answer: each is one generation, detokenised into text as its tokens come.
+
+The first choice of a prompt is asked for alone, and the others once its prompt is computed: then they find the prompt
+in the prefix cache of the engine and cost their own tokens only. With `best_of` more choices are computed than the
+client wants; they are kept as token ids (`candidates`) until the likeliest are known.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +30,13 @@ Emit: TypeAlias = Callable[[Accepted | Started | Text | ChoiceEnded], None]
 
 @define(eq=False)
 class Choices:
-    """Reads the choices of one request into `speak` as they come, and counts what they cost."""
+    """Passes the choices of one request to `speak` as text while they come, and counts their tokens."""
 
     request: Respond
     model: TextModel
     decode: Decode
     speak: Emit
-    echoes: Sequence[str] = ()  # each prompt as text, if the choices are to begin with it
+    echoes: Sequence[str] = ()  # the text of each prompt, if the choices begin with it
     _cached: int = 0
     _completion: int = 0
     _started: bool = False
@@ -40,39 +45,39 @@ class Choices:
     def __attrs_post_init__(self) -> None:
         self._stops = StopStrings(self.request.stop) if self.request.stop else None
 
-    async def read(self, asked: Sequence[Sequence[Generate]]) -> Usage:
-        """Read every choice of every prompt, and return what they cost together.
+    async def read(self, generations: Sequence[Sequence[Generate]]) -> Usage:
+        """Read every choice of every prompt and return their usage together.
 
-        Raises what ended the first choice that failed; the others end with it.
+        Raises the error of the first choice that fails; the others are cancelled.
         """
-        if len(asked) == len(asked[0]) == 1:  # nearly every request
+        if len(generations) == len(generations[0]) == 1:  # nearly every request
             self._echo(0, 0, self.speak)
-            await self._choice(asked[0][0], 0, self.speak)
+            await self._choice(generations[0][0], 0, self.speak)
         else:
             async with trio.open_nursery() as nursery:
-                for place, of_prompt in enumerate(asked):
+                for place, of_prompt in enumerate(generations):
                     nursery.start_soon(self._prompt, of_prompt, place)
-        return Usage(sum(len(of_prompt[0].tokens) for of_prompt in asked), self._completion, self._cached)
+        return Usage(sum(len(of_prompt[0].tokens) for of_prompt in generations), self._completion, self._cached)
 
-    async def _prompt(self, asked: Sequence[Generate], prompt: int) -> None:
-        """Read the choices of one prompt; where more are computed than wanted, tell the likeliest in the end."""
+    async def _prompt(self, generations: Sequence[Generate], prompt: int) -> None:
+        """Read the choices of one prompt; if more are computed than wanted, pass on the likeliest in the end."""
         first = prompt * self.request.n
-        drafts = [CandidateChoice(self.speak) for _ in asked] if len(asked) > self.request.n else []
+        drafts = [CandidateChoice(self.speak) for _ in generations] if len(generations) > self.request.n else []
         async with trio.open_nursery() as nursery:
-            for place, generate in enumerate(asked):
+            for place, generate in enumerate(generations):
                 speak = drafts[place] if drafts else self.speak
                 if self.echoes and not drafts:
                     self._echo(prompt, first + place, self.speak)
-                    await trio.lowlevel.checkpoint()  # a prompt may be long, and said 128 times
-                if place == 0 and asked[1:]:  # the others find its prompt in the cache
+                    await trio.lowlevel.checkpoint()  # a prompt may be long, and be echoed 128 times
+                if place == 0 and generations[1:]:  # the others find its prompt in the prefix cache
                     await nursery.start(self._choice, generate, first, speak)
                 else:
                     nursery.start_soon(self._choice, generate, first + place, speak, place == 0)
         drafts.sort(key=CandidateChoice.likelihood, reverse=True)
         for place, draft in enumerate(drafts[: self.request.n]):
-            drafts[place] = CandidateChoice(self.speak)  # what has been told is no longer kept
+            drafts[place] = CandidateChoice(self.speak)  # so that what has been passed on is freed
             self._echo(prompt, first + place, self.speak)
-            await draft.tell(self._reading(first + place, scored=self.request.logprobs is not None), self.speak)
+            await draft.replay(self._reading(first + place, scored=self.request.logprobs is not None), self.speak)
 
     def _echo(self, prompt: int, choice: int, speak: Emit) -> None:
         if self.echoes:
@@ -83,11 +88,11 @@ class Choices:
         generate: Generate,
         choice: int,
         speak: Emit,
-        leads: bool = True,  # of its prompt's choices it is the first, which finds what earlier requests left
+        leads: bool = True,  # the first choice of its prompt, whose cached tokens are those of earlier requests
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Read one choice; `started()` means that its prompt is computed."""
+        """Read one choice; `task_status.started()` is called when its prompt is computed."""
         reading = self._reading(choice, scored=generate.logprobs is not None)
         draft, pieces = speak if isinstance(speak, CandidateChoice) else None, TextPieces()
 
@@ -108,7 +113,7 @@ class Choices:
             for text in pieces.give(PIECES_A_STEP):
                 speak(text)
             if reading.matched is not None:
-                generation.abandon()  # leaving aborts the engine: what it computes from here on is for nobody
+                generation.abandon()  # leaving aborts the request: further tokens are not wanted
 
         async with self.decode.ask(generate, generate.sampling.tokens_max) as generation:
             finished = await generation.relay(pass_on)
@@ -116,7 +121,7 @@ class Choices:
         self._ended(reading, finished, speak)
 
     async def _rest(self, reading: IncrementalDetokenizer, pieces: TextPieces, speak: Emit) -> None:
-        """Tell what is left of the text of a choice."""
+        """Pass on the rest of the text of a choice."""
         if not self.request.warm_up:
             pieces.take(reading.finish())
         await trio.lowlevel.checkpoint()
@@ -126,7 +131,7 @@ class Choices:
             await trio.lowlevel.checkpoint()
 
     def _ended(self, reading: IncrementalDetokenizer, finished: Finished | None, speak: Emit) -> None:
-        """Tell how a choice ended."""
+        """Pass on how a choice ended."""
         choice = reading.choice
         if self.request.warm_up:
             speak(ChoiceEnded(FinishReason.LENGTH, choice))

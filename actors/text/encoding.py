@@ -1,7 +1,7 @@
-"""Texts and conversations to token ids, as far as they may be long.
+"""Texts and conversations to token ids, with a bound on the cost of those that are too long.
 
-What is surely too long is refused by its characters, or after a first part of it has been tokenised: a refusal costs
-what a prompt costs that fits, however long the text is.
+A text that is certainly too long is refused by its number of characters, or once a first part of it was tokenised. So a
+refusal costs no more than a prompt that fits, however long the text is.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from actors.kit.offload import Offload
 from actors.text.model import TextModel
 from protocol.text_messages import Turn
 
-TURN_CHARACTERS = 32  # that a chat template puts around each turn
-FIRST_CHARACTERS_A_TOKEN = 4  # of the first part: most texts that fit are no longer, and are tokenised once
+TURN_CHARACTERS = 32  # that a chat template adds to each turn
+FIRST_CHARACTERS_A_TOKEN = 4  # of the first part: most texts that fit are no longer and so tokenised once
 GROWTH = 4  # from one part to the next
 SEAM_TOKENS = 1_024
-"""How many tokens fewer a whole text may have than a part of it: what stands where the part is cut off, and what the
-tokenizer puts around a text. The longest words of a vocabulary, and of WordPiece, stay far below that."""
+"""A bound on the tokens by which a part may exceed the whole text: those at the cut, and those that the tokenizer adds
+around a text. The longest words of vocabularies, and of WordPiece, are far below it."""
 
 
 class TooManyTokens(Exception):
-    """A text surely has more tokens than it may have; the message says how many, as far as that is known."""
+    """A text certainly has more tokens than it may have; the message says how many, as far as is known."""
 
 
 async def tokenize_text(
     text: str, model: TextModel, tokens_max: int, work: Offload, *, special: bool = True
 ) -> list[int]:
-    """Return the token ids of a text; raises `TooManyTokens` for one that surely has more than `tokens_max`.
+    """Return the token ids of a text; raises `TooManyTokens` for one that certainly has more than `tokens_max`.
 
-    One that has a few more may be returned. `special` adds what the tokenizer puts around a text.
+    One with slightly more may be returned. `special` adds the tokens that the tokenizer puts around a text.
     """
     longest = model.characters_a_token
     if longest is not None and len(text) > tokens_max * longest:
@@ -45,7 +45,7 @@ async def tokenize_text(
 
 
 async def tokenize_conversation(turns: Sequence[Turn], model: TextModel, tokens_max: int, work: Offload) -> list[int]:
-    """Return the token ids of a conversation, ready for the answer; raises `TooManyTokens` as `tokenize_text` does."""
+    """Return the token ids of a conversation up to the answer; raises `TooManyTokens` as `tokenize_text` does."""
     characters = sum([len(turn.content) for turn in turns]) + TURN_CHARACTERS * len(turns)
     prompt = await work.run(characters, partial(model.prompt, turns))
     return await tokenize_text(prompt, model, tokens_max, work, special=False)

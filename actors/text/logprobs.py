@@ -1,4 +1,8 @@
-"""Log probabilities as clients read them: each token as text and bytes, told with the text that it ends in."""
+"""Log probabilities as clients get them: each token as text and bytes, with the text that it ends in.
+
+Text may be held back, so the log probabilities of its tokens are too: a client could otherwise read from them what must
+not be given out, such as the stop string. A token belongs to the text in which its last character is.
+"""
 
 from __future__ import annotations
 
@@ -15,50 +19,50 @@ from protocol.messages import Logprob
 from protocol.text_messages import TokenText
 
 TokenData = Callable[[int], bytes]
-"""What a token adds to a text: its bytes, which may be a part of a character; none for a special token."""
+"""The bytes that a token adds to a text, which may be a part of a character; none for a special token."""
 
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @frozen
 class _Pending:
-    """A token whose text is not all told yet: the characters of the choice that it is part of."""
+    """A token of which some text was not given out yet, and the characters of the choice that it spans."""
 
     begin: int
     end: int
-    told: TokenText
+    text: TokenText
 
 
 @define(eq=False)
 class PendingLogprobs:
-    """The log probabilities of one choice, kept until the text of their tokens is told."""
+    """The log probabilities of one choice, kept until the text of their tokens is given out."""
 
     name: Callable[[int], str | None]
     data: TokenData
     _pending: deque[_Pending] = field(factory=deque)
     _decoded: int = 0  # characters
-    _told: int = 0  # characters
+    _given: int = 0  # characters
 
     def note(self, token: int, logprob: Logprob, characters: int) -> None:
-        """Note the next token, which has completed so many more characters of the text."""
+        """Add the next token, which completed so many characters of the text."""
         begin, self._decoded = self._decoded, self._decoded + characters
         data = self.data(token)
-        # What completes no character is part of the next one.
+        # A token that completes no character is part of the next one.
         end = self._decoded if characters or not data else begin + 1
         top = tuple((self._text(each), self.data(each), value) for each, value in logprob.top)
         self._pending.append(_Pending(begin, end, TokenText(self._text(token), data, logprob.logprob, top)))
 
     def take(self, characters: int, *, last: bool) -> tuple[TokenText, ...]:
-        """Return the tokens that end within the next so many characters of text.
+        """Return the tokens that end within the next `characters` of text.
 
-        If they are the last, also the one that a stop string cut, and none of those that were cut off whole.
+        If they are the last, also the token that a stop string cut in two, but none of those that it cut off.
         """
-        self._told += characters
+        self._given += characters
         out: list[TokenText] = []
-        while self._pending and self._pending[0].end <= self._told:
-            out.append(self._pending.popleft().told)
+        while self._pending and self._pending[0].end <= self._given:
+            out.append(self._pending.popleft().text)
         if last:
-            out += [each.told for each in self._pending if each.begin < self._told]
+            out += [each.text for each in self._pending if each.begin < self._given]
             self._pending.clear()
         return tuple(out)
 
@@ -66,13 +70,13 @@ class PendingLogprobs:
         return self.data(token).decode(errors="replace") or self.name(token) or ""
 
 
-def token_data(tokenizer: Tokenizer, described: Mapping[str, object] | None = None) -> TokenData:
-    """Return how to find the bytes of a tokenizer's tokens, whichever of the usual kinds it is.
+def token_data(tokenizer: Tokenizer, description: Mapping[str, object] | None = None) -> TokenData:
+    """Return a function from a token id to its bytes, for the usual kinds of tokenizers.
 
-    `described` is its own description, which takes long to make of a large vocabulary.
+    `description` is the tokenizer's own (`tokenizer.json`), which takes long to make for a large vocabulary.
     """
-    described = json.loads(tokenizer.to_str()) if described is None else described
-    tokens, decoder = described.get("added_tokens"), described.get("decoder")
+    description = json.loads(tokenizer.to_str()) if description is None else description
+    tokens, decoder = description.get("added_tokens"), description.get("decoder")
     added: dict[int, bytes] = {
         each["id"]: b"" if each.get("special") else each["content"].encode()
         for each in (tokens if isinstance(tokens, list) else ())
@@ -118,7 +122,7 @@ def _kinds(decoder: dict[str, object] | None) -> set[str]:
 
 
 def byte_alphabet() -> dict[str, bytes]:
-    """Return what each letter of a byte-level vocabulary stands for (GPT-2's `bytes_to_unicode`, the other way)."""
+    """Return the byte of each letter of a byte-level vocabulary (the inverse of GPT-2's `bytes_to_unicode`)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("\xa1"), ord("\xac") + 1), *range(ord("\xae"), 256)]
     letters = {chr(byte): bytes([byte]) for byte in plain}
     others = (byte for byte in range(256) if byte not in set(plain))

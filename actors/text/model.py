@@ -1,4 +1,4 @@
-"""A model's text side: its tokenizer, its chat template, its own sampling defaults."""
+"""The text side of a model: its tokenizer, its chat template, its sampling defaults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEEDED = ("tokenizer.json", "config.json")
 
 @frozen
 class Defaults:
-    """What the model's authors recommend where a request says nothing."""
+    """The sampling that the authors of a model recommend, for what a request leaves open."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -35,55 +35,55 @@ class Defaults:
 
 @frozen
 class TextModel:
-    """Turns conversations into token ids, and knows which ids end an answer."""
+    """Turns conversations into token ids and back, and knows which ids end an answer."""
 
     tokenizer: Tokenizer
     template: jinja2.Template
     eos_token_ids: frozenset[int]
     data: TokenData
     defaults: Defaults = Defaults()
-    specials: dict[str, str] = Factory(dict)  # the template's own variables: bos_token and the like
-    characters_a_token: int | None = None  # that a token stands for at most, None if nothing is certain of it
+    specials: dict[str, str] = Factory(dict)  # variables of the template: bos_token and the like
+    characters_a_token: int | None = None  # the most that a token stands for, None if there is no bound
     digest: Digest = ()  # of the files that it was made from
 
     def prompt(self, turns: Sequence[Turn]) -> str:
-        """Return the conversation as the model was trained to read it; raises `BadRequest` if its template cannot."""
+        """Return the conversation as its template renders it; raises `BadRequest` if the template fails."""
         messages = [{"role": _role(turn.role), "content": turn.content} for turn in turns]
         variables = {"add_generation_prompt": True, "tools": None, **self.specials}
         try:
             return rendered(self.template, messages, variables)
-        except Exception as error:  # whatever a stranger's program may raise is its way to refuse
+        except Exception as error:  # a template may raise anything to refuse
             raise BadRequest(f"the model's chat template refuses this conversation: {error}") from error
 
     def encode(self, turns: Sequence[Turn]) -> list[int]:
-        """Return the token ids of the conversation, ready for the answer."""
+        """Return the token ids of a conversation, up to the answer."""
         return self.encode_text(self.prompt(turns), special=False)
 
     def encode_text(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the token ids of a text as it is, with what the tokenizer itself puts around it if `special`."""
-        # A batch of one: it lets other threads run meanwhile, and skips the offsets, which take two thirds of the time.
+        """Return the token ids of a text; `special` adds the tokens that the tokenizer puts around it."""
+        # A batch of one releases the GIL, and skips the offsets, which take two thirds of the time.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return what token ids read as, special tokens included; raises `BadRequest` for ids that are none."""
+        """Return the text of token ids, special tokens included; raises `BadRequest` for unknown ids."""
         if any(self.tokenizer.id_to_token(token) is None for token in set(ids)):
             raise BadRequest("these are not all token ids of this model")
-        # A batch of one here, too: alone, nothing else of this process would run meanwhile.
+        # A batch of one releases the GIL here, too.
         [text] = self.tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
         return text
 
 
 def _role(role: Role) -> str:
-    # Templates know no developer; OpenAI means by it what they call system.
+    # Templates have no developer role; OpenAI's is what they call system.
     return "system" if role is Role.DEVELOPER else role.value
 
 
 def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: Callable[[str], str]) -> TextModel:
-    """Build a model's text side from the contents of `FILES`; `template` overrides the model's own.
+    """Build the text side of a model from the contents of `FILES`; `template` overrides the model's own.
 
-    `strftime` tells templates that name today's date the time in a form that they give. Raises `StartFailed` with a
+    `strftime` formats the current time, for templates that name today's date. Raises `StartFailed` with a
     sentence if a file is missing or cannot be read, or if there is no chat template or it cannot render a conversation.
     """
     if missing := [name for name in NEEDED if name not in files]:
@@ -94,7 +94,7 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
             for name in ("config.json", "generation_config.json", "tokenizer_config.json")
         )
         tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
-        tokenizer.no_truncation()  # what the file says about training batches must not shorten prompts in silence
+        tokenizer.no_truncation()  # settings for training batches must not shorten prompts silently
         tokenizer.no_padding()
         own = files["chat_template.jinja"].decode() if "chat_template.jinja" in files else None
     except Exception as error:  # tokenizers raises bare Exceptions
@@ -102,13 +102,13 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
     source = template or own or _default_template(tokenizing.get("chat_template"))
     if source is None:
         raise StartFailed("the model has no chat template: name one with the model's `template`")
-    described = json.loads(tokenizer.to_str())
+    description = json.loads(tokenizer.to_str())
     model = TextModel(
         tokenizer=tokenizer,
         template=compiled(source, strftime),
         eos_token_ids=_eos(tokenizer, config, generation, tokenizing),
-        data=token_data(tokenizer, described),  # reads the whole vocabulary: better now than in a request's turn
-        characters_a_token=characters_a_token(described),
+        data=token_data(tokenizer, description),  # it reads the whole vocabulary, so not during a request
+        characters_a_token=characters_a_token(description),
         defaults=_defaults(generation),
         specials={
             name: text
@@ -118,14 +118,14 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
         digest=digest({name: files[name] for name in FILES if name in files}),
     )
     try:
-        model.prompt([Turn(Role.USER, "Hello")])  # a template that renders nothing had better fail now than always
+        model.prompt([Turn(Role.USER, "Hello")])  # a template that fails on this fails on everything
     except BadRequest as error:
         raise StartFailed(str(error)) from error
     return model
 
 
 def _default_template(value: Json) -> str | None:
-    """Return the template to use of one, or of several under names, as some tokenizer_config.json have them."""
+    """Return the one template, or the one named default of several, as some tokenizer_config.json have them."""
     if isinstance(value, list):
         named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
         value = named.get("default")
@@ -146,23 +146,23 @@ def _eos(
 def _defaults(generation: Mapping[str, Json]) -> Defaults:
     if generation.get("do_sample") is False:
         return Defaults()
-    known = {
+    given = {
         name: value
         for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         if isinstance(value := generation.get(name), int | float) and not isinstance(value, bool)
     }
-    top_k = int(known.get("top_k", -1)) or -1  # transformers writes 0 for all tokens
+    top_k = int(given.get("top_k", -1)) or -1  # transformers writes 0 for all tokens
     return Defaults(
-        temperature=float(known.get("temperature", 1.0)),
-        top_p=float(known.get("top_p", 1.0)),
+        temperature=float(given.get("temperature", 1.0)),
+        top_p=float(given.get("top_p", 1.0)),
         top_k=top_k,
-        min_p=float(known.get("min_p", 0.0)),
-        repetition_penalty=float(known.get("repetition_penalty", 1.0)),
+        min_p=float(given.get("min_p", 0.0)),
+        repetition_penalty=float(given.get("repetition_penalty", 1.0)),
     )
 
 
 def _as_text(value: Json) -> str | None:
-    """Return a token or template given as text or, as older files have it, as an object with a `content`."""
+    """Return a token or template that is given as text or, in older files, as an object with a `content`."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

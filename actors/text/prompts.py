@@ -1,4 +1,4 @@
-"""From what a client sent to the token ids of each prompt, within the model's limits."""
+"""From a client's request to the token ids of each prompt and the generations to ask for, within the limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from protocol.text_messages import Respond, Role, Turn
 
 @frozen
 class PromptLimits:
-    """What one request may have, in tokens: in all, and of prompt."""
+    """The limits of one request, in tokens: of prompt and answer together, and of the prompt alone."""
 
     info: EngineInfo
     total_max: int
@@ -25,25 +25,25 @@ class PromptLimits:
 
     @property
     def tokens_max(self) -> int:
-        """The most tokens of a prompt: with all that there may be, at least one is the answer's."""
+        """The most tokens of a prompt: at least one of the total is the answer's."""
         return min(self.prompt_max, self.total_max - 1)
 
     def within(self, total_max: int | None) -> PromptLimits:
-        """Return what a request may have that was admitted with `total_max` tokens in all, None for any number."""
+        """Return the limits of a request that was admitted with `total_max` tokens in all; None for any number."""
         if total_max is None or total_max >= self.total_max:
             return self
         return evolve(self, total_max=total_max, prompt_max=min(self.prompt_max, total_max))
 
 
 async def encoded(request: Respond, model: TextModel, limits: PromptLimits, work: Offload) -> list[list[int]]:
-    """Return the token ids of each prompt; raises `BadRequest` for one that does not fit or holds unknown ids."""
+    """Return the token ids of each prompt; raises `BadRequest` for one that does not fit or has unknown ids."""
     await trio.lowlevel.checkpoint()
     prompts: list[list[int]] = []
     count = 1 if request.turns else len(request.texts) or len(request.token_lists)
     for place in range(count):
         which = f"prompt {place}" if count > 1 else "the prompt"
         try:
-            tokens = await _one(request, place, model, limits, work)
+            tokens = await _prompt_tokens(request, place, model, limits, work)
         except TooManyTokens as error:
             raise _too_long(request, limits, which, str(error)) from None
         if not tokens:
@@ -53,7 +53,9 @@ async def encoded(request: Respond, model: TextModel, limits: PromptLimits, work
     return prompts
 
 
-async def _one(request: Respond, place: int, model: TextModel, limits: PromptLimits, work: Offload) -> list[int]:
+async def _prompt_tokens(
+    request: Respond, place: int, model: TextModel, limits: PromptLimits, work: Offload
+) -> list[int]:
     if request.turns:
         return await _conversation(request, model, limits, work)
     if request.texts:
@@ -65,7 +67,7 @@ async def _one(request: Respond, place: int, model: TextModel, limits: PromptLim
 
 
 def _checked(request: Respond, place: int, limits: PromptLimits) -> list[int]:
-    """Return the token ids of a prompt that came as such; raises `BadRequest` for ids that the model does not have."""
+    """Return the token ids of a prompt that was sent as token ids; raises `BadRequest` for unknown ones."""
     tokens, most = list(request.token_lists[place]), limits.info.vocabulary_size
     if tokens and not 0 <= min(tokens) <= max(tokens) < most:
         which = f"prompt {place}" if request.token_lists[1:] else "the prompt"
@@ -74,9 +76,9 @@ def _checked(request: Respond, place: int, limits: PromptLimits) -> list[int]:
 
 
 async def _conversation(request: Respond, model: TextModel, limits: PromptLimits, work: Offload) -> list[int]:
-    """Return the token ids of a conversation, without its oldest turns if those may go and else it does not fit.
+    """Return the token ids of a conversation; of one that may be truncated, without the oldest turns that do not fit.
 
-    Raises `TooManyTokens` for one that surely does not fit.
+    Raises `TooManyTokens` for one that certainly does not fit.
     """
     await trio.lowlevel.checkpoint()
     if not request.truncate:
@@ -95,9 +97,10 @@ async def _conversation(request: Respond, model: TextModel, limits: PromptLimits
             return None
         return tokens if _fits(request, tokens, limits) else None
 
-    # Many templates refuse a conversation that begins with an answer. The last turn stays whatever it takes.
-    starts = [0, *([at for at in range(1, len(rest)) if rest[at].role is Role.USER] or range(len(rest))[1:][-1:])]
-    fewest, most, place = 0, len(starts) - 1, 0  # first the whole: nearly always it fits
+    # Many templates refuse a conversation that begins with an answer. The last turn is kept in any case.
+    questions = [start for start in range(1, len(rest)) if rest[start].role is Role.USER]
+    starts = [0, *(questions or range(len(rest))[1:][-1:])]
+    fewest, most, place = 0, len(starts) - 1, 0  # first the whole, which nearly always fits
     best: list[int] | None = None
     while fewest < most:
         if (tokens := await fitting(starts[place])) is not None:
@@ -130,12 +133,12 @@ def _check_length(request: Respond, length: int, limits: PromptLimits, which: st
 def _too_long(request: Respond, limits: PromptLimits, which: str, length: str) -> ContextTooLong:
     together = f"prompt and answer together can have {limits.total_max}"
     alone = f"prompts here can have {limits.prompt_max}"
-    said = together if limits.total_max <= limits.prompt_max else alone
-    return ContextTooLong(f"{which} is {length} tokens long, and {said}", param=spelled(request, "turns"))
+    limit = together if limits.total_max <= limits.prompt_max else alone
+    return ContextTooLong(f"{which} is {length} tokens long, and {limit}", param=spelled(request, "turns"))
 
 
 async def echoed(request: Respond, model: TextModel, prompts: list[list[int]], work: Offload) -> list[str]:
-    """Return what each prompt reads as; raises `BadRequest` for one with ids that read as nothing."""
+    """Return the text of each prompt; raises `BadRequest` for one with unknown ids."""
     try:
         await trio.lowlevel.checkpoint()
         return [await work.run(len(tokens), partial(model.decode, tokens)) for tokens in prompts]
@@ -147,9 +150,9 @@ async def echoed(request: Respond, model: TextModel, prompts: list[list[int]], w
 def generates(
     request: Respond, model: TextModel, prompts: list[list[int]], limits: PromptLimits
 ) -> list[list[Generate]]:
-    """Return what to ask of workers, for each prompt a list of its choices.
+    """Return the generations to ask for: for each prompt, a list of its choices.
 
-    Raises `BadRequest` for what an engine could not take as it is.
+    Raises `BadRequest` for options that an engine could not take.
     """
     _check_options(request, limits.info)
     choices = request.n if request.best_of is None else request.best_of
@@ -176,13 +179,13 @@ def generates(
 
 
 def _logprobs(request: Respond) -> int | None:
-    """Return how many log probabilities to ask for: to tell them, or to find the likeliest choices."""
+    """Return how many log probabilities to ask for: those that the client wants, or those that rank the choices."""
     ranked = request.best_of is not None and request.best_of > request.n
     return 0 if request.logprobs is None and ranked else request.logprobs
 
 
 def _choice_id(request_id: str, choice: int) -> str:
-    """Return the id of one choice, of the same length as every id; the first one has its request's."""
+    """Return the id of one choice, as long as every id; the first choice has that of the request."""
     return f"{request_id[:-4]}{int(request_id[-4:], 16) ^ choice:04x}" if choice else request_id
 
 
@@ -231,5 +234,5 @@ def _sampling(request: Respond, model: TextModel, tokens_max: int) -> Sampling:
 
 
 def spelled(request: Respond, name: str) -> str:
-    """Return the client's own name of a field."""
+    """Return the client's name of a field."""
     return request.params.get(name, name)

@@ -1,6 +1,7 @@
-"""Stop strings, found as text comes: one automaton for all of one request's (Aho and Corasick, 1975).
+"""Stop strings, found while text comes: one automaton for all of a request (Aho and Corasick, 1975).
 
-A character costs a step or, over a whole text, at most two, however many stop strings there are and however long.
+A character costs one step, amortised at most two, whatever the number and length of the stop
+strings. Text that may be the beginning of one is held back, and no more than that.
 """
 
 from __future__ import annotations
@@ -15,19 +16,17 @@ from attrs import define, field
 class StopStrings:
     """The stop strings of a request as an automaton, shared by its choices.
 
-    A state is the longest end of the text that begins a stop string. States that only one character leads on from are
-    kept in lists, so that 16 stop strings of 1,024 characters take a few hundred kilobytes.
+    A state stands for the longest suffix of the text that is a prefix of a stop string. States with one successor are
+    kept in lists, so 16 stop strings of 1,024 characters take a few hundred kilobytes.
     """
 
     stops: Sequence[str]
-    first: frozenset[str] = field(init=False)  # the characters that stop strings begin with
-    depth: array[int] = field(init=False)  # of each state: how many characters long it is
-    complete: list[int] = field(
-        init=False
-    )  # of each state: the length of the longest stop string that ends there, or 0
-    _next: list[str] = field(init=False)  # the character that leads on to the state with the next number
-    _branches: dict[tuple[int, str], int] = field(factory=dict)  # other characters, and where they lead to
-    _shorter: array[int] = field(init=False)  # the longest shorter end that begins a stop string, too
+    first: frozenset[str] = field(init=False)  # the first characters of the stop strings
+    depth: array[int] = field(init=False)  # of each state: its length in characters
+    complete: list[int] = field(init=False)  # of each state: the longest stop string that ends there, or 0
+    _next: list[str] = field(init=False)  # of each state: the character that leads to the next number
+    _branches: dict[tuple[int, str], int] = field(factory=dict)  # other characters, and the states they lead to
+    _shorter: array[int] = field(init=False)  # of each state: the next shorter such suffix
 
     def __attrs_post_init__(self) -> None:
         self.first = frozenset(stop[0] for stop in self.stops)
@@ -77,16 +76,16 @@ class StopStrings:
 
 @define(eq=False)
 class StopScanner:
-    """Looks for stop strings in the text of one choice, and holds back what may turn out to be one."""
+    """Finds stop strings in the text of one choice, and holds back what may become one."""
 
     strings: StopStrings
     held: str = ""
     _state: int = 0
 
     def scan(self, text: str) -> tuple[str, str | None]:
-        """Take the next text, and return what is certain of it, and the stop string behind that which is complete.
+        """Take the next text; return the text that is certain, and the stop string that follows it if one is complete.
 
-        That is the one that is complete first, the longest if there are several; what follows it is dropped.
+        That is the one that is complete first, and the longest of several; what follows it is dropped.
         """
         strings, state = self.strings, self._state
         if not state and strings.first.isdisjoint(text):
@@ -106,6 +105,6 @@ class StopScanner:
         return whole[:-keep], None
 
     def flush(self) -> str:
-        """Return what was held back."""
+        """Return the text that was held back."""
         held, self.held, self._state = self.held, "", 0
         return held

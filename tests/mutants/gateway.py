@@ -28,8 +28,8 @@ TEXT: Bugs = {
         ),
         Bug(
             "usage counts the prompt once a choice",
-            "sum(len(of_prompt[0].tokens) for of_prompt in asked)",
-            "sum(len(each.tokens) for of_prompt in asked for each in of_prompt)",
+            "sum(len(of_prompt[0].tokens) for of_prompt in generations)",
+            "sum(len(each.tokens) for of_prompt in generations for each in of_prompt)",
         ),
         Bug(
             "a stop string reads as the longest length",
@@ -59,8 +59,8 @@ TEXT: Bugs = {
     "actors/text/logprobs.py": (
         Bug(
             "the log probability of a text's last token is lost",
-            "self._pending[0].end <= self._told:",
-            "self._pending[0].end < self._told:",
+            "self._pending[0].end <= self._given:",
+            "self._pending[0].end < self._given:",
         ),
         Bug("log probabilities that are left are lost", "        if last:\n", "        if False:\n"),
     ),

@@ -230,7 +230,7 @@ async def test_a_draft_is_told_as_it_would_have_been_read(top):
     again = IncrementalDetokenizer(
         TINY.tokenizer, StopStrings(["old"]), scores=PendingLogprobs(TINY.tokenizer.id_to_token, TINY.data), choice=3
     )
-    await draft.tell(again, said.append)
+    await draft.replay(again, said.append)
     *pieces, ended = said
     assert ended == ChoiceEnded(FinishReason.STOP, 3, "old")
     wanted = [each for each in straight if each is not None]
@@ -264,7 +264,7 @@ async def test_b1_a_draft_of_a_thousand_tokens_is_told_in_many_turns():
         draft.note(Tokens([line[place % len(line)]]), scored=False)
     draft(ChoiceEnded(FinishReason.LENGTH))
     trio.lowlevel.add_instrument(turns)
-    await draft.tell(IncrementalDetokenizer(TINY.tokenizer), said.append)
+    await draft.replay(IncrementalDetokenizer(TINY.tokenizer), said.append)
     trio.lowlevel.remove_instrument(turns)
     assert sum(each.tokens for each in said[:-1]) == 1000
     assert turns.count >= 1000 / TOKENS_A_TURN

@@ -280,7 +280,7 @@ def test_ids_after_a_stop_are_ignored():
 
 
 def test_the_end_of_the_answer_is_silent_and_counted():
-    reading = IncrementalDetokenizer(TINY, silent_ids=[EOS])
+    reading = IncrementalDetokenizer(TINY, eos_ids=[EOS])
     assert reading.feed([*ids("a"), EOS]) == Text("a", 2)
     assert (reading.matched, reading.tokens, reading.finish()) == (None, 2, None)
 

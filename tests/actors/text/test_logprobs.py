@@ -107,7 +107,7 @@ def test_bytes_are_found_for_any_other_vocabulary():
 
 @given(st.lists(st.integers(0, 511), max_size=30), st.integers(1, 4))
 def test_every_id_is_told_in_order_whatever_became_of_its_text(sequence, size):
-    made = IncrementalDetokenizer(TINY.tokenizer, StopStrings(["E"]), silent_ids=[1], tells_ids=True)
+    made = IncrementalDetokenizer(TINY.tokenizer, StopStrings(["E"]), eos_ids=[1], with_ids=True)
     pieces = fed(made, sequence, size)
     told = [token for piece in pieces for token in piece.ids]
     assert told == sequence[: made.tokens]
