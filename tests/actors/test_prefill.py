@@ -42,8 +42,8 @@ class Pair:
 async def pair(*, slots: int = 2, decode_memory: int = 4096) -> AsyncIterator[Pair]:
     meetings, of_pair = RendezvousRooms(), {"costs": COSTS, "prefill_chunk": 64, "slots": 4}
     async with (
-        running(spec(leg=Leg.PREFILL, **of_pair), rendezvous_rooms=meetings) as first,
-        running(spec(leg=Leg.DECODE, kv_tokens_max=decode_memory, **of_pair), rendezvous_rooms=meetings) as second,
+        running(spec(leg=Leg.PREFILL, **of_pair), meetings=meetings) as first,
+        running(spec(leg=Leg.DECODE, kv_tokens_max=decode_memory, **of_pair), meetings=meetings) as second,
         trio.open_nursery() as actors,
     ):
         to_prefill, prompts = priority_inbox(8, lambda request: request.priority)

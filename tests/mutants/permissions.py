@@ -38,10 +38,10 @@ NAMES: Bugs = {
     "supervisor/cluster/mesh.py": (
         Bug(
             "nobody reads what a certificate names",
-            "wire.certified() if self.section.binds_names else None",
+            "wire.certified() if self.section.verifies_node_names else None",
             "None",
         ),
-        Bug("the oldest stranger goes, wherever it is from", ".end_oldest_of_most())", ".end_oldest())"),
+        Bug("the oldest stranger goes, wherever it is from", ".close_oldest_of_busiest_address())", ".end_oldest())"),
     ),
     "supervisor/sockets/unauthenticated.py": (
         Bug(

@@ -77,7 +77,7 @@ QUEUE: Bugs = {
         ),
         Bug(
             "a simulated decode takes what it has no room for",
-            "            self.meetings.expect(held.room)\n",
+            "            self.rendezvous_rooms.expect(held.room)\n",
             "            pass\n",
         ),
     ),
