@@ -48,7 +48,7 @@ class Reservations:
         if not of_prefill:
             del self.pending[prefill]
 
-    def make_room(self, prefill: Load, decode: str, decodes: int) -> bool:
+    def has_room(self, prefill: Load, decode: str, decodes: int) -> bool:
         """Whether a prefill has room for one more prompt for a decode, which is one of `decodes`.
 
         There is room for the first prompt of a decode in any free slot, and for more in its share of tokens and slots;

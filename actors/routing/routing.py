@@ -57,7 +57,7 @@ class Routing:
             return None
         return Route(*workers, self._places, self.outliers, self.pool.wake, len(request.tokens))
 
-    def make_room(self) -> bool:
+    def has_room(self) -> bool:
         """Whether there is a route for any request now."""
         return self._select(None, ()) is not None
 
@@ -110,7 +110,7 @@ class Routing:
     async def wait_room(self) -> None:
         """Wait, behind those who wait already, until there is a route for any request."""
         async with self._order:
-            while not self.make_room():
+            while not self.has_room():
                 await self.pool.wait_changed()
                 await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
 
@@ -203,7 +203,7 @@ class Routing:
         now, decodes = trio.current_time(), len(self._workers(Leg.DECODE))
 
         def can_meet(one: Load, other: Load) -> bool:
-            return self._places.make_room(one, other.name, decodes)
+            return self._places.has_room(one, other.name, decodes)
 
         def can_meet_well(one: Load, other: Load) -> bool:
             return can_meet(one, other) and not self.outliers.avoided(f"{one.name}+{other.name}", now)

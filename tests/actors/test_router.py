@@ -304,7 +304,7 @@ def test_a_policy_is_asked_about_workers_with_room_alone(every):
         worker.pool = FakePool(workers, None)
     routing = Routing(FakePool(workers, None), policy, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
     with_room = [worker for worker in workers if worker.more < worker.slots]
-    assert routing.make_room() == bool(with_room)
+    assert routing.has_room() == bool(with_room)
     assert not seen, "whether there is room is no question of policy"
     route = routing.choose(generate())
     assert (None if route is None else route.name) == (with_room[-1].name if with_room else None)

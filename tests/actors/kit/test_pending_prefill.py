@@ -309,15 +309,15 @@ def held(places, decode, *sizes):
 def test_a_decode_has_its_share_of_a_prefill_and_always_one_prompt():
     prefill, places = Load("p", 0, 8, shared_max=100), Reservations()
     held(places, "a", 49)
-    assert [places.make_room(prefill, each, 2) for each in "ab"] == [True, True]
+    assert [places.has_room(prefill, each, 2) for each in "ab"] == [True, True]
     held(places, "a", 1)
-    assert [places.make_room(prefill, each, 2) for each in "ab"] == [False, True]
-    assert places.make_room(prefill, "a", 1), "the other one is gone"
+    assert [places.has_room(prefill, each, 2) for each in "ab"] == [False, True]
+    assert places.has_room(prefill, "a", 1), "the other one is gone"
     held(places, "b", 9_000)
-    assert [places.make_room(prefill, each, 3) for each in "abc"] == [False, False, True]
+    assert [places.has_room(prefill, each, 3) for each in "abc"] == [False, False, True]
     for each, size in (("a", 49), ("a", 1), ("b", 9_000)):
         places.discard("p", each, size)
-    assert [places.make_room(prefill, each, 2) for each in "ab"] == [True, True]
+    assert [places.has_room(prefill, each, 2) for each in "ab"] == [True, True]
     assert not places.pending
 
 
@@ -326,11 +326,11 @@ def test_a_decode_has_its_share_of_a_prefills_slots_and_leaves_one_to_each_that_
     places = Reservations()
     held(places, "a", 1, 1, 1)
     for busy, decodes, more in ((3, 2, True), (3, 3, False), (6, 2, True), (7, 2, False)):
-        assert places.make_room(Load("p", busy, 8, shared_max=most), "a", decodes) is more
+        assert places.has_room(Load("p", busy, 8, shared_max=most), "a", decodes) is more
     held(places, "b", 1)
-    assert places.make_room(Load("p", 7, 8, shared_max=most), "a", 2)
+    assert places.has_room(Load("p", 7, 8, shared_max=most), "a", 2)
     held(places, "a", 1)
-    assert not places.make_room(Load("p", 5, 8, shared_max=most), "a", 2)
+    assert not places.has_room(Load("p", 5, 8, shared_max=most), "a", 2)
 
 
 # In cluster.toml --------------------------------------------------------------------------

@@ -447,9 +447,9 @@ async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock):
     class Counted(Reservations):
         asked = 0
 
-        def make_room(self, prefill, decode, decodes):
+        def has_room(self, prefill, decode, decodes):
             self.asked += 1
-            return super().make_room(prefill, decode, decodes)
+            return super().has_room(prefill, decode, decodes)
 
     prefills = [Fake(f"p{number}", leg=Leg.PREFILL, slots=40, bootstrap=("p", 1)) for number in range(30)]
     decodes = [Fake(f"d{number}", leg=Leg.DECODE, slots=40, more=int(number >= 10)) for number in range(40)]
