@@ -20,7 +20,7 @@ from types import SimpleNamespace
 PULSE = (
     HEAD
     + """
-from actors.engines.sglang.host.liveness import Pulse
+from actors.engines.sglang.host.liveness import LivenessProbe
 
 class Manager:
     answers = False
@@ -36,7 +36,7 @@ async def main():
         return subprocess.Popen([sys.executable, "-c", code])
     busy, waiting = process("while True: pass"), process("import time; time.sleep(60)")
     async def beats(manager, *processes, running, meanwhile=lambda pulse: None):
-        pulse = Pulse(manager, [each.pid for each in processes])
+        pulse = LivenessProbe(manager, [each.pid for each in processes])
         asyncio.get_running_loop().call_later(0.2, meanwhile, pulse)
         try:
             await asyncio.wait_for(pulse.beat(running=running), 2.0)
@@ -54,7 +54,7 @@ async def main():
     os.kill(busy.pid, signal.SIGSTOP)
     assert not await beats(Manager(), busy, running=True)
     quiet = Manager()
-    pulse = Pulse(quiet, [waiting.pid])
+    pulse = LivenessProbe(quiet, [waiting.pid])
     for _ in range(3):
         try:
             await asyncio.wait_for(pulse.beat(running=False), 0.1)
