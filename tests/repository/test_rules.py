@@ -21,6 +21,9 @@ ROOMS = ("protocol", "actors", "supervisor", "bench")
 FILES = [path.relative_to(ROOT) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 LINES_MAX = 420
 ACTORS = {f"actors.{path.stem}" for path in FILES if path.parent == Path("actors")} - {"actors.__init__"}
+FOLDERS = {f"actors.{path.parts[1]}" for path in FILES if path.parts[0] == "actors" and path.parts[2:]}
+TRADE_OF = {"processor": ("text",), "router": ("routing",), "decode": ("engines",), "prefill": ("engines",)}
+"""The folders that an actor may import beside the kit; an actor without a row, and a folder, imports the kit alone."""
 FUNCTION_LINES_MAX = 60
 
 SGLANG = Path("actors/engines/sglang")
@@ -121,6 +124,12 @@ def test_an_actor_imports_no_other_actor(path):
 
 
 @in_room("actors")
+def test_an_actor_imports_the_kit_and_the_folders_of_its_trade_alone(path):
+    own = module(path).split(".")[1:2] or [""]
+    assert not theirs(path, FOLDERS - {f"actors.{name}" for name in ("kit", *own, *TRADE_OF.get(own[0], ()))})
+
+
+@in_room("actors")
 def test_an_engine_is_imported_by_its_own_folder_alone(path):
     assert not theirs(path, {f"actors.engines.{folder.name}" for folder in (ROOT / "actors/engines").iterdir()})
 
@@ -132,7 +141,9 @@ def theirs(path: Path, modules: set[str]) -> set[str]:
 
 
 def test_what_is_called_an_actor_is_one():
-    assert {"actors.decode", "actors.processor", "actors.router"} <= ACTORS
+    assert {"actors.decode", "actors.prefill", "actors.processor", "actors.router"} <= ACTORS
+    assert {"actors.engines", "actors.kit", "actors.routing", "actors.text"} == FOLDERS
+    assert theirs(Path("actors/decode.py"), {"actors.engines"})
     assert theirs(Path("actors/router.py"), {"actors.routing"})
     assert not theirs(Path("actors/routing/route.py"), {"actors.routing"})
 

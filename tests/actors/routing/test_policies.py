@@ -1,0 +1,100 @@
+"""Routing policies: a new one costs a file and a row."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.routing.least_loaded import least_loaded
+from actors.routing.policies import POLICIES
+from supervisor.config.load import FileMistakes, read
+from tests.rig.scratch import ROOT, scratch
+
+TINY = ROOT / "examples" / "tiny"
+CLUSTER = """
+[gateway]
+port = 0
+[model.tiny]
+path = "{folder}"
+policy = "{policy}"
+"""
+ENGINE = """
+[engine.{name}]
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 4096
+"""
+
+DUMMY = '''
+"""The policy `by_prompt`: requests with the same first token go to the same worker, while that one has room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actors.routing.load import Load
+from protocol.messages import Generate
+
+
+def by_prompt(request: Generate, loads: Sequence[Load]) -> int:
+    """Return the place of the worker to ask."""
+    return request.tokens[0] % len(loads)
+'''
+
+ROUTED = """
+from pathlib import Path
+
+import trio
+from actors.routing.policies import POLICIES
+from protocol.messages import Generate, Sampling
+from supervisor.config.load import read
+from supervisor.supervision.registration import Registration
+from tests.rig.assembly import built_assembly
+
+async def main():
+    assembly, _ = built_assembly(read(Path({file!r})), "main")
+    routing = assembly.live.routings["tiny"]
+    assert routing.policy is POLICIES["by_prompt"]
+    chosen = []
+    with assembly.engines["a"].publish(Up()), assembly.engines["b"].publish(Up()):
+        for first in (0, 1, 2, 1, 1):
+            route = routing.choose(Generate("0" * 32, [first, 7], Sampling(3)))
+            chosen.append(route.name)
+            route.end()
+    print(*chosen)
+
+class Up:
+    info = None
+
+trio.run(main)
+"""
+
+
+def write(folder, policy):
+    file = folder / "cluster.toml"
+    file.write_text(CLUSTER.format(folder=TINY, policy=policy) + ENGINE.format(name="a") + ENGINE.format(name="b"))
+    return file
+
+
+def test_the_policy_of_a_model_is_named_in_its_section(tmp_path):
+    assert read(write(tmp_path, "least_loaded")).model["tiny"].policy == "least_loaded"
+    assert POLICIES["least_loaded"] is least_loaded
+    with pytest.raises(FileMistakes, match=r'model\.tiny\.policy: must be least_loaded, got "by_prompt"'):
+        read(write(tmp_path, "by_prompt"))
+
+
+def test_a_policy_is_added_by_a_file_and_a_row(tmp_path):
+    made = scratch(tmp_path)
+    made.add("actors/routing/by_prompt.py", DUMMY)
+    made.insert("actors/routing/policies.py", "}", '    "by_prompt": by_prompt,\n')
+    made.insert(
+        "actors/routing/policies.py",
+        "from actors.routing.least_loaded import least_loaded",
+        "from actors.routing.by_prompt import by_prompt\n",
+    )
+    assert made.touched == {"actors/routing/by_prompt.py", "actors/routing/policies.py"}
+
+    file = write(tmp_path, "by_prompt")
+    code, shown = made.run("-m", "supervisor", "--check", str(file))
+    assert (code, "chosen by by_prompt" in shown) == (0, True), shown
+    names = made.program(ROUTED.format(file=str(file))).split()
+    assert names == ["main/a", "main/b", "main/a", "main/b", "main/b"]
