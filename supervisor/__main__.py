@@ -21,6 +21,7 @@ import trio
 from protocol.errors import ActorError, EspalierError, StartFailed
 from protocol.strict.mistakes import Mistake
 from supervisor.config import load, placement
+from supervisor.engines.kinds import read_cluster
 from supervisor.gateway import keys
 from supervisor.launcher import launcher, preflight
 from supervisor.launcher.parent_pipe import ParentPipe
@@ -70,7 +71,7 @@ def main() -> int:
     try:
         if arguments.check:
             return _print(checked(arguments.file, arguments.join, arguments.node))
-        cluster = load.read(arguments.file, arguments.join, partial(file_checks.mistakes, environment=os.environ))
+        cluster = read_cluster(arguments.file, arguments.join, partial(file_checks.mistakes, environment=os.environ))
         names = placement.select_nodes(cluster, arguments.node)
         preflight.check_can_start(cluster, *names)
     except ActorError as error:
@@ -132,7 +133,7 @@ def checked(file: Path, joined: Sequence[str], node_name: str | None) -> str:
         yield from file_checks.mistakes(cluster, os.environ)
         yield from file_checks.expired(cluster, time.time())
 
-    cluster = load.read(file, joined, examine)
+    cluster = read_cluster(file, joined, examine)
     names = tuple(cluster.node) if node_name is None else placement.select_nodes(cluster, node_name)
     trees = [preview.describe_node(cluster, name, os.environ) for name in names]
     dangers = [f"warning: {each}" for each in file_checks.warnings(cluster, time.time())]

@@ -8,7 +8,6 @@ from pathlib import Path
 from attrs import field, frozen
 
 from actors.engines.simulated.faults import Chance
-from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.kit.offload import RunInThread
 from supervisor.processes.process import GracePeriods
 from supervisor.processes.run_folder import RunFolder
@@ -33,4 +32,3 @@ class Runtime:
     new_nonce: Callable[[], bytes]
     new_room: Callable[[], int]
     reserve: Reserve = field(factory=Reserve)
-    rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)

@@ -80,10 +80,10 @@ def tag() -> Mapping[str, bool]:
     return {_TAG: True}
 
 
-def structure(data: object, cls: type[T]) -> T:
-    """Return `data` as a `cls`, or raise `Mistakes` with every mistake in it."""
+def structure(data: object, cls: type[T], hooks: Mapping[type[object], Hook] | None = None) -> T:
+    """Return `data` as a `cls`, or raise `Mistakes` with every mistake in it; `hooks` read classes in their own way."""
     try:
-        return _converter.structure(data, cls)
+        return (_make_converter(hooks) if hooks else _converter).structure(data, cls)
     except (CattrsError, Mistakes) as error:
         raise Mistakes(tuple(_flatten(error, ""))) from None
 
@@ -372,7 +372,7 @@ def _same(said: object, fine: object) -> bool:
     return said == fine
 
 
-def _make_converter() -> Converter:
+def _make_converter(hooks: Mapping[type[object], Hook]) -> Converter:
     converter = Converter(forbid_extra_keys=True, detailed_validation=True)
     for scalar in (bool, int, str, types.NoneType):
         converter.register_structure_hook(scalar, _scalar(scalar))
@@ -392,7 +392,9 @@ def _make_converter() -> Converter:
     register((Literal,), lambda kind, _: _choice(kind))
     converter.register_structure_hook_factory(attrs.has, lambda cls: _object(cls, converter))
     converter.register_structure_hook_factory(_reads_itself, _self_made)
+    for cls, hook in hooks.items():
+        converter.register_structure_hook(cls, hook)
     return converter
 
 
-_converter = _make_converter()
+_converter = _make_converter({})

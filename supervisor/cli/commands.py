@@ -29,6 +29,7 @@ from supervisor.cluster import link_credentials
 from supervisor.config import load
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.control import unix_socket
+from supervisor.engines.kinds import read_cluster
 from supervisor.printable import printable
 from supervisor.telemetry import logs
 
@@ -131,7 +132,7 @@ def _way(
     described: Cluster | None
     wrong: StartFailed
     try:
-        described = load.read(file)
+        described = read_cluster(file)
         return way(described, folders), ""
     except load.FileMistakes as error:
         described, wrong = error.cluster if folders or anyway else None, error

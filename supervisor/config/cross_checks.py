@@ -10,21 +10,16 @@ from pathlib import Path
 
 from attrs import asdict
 
-from actors.engines.sglang import setting_rules
-from actors.engines.sglang.boot_message import GrammarLimits
 from protocol.cluster import OPERATOR_PREFIX
 from protocol.strict.mistakes import Mistake, describe, join, segment
 from supervisor.config import listener_checks, time_checks
 from supervisor.config.limits import WILDCARD
 from supervisor.config.schema import (
-    LOOPBACK_HOSTS,
     WILDCARD_HOSTS,
     Cluster,
     ClusterSection,
     EngineSection,
-    SimulatedSection,
 )
-from supervisor.engines.sglang.bootstrap_ports import BOOTSTRAP_PORTS
 
 RESERVED = ("gateway", "links", "metrics", "zygote")
 BEAT_S_MIN = 0.01
@@ -110,31 +105,16 @@ def _engine_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Itera
     if engine.node not in cluster.node:
         yield Mistake(f"{at}.node", f"there is no node {engine.node}; there is {', '.join(cluster.node)}")
     yield from _leg_disagrees(cluster, engine, at)
-    yield from _ranks_disagree(cluster, engine, at)
-    yield from (_only_sglangs if engine.kind == "simulated" else _only_simulated)(engine, at)
-    # SGLang keeps a page, and ends requests without a token where there is only one more.
-    pages, words = (3, "three") if engine.kind == "sglang" else (2, "two")
-    if engine.kv_tokens_max < pages * engine.page_size:
+    if engine.kv_tokens_max < engine.pages_min * engine.page_size:
+        words = {2: "two", 3: "three"}.get(engine.pages_min, engine.pages_min)
         yield Mistake(f"{at}.kv_tokens_max", f"is less than {words} pages of {engine.page_size} tokens")
     if engine.context_max == 1:
         yield Mistake(f"{at}.context_max", "leaves no room for a prompt and an answer")
-    for name in engine.environment:
-        if not name or "=" in name:
-            yield Mistake(f"{at}.environment{segment(name)}", "is no name of a variable")
     for table, times in (("deadlines", asdict(engine.deadlines)), ("ladder", asdict(engine.ladder))):
         for key, value in times.items():
             if not 0 < value < inf:
                 yield Mistake(f"{at}.{table}.{key}", f"must be above 0 and finite, got {value}")
-
-
-def _only_simulated(engine: EngineSection, at: str) -> Iterator[Mistake]:
-    for key, value in engine.settings.items():
-        if (why := setting_rules.wrong(key, value)) is not None:
-            yield Mistake(join(f"{at}.settings", segment(key)), why)
-    if engine.device is None:
-        yield Mistake(f"{at}.device", 'is missing; expected "cpu" or "cuda"')
-    if engine.simulated != SimulatedSection():
-        yield Mistake(f"{at}.simulated", 'is for engines of kind "simulated"')
+    yield from engine.mistakes(cluster, at)
 
 
 def _nodes_disagree(cluster: Cluster) -> Iterator[Mistake]:
@@ -208,93 +188,3 @@ def _leg_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterator
             yield Mistake(f"{at}.leg", f"means nothing without an engine of the same model whose leg is {other}")
     if engine.leg == "decode" and engine.pending_prefill_tokens_max is not None:
         yield Mistake(f"{at}.pending_prefill_tokens_max", "is for engines that compute prompts")
-    if engine.leg == "prefill" and engine.kind == "sglang":
-        if engine.bootstrap_port is None:
-            yield Mistake(f"{at}.bootstrap_port", "is missing: decodes find a prefill by it")
-        first, host = engine.bootstrap_port, _host(cluster, engine)
-        here = ((key, each.bootstrap_port) for key, each in cluster.engine.items() if _host(cluster, each) == host)
-        near = [
-            key for key, port in here if first is not None and port is not None and abs(port - first) < BOOTSTRAP_PORTS
-        ]
-        if len(near) > 1:
-            said = f"is shared by {' and '.join(near)} on one host, where each has {BOOTSTRAP_PORTS} ports"
-            yield Mistake(f"{at}.bootstrap_port", said)
-    elif engine.bootstrap_port is not None:
-        yield Mistake(f"{at}.bootstrap_port", "is for a prefill of SGLang")
-
-
-def _ranks_disagree(cluster: Cluster, engine: EngineSection, at: str) -> Iterator[Mistake]:
-    """Yield what keeps the ranks of an engine from being one, on however many nodes they are."""
-    nodes, stages = len(engine.nodes), engine.settings.get("pp_size", 1)
-    ranks = engine.tensor_parallel * (stages if isinstance(stages, int) else 1)
-    if engine.device == "cpu" and ranks != nodes:
-        yield Mistake(f"{at}.tensor_parallel", f"an engine on a CPU has one rank a node, which are {nodes} here")
-    elif ranks % nodes:
-        yield Mistake(f"{at}.tensor_parallel", f"makes {ranks} ranks, which {nodes} nodes cannot share equally")
-    if nodes > 1:
-        yield from _span_disagrees(cluster, engine, at)
-    elif engine.dist_port is not None:
-        yield Mistake(f"{at}.dist_port", "means nothing without ranks_on")
-
-
-def _span_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterator[Mistake]:
-    """Yield what keeps the nodes that an engine spans from meeting."""
-    for index, name in enumerate(engine.ranks_on):
-        if name not in cluster.node:
-            known = ", ".join(cluster.node)
-            yield Mistake(f"{at}.ranks_on[{index}]", f"there is no node {name}; there is {known}")
-        elif name in engine.nodes[: index + 1]:
-            yield Mistake(f"{at}.ranks_on[{index}]", f"node {name} has a rank of it already")
-    hosts = {name: cluster.node[name].host for name in engine.nodes if name in cluster.node}
-    alone = [name for name, host in hosts.items() if host in (*LOOPBACK_HOSTS, *WILDCARD_HOSTS)]
-    if alone and len({"localhost" if host in LOOPBACK_HOSTS else host for host in hosts.values()}) > 1:
-        yield Mistake(f"node.{alone[0]}.host", f"is {hosts[alone[0]]}, where ranks on other hosts do not find its own")
-    if engine.dist_port is None:
-        yield Mistake(f"{at}.dist_port", "is missing: the ranks meet there, on the host of rank 0")
-        return
-    own = f"{at}.dist_port"
-    others = [
-        key for key, *place in _ports(cluster) if key != own and place == [hosts.get(engine.node), engine.dist_port]
-    ]
-    if others:
-        yield Mistake(own, f"is {' and '.join(others)} on the same host")
-
-
-def _ports(cluster: Cluster) -> Iterator[tuple[str, str | None, int]]:
-    """Yield every port that the file names: its key, its host, itself."""
-    for name, node in cluster.node.items():
-        for key, at in (("listen", node.listen), ("metrics", node.metrics)):
-            if at is not None:
-                yield f"node.{name}.{key}", node.host, int(at.rpartition(":")[2])
-    if cluster.gateway.node in cluster.node:
-        yield "gateway.port", cluster.node[cluster.gateway.node].host, cluster.gateway.port
-    for name, engine in cluster.engine.items():
-        for key, port, count in (
-            ("bootstrap_port", engine.bootstrap_port, BOOTSTRAP_PORTS),
-            ("dist_port", engine.dist_port, 1),
-        ):
-            for each in () if port is None else range(port, port + count):
-                yield join(join("engine", segment(name)), key), _host(cluster, engine), each
-
-
-def _host(cluster: Cluster, engine: EngineSection) -> str | None:
-    return cluster.node[engine.node].host if engine.node in cluster.node else None
-
-
-def _only_sglangs(engine: EngineSection, at: str) -> Iterator[Mistake]:
-    for key in (
-        "device",
-        "tensor_parallel",
-        "memory_fraction",
-        "settings",
-        "environment",
-        "transfer",
-        "ranks_on",
-        "dist_port",
-    ):
-        if getattr(engine, key) not in (None, 1, {}, ()):
-            yield Mistake(f"{at}.{key}", "means nothing to a simulated engine")
-    if engine.grammars != GrammarLimits():
-        yield Mistake(f"{at}.grammars", "means nothing to a simulated engine")
-    if engine.simulated.length_min > engine.simulated.length_max:
-        yield Mistake(f"{at}.simulated.length_min", f"must be at most length_max ({engine.simulated.length_max})")

@@ -20,6 +20,7 @@ from supervisor.config.schema import (
     ClusterSection,
     EngineSection,
     GatewaySection,
+    Kinds,
     NodeSection,
 )
 from supervisor.config.toml_lines import line_of, lines_of
@@ -60,7 +61,7 @@ class Misconfigured(StartFailed):
         self.path = path
 
 
-def read(path: Path, join: Sequence[str] = (), examine: Examine | None = None) -> Cluster:
+def read(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | None = None) -> Cluster:
     """Read and check a file, with more to `join` than it says; raises `FileMistakes`, or `StartFailed` if it is none.
 
     What is wrong in one place hides nothing that is wrong in another, unless the one follows from the other.
@@ -77,7 +78,7 @@ def read(path: Path, join: Sequence[str] = (), examine: Examine | None = None) -
         section = data.setdefault("cluster", {})
         if isinstance(section, dict) and isinstance(section.get("join", []), list):  # else it is one of the mistakes
             section["join"] = [*section.get("join", ()), *join]
-    pruned = structure_what_can_be(data)
+    pruned = structure_what_can_be(data, kinds)
     mistakes = [*pruned.mistakes]
     cluster = None if pruned.cluster is None else _placed(pruned.cluster, path, join)
     if cluster is not None:

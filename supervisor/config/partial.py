@@ -10,8 +10,9 @@ from typing import TypeAlias, cast
 from attrs import frozen
 
 from protocol.strict.mistakes import Mistake, Mistakes, join, segment
-from protocol.strict.structure import structure
-from supervisor.config.schema import Cluster
+from protocol.strict.structure import Hook, structure
+from supervisor.config.engine_sections import read_engine
+from supervisor.config.schema import Cluster, EngineSection, Kinds
 
 Table: TypeAlias = dict[str, object]
 
@@ -39,8 +40,9 @@ def _concerns(path: str, mistake: Mistake) -> bool:
     return at == path or at.startswith((f"{path}.", f"{path}[")) or path in mistake.said
 
 
-def structure_what_can_be(data: Table) -> Pruned:
+def structure_what_can_be(data: Table, kinds: Kinds) -> Pruned:
     """Structure a file's data, leaving out what is wrong in it."""
+    hooks: dict[type[object], Hook] = {EngineSection: lambda value, _: read_engine(kinds, value)}
     data = deepcopy(data)
     mistakes = list(_unprintable(data, ""))
     left_out = [each.path for each in mistakes]
@@ -48,7 +50,7 @@ def structure_what_can_be(data: Table) -> Pruned:
         _leave_out(data, path)
     for _ in range(ROUNDS_MAX):
         try:
-            return Pruned(structure(data, Cluster), tuple(mistakes), tuple(left_out))
+            return Pruned(structure(data, Cluster, hooks), tuple(mistakes), tuple(left_out))
         except Mistakes as error:
             known = tuple(left_out)
             mistakes += [each for each in error.mistakes if not any(_concerns(path, each) for path in known)]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 from attrs import Factory, field, frozen
 
-from actors.engines.sglang.boot_message import CPU_PREFILL_CHUNK, GrammarLimits, Setting
-from actors.engines.simulated.costs import Costs
-from actors.engines.simulated.faults import Faults
 from actors.engines.slots import Deadlines
 from actors.routing.outliers import Ejection
 from actors.routing.policies import POLICIES
 from protocol.cluster import PORT
 from protocol.dialects.options import Holds, Matches, Within
 from protocol.strict.checks import OneOf
+from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.keyfile import GrammarName
 from supervisor.config.limits import Count, GatewayLimits, Seconds
 from supervisor.config.tls import Certificate
@@ -27,8 +26,8 @@ EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters
 AT = rf"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):{PORT}"
 ListenAt = Annotated[str, Matches(AT, "like 127.0.0.1:7401 or [::1]:7401")]
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
-PREFILL_CHUNK = {"cpu": CPU_PREFILL_CHUNK, "cuda": 8192}
-"""The chunk of an engine whose section names none; on a GPU SGLang's own depends on its memory."""
+DEFAULT_KIND = "sglang"
+"""The kind of an engine whose section names none."""
 PolicyName = Annotated[str, OneOf(tuple(POLICIES))]
 WILDCARD_HOSTS = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here, not bound
 
@@ -131,62 +130,80 @@ class ModelSection:
 
 
 @frozen(kw_only=True)
-class SimulatedSection:
-    """`[engine.NAME.simulated]`: how an engine without a model answers, and how long it takes."""
-
-    waiting_max: Count = 256  # requests that wait inside it
-    prefill_chunk: Count = 2048
-    prefix_cache: bool = True
-    length_min: Count = 16  # of an answer that ends by itself, in tokens
-    length_max: Count = 512
-    seed: int = 0
-    costs: Costs = Costs()
-    faults: Faults = Faults()
-
-
-@frozen(kw_only=True)
 class EngineSection:
-    """`[engine.NAME]`: one engine; SGLang runs in a process of its own."""
+    """`[engine.NAME]`: the keys that every kind of engine has; each kind adds its own in a subclass.
+
+    What the rest of a node must know of an engine before it runs is a property here, and a kind overrides it.
+    """
+
+    reads_text: ClassVar[bool] = False  # whether its node needs the model's tokenizer for it
 
     model: Annotated[str, Holds(1)]
     node: NodeName = "main"
-    ranks_on: tuple[NodeName, ...] = ()  # the other nodes of an engine that spans several; rank 0 is on `node`
-    dist_port: Annotated[int, Within(at_least=1, at_most=65535)] | None = None  # of rank 0's host, where the ranks meet
-    kind: Literal["sglang", "simulated"] = "sglang"
-    device: Literal["cpu", "cuda"] | None = None  # of SGLang
+    kind: str = DEFAULT_KIND
     leg: Literal["both", "prefill", "decode"] = "both"
-    # Of a prefill: the first of 32 ports of its host that are its own. Each life of the engine takes another.
-    bootstrap_port: Annotated[int, Within(at_least=1, at_most=65504)] | None = None
-    transfer: str | None = None  # SGLang's way to move KV caches; on a CPU "mooncake_tcp"
     slots: Count = 16
     kv_tokens_max: Count
     context_max: Count | None = None
     page_size: Count = 16
-    tensor_parallel: Count = 1
-    memory_fraction: Annotated[float, Within(above=0, at_most=1)] | None = None
     prefill_chunk: Count | None = None  # the longest piece of a prompt that an engine step computes
     pending_prefill_tokens_max: Count | None = None  # of prompts inside it without a first token; two chunks
     start_within_s: Seconds = 120.0
-    silent_s: Seconds = 10.0  # after which a scheduler of SGLang's that neither answers nor computes is ended
+    silent_s: Seconds = 10.0  # after which an engine's process that neither answers nor computes is ended
     deadlines: Deadlines = Deadlines()
     ladder: Ladder = Ladder()
-    grammars: GrammarLimits = GrammarLimits()
-    settings: dict[str, Setting] = Factory(dict)
-    environment: dict[str, str] = Factory(dict)
-    simulated: SimulatedSection = SimulatedSection()
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes that run it, in the order of their ranks."""
-        return self.node, *self.ranks_on
+        return (self.node,)
+
+    @property
+    def pages_min(self) -> int:
+        """The fewest pages of KV memory with which it can answer a request."""
+        return 2
+
+    @property
+    def prefill_chunk_default(self) -> int:
+        """The prompt tokens of one engine step where `prefill_chunk` is not given."""
+        return 0
 
     @property
     def pending_prefill_max(self) -> int:
-        """The prompt tokens that it has at most before their first tokens, 0 where other engines compute prompts."""
+        """The most prompt tokens that it has before their first tokens, 0 where other engines compute prompts."""
         if self.leg == "decode":
             return 0
-        own = self.simulated.prefill_chunk if self.kind == "simulated" else PREFILL_CHUNK.get(self.device or "", 0)
-        return self.pending_prefill_tokens_max or 2 * (self.prefill_chunk or own)
+        return self.pending_prefill_tokens_max or 2 * (self.prefill_chunk or self.prefill_chunk_default)
+
+    @property
+    def ports(self) -> Mapping[str, range]:
+        """The ports of its node's host that are its own, by the key that names the first of them."""
+        return {}
+
+    @property
+    def fixed_ports(self) -> Mapping[str, int]:
+        """Those that must be free when the engine starts, by their keys."""
+        return {}
+
+    @property
+    def imports_s(self) -> float:
+        """How long a node may take to import what its engines of this kind need, once for all of them."""
+        return 0.0
+
+    @property
+    def in_host_memory(self) -> bool:
+        """Whether its weights and its KV memory are in the host's memory, in processes of its own."""
+        return False
+
+    def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
+        """Yield what is wrong between keys of this section, at `path`, that are each right by themselves."""
+        del cluster, path  # for kinds that have such keys, or ports that other sections may name too
+        return iter(())
+
+
+E = TypeVar("E", bound=EngineSection)
+Kinds: TypeAlias = Mapping[str, type[EngineSection]]
+"""The section's class of each kind of engine that there is, by the word that `kind` has for it."""
 
 
 @frozen(kw_only=True)
@@ -217,9 +234,30 @@ class Cluster:
         """Return the engines that a node runs."""
         return {name: engine for name, engine in self.engine.items() if engine.node == node}
 
+    def engines_of(self, section: type[E]) -> dict[str, E]:
+        """Return the engines of one kind, by its section's class."""
+        return {name: engine for name, engine in self.engine.items() if isinstance(engine, section)}
+
+    def host_of(self, engine: EngineSection) -> str | None:
+        """Return the host of an engine's first node, None if there is no such node."""
+        return self.node[engine.node].host if engine.node in self.node else None
+
+    def ports(self) -> Iterator[tuple[str, str | None, int]]:
+        """Yield every port that the file names: its key, its host, itself."""
+        for name, node in self.node.items():
+            for key, at in (("listen", node.listen), ("metrics", node.metrics)):
+                if at is not None:
+                    yield f"node.{name}.{key}", node.host, int(at.rpartition(":")[2])
+        if self.gateway.node in self.node:
+            yield "gateway.port", self.node[self.gateway.node].host, self.gateway.port
+        for name, engine in self.engine.items():
+            for key, ports in engine.ports.items():
+                for port in ports:
+                    yield join(join("engine", segment(name)), key), self.host_of(engine), port
+
     def follower_ranks_on(self, node: str) -> dict[str, EngineSection]:
         """Return the engines of which a node runs a rank that is not the first."""
-        return {name: engine for name, engine in self.engine.items() if node in engine.ranks_on}
+        return {name: engine for name, engine in self.engine.items() if node in engine.nodes[1:]}
 
     def must_meet(self, node: str) -> frozenset[str]:
         """Return the nodes that one needs a link to: the gateway's, and those that have ranks of the same engine."""

@@ -1,1 +1,1 @@
-"""The children that compute: engines of each kind, and the actors that give them work."""
+"""Engines as children of a node's tree: what each kind of engine adds to `cluster.toml` and to a node."""

@@ -23,8 +23,9 @@ import trio
 from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
-from supervisor.config import load, placement
+from supervisor.config import placement
 from supervisor.config.load import Cluster
+from supervisor.engines.kinds import read_cluster
 from supervisor.files.reading import FileReader
 from supervisor.launcher import node_process, preflight
 from supervisor.processes import reaper, run_folder
@@ -39,7 +40,6 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 START_S = 60.0  # of a node, beside its engines and what they are forked from
-ZYGOTE_S = 120.0
 STOP_S = 15.0  # of a node that has drained, beside its engines
 STOP_S_MAX = 1e6  # the ladder ends a node long before, and a reload may have made it longer
 HURRIED_S = 1.1  # from a second signal to the last of a node
@@ -76,9 +76,9 @@ def tree(cluster: Cluster, name: str, launcher: Launcher) -> Tree:
 def _patience(cluster: Cluster, name: str) -> tuple[float, Ladder]:
     """Return how long a node may take to start, and to stop when it is asked once."""
     engines = [each for each in cluster.engine.values() if name in each.nodes]
-    start_s = START_S + ZYGOTE_S * any(each.device == "cpu" for each in engines)
+    start_s = START_S + max((each.imports_s for each in engines), default=0.0)
     own = [each for each in engines if each.node == name]
-    start_s += sum(each.start_within_s * (2 if each.ranks_on else 1) for each in own)  # one waits for the other nodes
+    start_s += sum(each.start_within_s * (2 if each.nodes[1:] else 1) for each in own)  # one waits for the other nodes
     stop_s = STOP_S + sum(each.ladder.total_s + each.deadlines.release_s for each in engines)
     return start_s, Ladder(term_s=cluster.node[name].drain_s + stop_s)
 
@@ -216,7 +216,7 @@ class Launcher:
 
         Raises `StartFailed` if the file is wrong.
         """
-        new = load.read(self.cluster.file, self.cluster.joined)
+        new = read_cluster(self.cluster.file, self.cluster.joined)
         here = {host: placement.is_local_host(host) for host in {node.host for node in new.node.values()}}
         placed = {name for name, node in new.node.items() if here[node.host]}
         failed = {}

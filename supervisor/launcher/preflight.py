@@ -8,7 +8,7 @@ from pathlib import Path
 
 from protocol.errors import StartFailed
 from supervisor.config.load import Cluster
-from supervisor.engines.sglang.libraries import check_libraries
+from supervisor.engines.kinds import check_host
 from supervisor.links.websocket import Endpoint
 from supervisor.node import descriptor_needs
 
@@ -27,10 +27,10 @@ def check_can_start(cluster: Cluster, *names: str) -> None:
             at = Endpoint.read(metrics)
             _port_is_free(at.host, at.port, f"node.{name}.metrics")
         for key, engine in cluster.engines_on(name).items():
-            if engine.dist_port is not None:
-                _port_is_free("0.0.0.0", engine.dist_port, f"engine.{key}.dist_port")  # noqa: S104  # as SGLang has it
+            for its, port in engine.fixed_ports.items():
+                _port_is_free("0.0.0.0", port, f"engine.{key}.{its}")  # noqa: S104  # at every address, as SGLang has it
         descriptor_needs.check(cluster, name)
-    check_libraries(cluster, *names)
+    check_host(cluster, *names)
     _memory_is_there(cluster, names)
 
 
@@ -48,7 +48,7 @@ def _port_is_free(host: str, port: int, key: str) -> None:
 def _memory_is_there(cluster: Cluster, names: Sequence[str]) -> None:
     """Compare what the engines on the CPU will need with what the machine has left."""
     engines = [engine for name in names for engine in cluster.engine.values() if name in engine.nodes]
-    on_cpu = [engine for engine in engines if engine.device == "cpu"]
+    on_cpu = [engine for engine in engines if engine.in_host_memory]
     needed = sum(ENGINE_BYTES + _weights(cluster.model_path(each.model)) // len(each.nodes) for each in on_cpu)
     available = _available()
     if available is not None and needed > available:

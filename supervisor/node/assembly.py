@@ -12,29 +12,27 @@ from attrs import asdict, define, evolve, field
 from actors.engines.port import Engine
 from actors.engines.sglang import model_files
 from actors.kit.calls import Address, Askable, Call, mailbox
-from actors.kit.priority_inbox import priority_inbox
 from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.routing.policies import POLICIES
 from actors.routing.routing import Routing
 from actors.text.model import TextModel, load
 from actors.text.prompts import PromptLimits
-from protocol.cost import work
 from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
 from protocol.kind import Message
-from protocol.messages import Done, Finished, Generate, RankStarted, RunRank, Started, Tokens
+from protocol.messages import Generate
 from protocol.model_folder import FILES
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.model_identity import ModelIdentities
-from supervisor.cluster.workers import GuardedWorker, LocalWorker
+from supervisor.cluster.workers import GuardedWorker
 from supervisor.config.load import Cluster
 from supervisor.control.control import NodeControl
-from supervisor.engines import grammar_checkers
-from supervisor.engines.children import Work, Worker, follower_child, grammar_checks, offer, starts, worker
-from supervisor.engines.sglang.ranks import Asked, Others, agreed
-from supervisor.engines.sglang.spawn import HostStarter, Zygote
+from supervisor.engines import grammar_checks
+from supervisor.engines.children import node_engines, offer
+from supervisor.engines.kind import NodeContext, Retried
+from supervisor.engines.work import work_queue
 from supervisor.files import reading
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
@@ -68,7 +66,7 @@ class Assembly:
     standing: TreeStatus
     live: Live
     engines: Mapping[str, Registration[Engine]]  # this node's own
-    offered: Mapping[str, Registration[Engine] | Registration[Zygote]]  # by the children that come and go
+    offered: Mapping[str, Retried]  # by the children that come and go
     door: Gateway | None = None
     links: Mesh | None = None
     monitoring: Gateway | None = None  # for probes and scrapers alone
@@ -102,30 +100,16 @@ class Live:
 def assemble(cluster: Cluster, node: str, world: Runtime, credentials: Credentials) -> Assembly:
     """Return the house of one node; raises `StartFailed` if a model's files cannot be used."""
     directory = Directory(node, routes=cluster.gateway.node == node, must_meet=cluster.must_meet(node))
-    engines: dict[str, Registration[Engine]] = {
-        name: Registration(directory.changed) for name in cluster.engines_on(node)
-    }
-    zygotes: dict[str, Registration[Zygote]] = {}
     with_door = cluster.gateway.node == node
     texts = _texts(cluster, node, world.strftime, every=with_door)
     directory.models = ModelIdentities({name: text.digest for name, text in texts.items()})
     front: list[Child | Tree] = []
-    children: list[Child | Tree] = []
-    hosts_of = starts(cluster, node, world, children, zygotes)
-    other_ranks = _other_ranks(cluster, directory, hosts_of, world, children)
-    for name, section in cluster.engines_on(node).items():
-        work, inbox = _work(cluster.model[section.model].queue_max)
-        here = LocalWorker(node, offer(name, section), work, engines[name], directory.changed, inbox, directory)
-        directory.here[name] = here
-        others = None if not section.ranks_on else _others(cluster, name, directory, engines[name])
-        text, away = texts.get(section.model), (directory.turn_away, here.turn_away)
-        own = directory.models.digests.get(section.model, ())
-        one = Worker(name, section, text, engines[name], inbox, *away, others, own)
-        children.append(worker(cluster, one, hosts_of, world))
-    checks = grammar_checks(cluster, node, hosts_of, world, children)
+    computing = node_engines(NodeContext(cluster, node, world, directory), texts)
+    children: list[Child | Tree] = [*computing.children]
+    engines = computing.engines
     controls = NodeControl(directory, world.new_id(), version(), partial(engine_control.local_loads, engines))
     live = Live(cluster.gateway.prompt_tokens_max)
-    serves = {**other_ranks, **engine_control.engine_services(engines), **checks, **controls.serves}
+    serves = {**computing.served, **engine_control.engine_services(engines), **controls.serves}
     links = _links(cluster, node, directory, world, serves, credentials)
     if links is not None:
         links.incarnation = Incarnation(controls.run, int(world.now()))
@@ -135,7 +119,7 @@ def assemble(cluster: Cluster, node: str, world: Runtime, credentials: Credentia
     if with_door:
         served: dict[str, ServedModel] = {}
         for name in cluster.model:
-            children += _asked_of(cluster, name, texts[name], directory, world, served, live, checks)
+            children += _asked_of(cluster, name, texts[name], directory, world, served, live, computing.served)
         controls.aside = partial(router_child.ejected, live.routings)
         world.metrics.sources.append(partial(router_child.gauge, live.routings))
         door = _door(cluster, served, directory, world, live, credentials)
@@ -146,8 +130,7 @@ def assemble(cluster: Cluster, node: str, world: Runtime, credentials: Credentia
         front.append(_linking(links))
     tree = Tree(name=node, children=_in_order(front, children), restarts_max=5, restarts_window_s=300.0, about=about)
     standing = controls.standing = TreeStatus(tree)
-    offered: dict[str, Registration[Engine] | Registration[Zygote]] = {**zygotes, **engines}
-    return Assembly(tree, directory, controls, standing, live, engines, offered, door, links, scraped)
+    return Assembly(tree, directory, controls, standing, live, engines, computing.published, door, links, scraped)
 
 
 def _in_order(front: Sequence[Child | Tree], others: Sequence[Child | Tree]) -> tuple[Child | Tree, ...]:
@@ -161,10 +144,6 @@ def _in_order(front: Sequence[Child | Tree], others: Sequence[Child | Tree]) -> 
         placed.append(evolve(child, needs=tuple(each.name for each in placed) if child.name == LINKS else ()))
     names = tuple(child.name for child in placed)
     return (*placed, *(evolve(child, needs=(*names, *(child.needs or ()))) for child in others))
-
-
-def _work(size: int) -> tuple[Address[Generate, Started | Tokens, Finished], Work]:
-    return priority_inbox(size, lambda request: request.priority, lambda request: request.owner, work)
 
 
 def _asked(size: int) -> tuple[Address[TextRequest, TextReply, TextResult], AskedInbox]:
@@ -183,7 +162,7 @@ def _asked_of(
 ) -> tuple[Child, Child]:
     """Return the router and the processor of a model, and note where the model is asked."""
     section, gateway = cluster.model[name], cluster.gateway
-    work, work_inbox = _work(section.queue_max)
+    work, work_inbox = work_queue(section.queue_max)
     asked, asked_inbox = _asked(gateway.requests_max)
     plain = name.replace("/", ":")
     routing = live.routings[name] = Routing(
@@ -211,7 +190,7 @@ def _asked_of(
             world.aside,
             gateway.requests_max,
             gateway.text.tokenize_tokens_max,
-            partial(grammar_checkers.check, directory, checks, world.aside, name),
+            partial(grammar_checks.check, directory, checks, world.aside, name),
         ),
         about=f"conversations to tokens and back, for {name}",
         limits=(("requests", gateway.requests_max),),
@@ -220,38 +199,6 @@ def _asked_of(
 
 def _limits(directory: Directory, model: str, live: Live) -> PromptLimits | None:
     return engine_control.request_limits(directory, model, live.prompt_tokens_max)
-
-
-# Engines that span nodes ---------------------------------------------------------------
-
-
-def _others(cluster: Cluster, name: str, directory: Directory, plug: Registration[Engine]) -> Others:
-    section = cluster.engine[name]
-    gateway, within_s = cluster.gateway.node, section.start_within_s
-    return Others(name, section.ranks_on, agreed(cluster, name), directory, within_s, plug, gateway)
-
-
-def _other_ranks(
-    cluster: Cluster,
-    directory: Directory,
-    hosts_of: Mapping[str, HostStarter],
-    world: Runtime,
-    children: list[Child | Tree],
-) -> Services:
-    """Return where a node is asked for its ranks of engines on others, adding what runs them.
-
-    They come before this node's own engines, which may have to wait for a node that waits for these.
-    """
-    serves: dict[tuple[str, type[Message]], Askable[Message, Message, Message]] = {}
-    for name in cluster.follower_ranks_on(directory.name):
-        address, inbox = _rank_asked()
-        serves[name, RunRank] = cast("Askable[Message, Message, Message]", address)
-        children.append(follower_child(cluster, name, directory, inbox, hosts_of, world))
-    return serves
-
-
-def _rank_asked() -> tuple[Address[RunRank, RankStarted, Done], trio.MemoryReceiveChannel[Asked]]:
-    return mailbox(1)
 
 
 # Links ---------------------------------------------------------------------------------
@@ -400,9 +347,9 @@ def _scraped(
 
 
 def _texts(cluster: Cluster, node: str, strftime: Callable[[str], str], *, every: bool) -> dict[str, TextModel]:
-    """Return what is needed to read and write each model's text here: where it is asked, or simulated."""
-    simulated = {each.model for each in cluster.engines_on(node).values() if each.kind == "simulated"}
-    return {name: _text(cluster, name, strftime) for name in cluster.model if every or name in simulated}
+    """Return what is needed to read and write each model's text here: where it is asked, or an engine reads it."""
+    read = {each.model for each in cluster.engines_on(node).values() if each.reads_text}
+    return {name: _text(cluster, name, strftime) for name in cluster.model if every or name in read}
 
 
 def _text(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextModel:

@@ -10,7 +10,7 @@ from actors.kit.offload import run_inline
 from supervisor.cluster import link_credentials
 from supervisor.config import placement
 from supervisor.config.load import Cluster
-from supervisor.engines.sglang.libraries import check_libraries
+from supervisor.engines.kinds import check_host
 from supervisor.gateway.keys import Keys
 from supervisor.node import descriptor_needs
 from supervisor.node.assembly import assemble
@@ -40,7 +40,7 @@ def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -
         new_room=int,
     )
     if placement.is_local_host(cluster.node[name].host):
-        check_libraries(cluster, name)
+        check_host(cluster, name)
     credentials = read_credentials(cluster, name, environment)
     if placement.is_local_host(cluster.node[name].host):
         link_credentials.check_certificate_names(cluster, name, credentials.tls)

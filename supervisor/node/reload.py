@@ -16,9 +16,9 @@ from actors.routing.policies import POLICIES
 from protocol.cluster import Reloaded
 from protocol.errors import InternalError, StartFailed
 from supervisor.cluster import link_credentials
-from supervisor.config import load
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.engines.children import offer
+from supervisor.engines.kinds import read_cluster
 from supervisor.files.reading import FileReader
 from supervisor.gateway import client_keys
 from supervisor.gateway.gateway import Gateway
@@ -177,7 +177,7 @@ class Reloader:
     def _read(self) -> _Read:
         """Return the file as it is now; raises `StartFailed` if this node could not start with it."""
         examine = partial(file_checks.mistakes, environment=self.environment)
-        new = load.read(self.cluster.file, self.cluster.joined, examine)
+        new = read_cluster(self.cluster.file, self.cluster.joined, examine)
         if self.name not in new.node:
             raise _NotInFile(f"there is no node {self.name} in {new.file} any more; drain it if it is to go")
         keys, context = None, None

@@ -13,7 +13,7 @@ from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import EjectionState
 from supervisor.config.schema import ModelSection
-from supervisor.engines.children import Work
+from supervisor.engines.work import Work
 from supervisor.supervision.tree import Child
 
 LIMITS = (

@@ -18,7 +18,7 @@ from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from bench.fit import PRICES, Bench, Heard, Server, Unusable, first_token, fit, measure, next_token, table
 from protocol.messages import Generate, Sampling, Tokens
-from supervisor.config import load
+from supervisor.engines.kinds import read_cluster
 
 SIMULATED = Path(__file__).parents[2] / "examples" / "simulated.toml"
 
@@ -76,7 +76,7 @@ def test_the_table_is_a_section_of_the_file(tmp_path):
     file = tmp_path / "cluster.toml"
     (tmp_path / "tiny").mkdir()
     file.write_text(before + text)
-    costs = load.read(file).engine["tiny-0"].simulated.costs
+    costs = read_cluster(file).engine["tiny-0"].simulated.costs
     assert costs == Costs(fixed_s=0.008, per_running_s=5e-5, per_prefill_token_s=3e-5, per_kv_token_s=4e-8)
     assert "2.00 ms beside its step" in text
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors.routing.outliers import Ejection, Suspect
 from protocol.messages import EngineLoad, Usage
 from protocol.peer import Peer
-from supervisor.config import load
+from supervisor.engines.kinds import read_cluster
 from supervisor.links.link import Link
 from supervisor.telemetry.loop_monitor import LoopMonitor
 from supervisor.telemetry.metrics import Metrics
@@ -71,7 +71,7 @@ async def told(tmp_path) -> dict[str, set[str]]:
     """The labels of every series that one of two nodes tells, by its name."""
     file = tmp_path / "cluster.toml"
     file.write_text(FILE)
-    cluster, families = load.read(file), list[Metric]()
+    cluster, families = read_cluster(file), list[Metric]()
     for node in cluster.node:
         house, metrics = built_assembly(cluster, node)
         happened(metrics)

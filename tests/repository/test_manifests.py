@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from supervisor.cluster import link_credentials
-from supervisor.config import load
 from supervisor.config.load import Cluster
+from supervisor.engines.kinds import read_cluster
 from supervisor.gateway import client_keys
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.launcher.launcher import _patience
@@ -64,7 +64,7 @@ def cluster(tmp_path) -> Cluster:
     """The cluster file of the manifests, with a model that is there."""
     file = tmp_path / "cluster.toml"
     file.write_text(with_model(manifest("ConfigMap", "espalier-cluster")["data"]["cluster.toml"]))
-    return load.read(file)
+    return read_cluster(file)
 
 
 # Kubernetes -------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def placed(folder: Path, **hosts: str) -> Cluster:
     folder.joinpath("keys.toml").write_text("")
     file = folder / "placed.toml"
     file.write_text(text)
-    return load.read(file)
+    return read_cluster(file)
 
 
 def test_the_script_starts_the_nodes_of_its_file_one_a_host(tmp_path):

@@ -14,8 +14,7 @@ from attrs import define
 
 from actors.engines.sglang.boot_message import SglangSpec
 from protocol.errors import StartFailed
-
-BOOTSTRAP_PORTS = 32  # from `bootstrap_port` on; 15 s after a life its decodes have forgotten its port
+from supervisor.engines.sglang.section import BOOTSTRAP_PORTS
 
 
 def ports(spec: SglangSpec) -> Sequence[int | None]:

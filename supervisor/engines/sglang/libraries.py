@@ -5,27 +5,25 @@ from __future__ import annotations
 from ctypes.util import find_library
 
 from protocol.errors import StartFailed
-from supervisor.config.load import Cluster
+from supervisor.config.schema import EngineSection
+from supervisor.engines.sglang.section import SglangSection
 
 MOONCAKE_LIBRARIES = {"ibverbs": "libibverbs1", "rdmacm": "librdmacm1"}
 """What Mooncake's engine is linked against, over TCP too, and the Debian package of each."""
 
 
-def check_libraries(cluster: Cluster, *nodes: str) -> None:
-    """Raise `StartFailed` with the line that installs what a prefill or a decode of these nodes lacks.
+def check_libraries(name: str, section: EngineSection) -> None:
+    """Raise `StartFailed` with the line that installs what a prefill or a decode lacks on this host.
 
     SGLang says so itself only when the engine has loaded, and then advises to build Mooncake.
     """
-    pairs = [
-        key
-        for key, engine in cluster.engine.items()
-        if engine.kind == "sglang" and engine.leg != "both" and any(node in nodes for node in engine.nodes)
-        if (engine.transfer or "mooncake").startswith("mooncake")
-    ]
-    lacking = [name for name in MOONCAKE_LIBRARIES if find_library(name) is None] if pairs else []
+    assert isinstance(section, SglangSection)
+    if section.leg == "both" or not (section.transfer or "mooncake").startswith("mooncake"):
+        return
+    lacking = [library for library in MOONCAKE_LIBRARIES if find_library(library) is None]
     if lacking:
         raise StartFailed(
-            f"engine {pairs[0]} is one leg of a pair, and Mooncake, which moves its KV caches, cannot be loaded without"
-            f" {' and '.join(f'lib{name}.so.1' for name in lacking)}:"
-            f" apt-get install {' '.join(MOONCAKE_LIBRARIES[name] for name in lacking)}"
+            f"engine {name} is one leg of a pair, and Mooncake, which moves its KV caches, cannot be loaded without"
+            f" {' and '.join(f'lib{library}.so.1' for library in lacking)}:"
+            f" apt-get install {' '.join(MOONCAKE_LIBRARIES[library] for library in lacking)}"
         )

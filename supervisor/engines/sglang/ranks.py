@@ -21,6 +21,7 @@ from protocol.errors import ActorError, BadRequest, Draining, EngineDied, Engine
 from protocol.messages import Done, RankStarted, RunRank
 from supervisor.cluster.directory import Directory
 from supervisor.config.load import Cluster
+from supervisor.engines.sglang.section import SglangSection
 from supervisor.links.link import Link
 from supervisor.supervision.registration import Registration
 
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 Asked: TypeAlias = Call[RunRank, RankStarted, Done]
 
 # What the files of its nodes need not agree about.
-OF_EACH_NODE = {"environment", "deadlines", "ladder", "start_within_s", "silent_s", "simulated"}
+OF_EACH_NODE = {"environment", "deadlines", "ladder", "start_within_s", "silent_s"}
 
 
 def host_address(host: str) -> str:
@@ -40,7 +41,7 @@ def host_address(host: str) -> str:
 def meeting(cluster: Cluster, name: str) -> str | None:
     """Return where the ranks of an engine meet, host and port, None for an engine on one node."""
     section = cluster.engine[name]
-    if not section.ranks_on:
+    if not isinstance(section, SglangSection) or not section.ranks_on:
         return None
     host = host_address(cluster.node[section.node].host)
     return f"[{host}]:{section.dist_port}" if ":" in host else f"{host}:{section.dist_port}"

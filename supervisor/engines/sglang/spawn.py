@@ -23,7 +23,7 @@ from attrs import define, evolve, frozen
 import actors
 from actors.engines.sglang import boot_message
 from protocol.errors import EngineDied, StartFailed
-from supervisor.config.load import EngineSection
+from supervisor.engines.sglang.section import SglangSection
 from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder, Process, start
 from supervisor.processes.run_folder import RunFolder
@@ -152,9 +152,9 @@ async def _received(control: trio.socket.SocketType) -> bytes:
         return b""
 
 
-def zygote_name(name: str, section: EngineSection) -> str | None:
+def zygote_name(name: str, section: SglangSection) -> str | None:
     """Return the name of the zygote that forks an engine's host, None if none does."""
-    if section.kind != "sglang" or section.device != "cpu":
+    if section.device != "cpu":
         return None
     return f"{SHARED_ZYGOTE}-{name}" if section.environment else SHARED_ZYGOTE
 

@@ -28,6 +28,9 @@ from supervisor.cluster.pool import RankedWorkers
 from supervisor.config import load
 from supervisor.config.load import Cluster
 from supervisor.config.schema import EngineSection
+from supervisor.engines.kinds import read_cluster
+from supervisor.engines.sglang.section import SglangSection
+from supervisor.engines.simulated.section import SimulatedSection
 from supervisor.node.assembly import Assembly
 from supervisor.supervision.supervise import supervise
 from tests.rig.assembly import built_assembly
@@ -61,7 +64,7 @@ async def node(folder, *legs) -> AsyncIterator[Assembly]:
     """Run what stands behind the gateway of a node."""
     text = "".join(ENGINE.format(f"{leg}-{at}", leg) for at, leg in enumerate(legs))
     (folder / "cluster.toml").write_text(CLUSTER + text)
-    house, _ = built_assembly(load.read(folder / "cluster.toml"), "main")
+    house, _ = built_assembly(read_cluster(folder / "cluster.toml"), "main")
     children = [each for each in house.tree.children if each.name != "gateway"]
     needs = [tuple(name for name in each.needs or () if name != "gateway") for each in children]
     tree = evolve(house.tree, children=tuple(map(lambda child, own: evolve(child, needs=own), children, needs)))
@@ -336,8 +339,8 @@ def test_a_decode_has_its_share_of_a_prefills_slots_and_leaves_one_to_each_that_
 # In cluster.toml --------------------------------------------------------------------------
 
 
-def section(**more) -> EngineSection:
-    return EngineSection(model="tiny", kv_tokens_max=4096, **more)
+def section(cls=SglangSection, **more) -> EngineSection:
+    return cls(model="tiny", kv_tokens_max=4096, **more)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +349,7 @@ def section(**more) -> EngineSection:
         (section(device="cpu"), 512),
         (section(device="cuda"), 16_384),
         (section(device="cuda", prefill_chunk=4096), 8192),
-        (section(kind="simulated"), 4096),
+        (section(SimulatedSection), 4096),
         (section(device="cuda", prefill_chunk=4096, pending_prefill_tokens_max=100), 100),
         (section(device="cuda", leg="prefill"), 16_384),
         (section(device="cuda", leg="prefill", pending_prefill_tokens_max=100), 100),
@@ -361,9 +364,9 @@ def test_the_file_says_of_an_engine_that_computes_prompts_how_many_it_has(tmp_pa
     text = CLUSTER + ENGINE.format("prefill", "prefill") + ENGINE.format("decode", "decode")
     (tmp_path / "cluster.toml").write_text(text.replace("slots", "pending_prefill_tokens_max = 9\nslots"))
     with pytest.raises(load.FileMistakes, match=r"decode\.pending_prefill_tokens_max: is for engines that compute"):
-        load.read(tmp_path / "cluster.toml")
+        read_cluster(tmp_path / "cluster.toml")
     (tmp_path / "cluster.toml").write_text(text.replace("slots", "pending_prefill_tokens_max = 9\nslots", 1))
-    cluster: Cluster = load.read(tmp_path / "cluster.toml")
+    cluster: Cluster = read_cluster(tmp_path / "cluster.toml")
     house, _ = built_assembly(cluster, "main")
     told = {offer.leg: offer.pending_prefill_tokens_max for offer in house.directory.offers("tiny")}
     assert told == {Leg.PREFILL: 9, Leg.DECODE: 0}

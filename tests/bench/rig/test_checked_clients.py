@@ -24,7 +24,7 @@ from bench.rig.checked_clients import (
 from bench.rig.clients import Outcome
 from bench.rig.cluster import FRONT, Cluster, Plan, free_ports, simulated
 from bench.rig.proxy import SLOW_CHUNK_BYTES, FaultProxy
-from supervisor.config import load
+from supervisor.engines.kinds import read_cluster
 
 RIGHT = CompleteAnswer("An oak stands by the river.", "stop", 9, (("An", -0.5),))
 STREAM = CheckedRequest("stream", "Tell me about the oak", None)
@@ -161,7 +161,7 @@ def test_each_node_reads_the_same_cluster_with_a_window_of_its_own(tmp_path):
     of.doors["p"] = 1234
     for name in of.plan.names:
         (tmp_path / name / "cluster.toml").write_text(of.file(name))
-        read = load.read(tmp_path / name / "cluster.toml")
+        read = read_cluster(tmp_path / name / "cluster.toml")
         assert (read.gateway.node, read.gateway.port) == (name, of.windows[name])
         assert read.node[FRONT].listen is None
         assert read.node["d"].listen == f"127.0.0.1:{of.links['d']}"

@@ -20,7 +20,7 @@ from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import GuardedWorker, LocalWorker
 from supervisor.config.load import ClusterSection
-from supervisor.engines import grammar_checkers
+from supervisor.engines import grammar_checks
 from supervisor.links.link import Link
 from supervisor.supervision.registration import Registration
 from tests.rig.fake_engine import generate
@@ -223,8 +223,8 @@ async def test_d5_where_a_grammar_is_checked_is_found_without_a_look_at_every_wo
             await trio.lowlevel.checkpoint()
             return GrammarChecked()
 
-        monkeypatch.setattr(grammar_checkers, "_ask", answers)
-        check_one = partial(grammar_checkers.check, front, {}, run_inline, "oak")
+        monkeypatch.setattr(grammar_checks, "_ask", answers)
+        check_one = partial(grammar_checks.check, front, {}, run_inline, "oak")
         await check_one(grammar, "")
         monkeypatch.setattr(Directory, "every", lambda _: pytest.fail("every worker is looked at"))
         await check_one(grammar, "")

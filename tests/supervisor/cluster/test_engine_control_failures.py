@@ -9,7 +9,7 @@ from attrs import evolve
 from protocol.cluster import NodeState, check
 from protocol.errors import EngineDied, PeerViolation, StartFailed
 from supervisor.cluster import engine_control
-from supervisor.config import load
+from supervisor.engines.kinds import read_cluster
 from supervisor.node import monitoring
 from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.registration import Registration
@@ -41,7 +41,7 @@ def houses(tmp_path):
         text = ONE.format(listen=listen)
         text += "".join(ENGINE.format(name=name, node=at) for name, at in engines)
         (tmp_path / "cluster.toml").write_text(text)
-        cluster = load.read(tmp_path / "cluster.toml")
+        cluster = read_cluster(tmp_path / "cluster.toml")
         return cluster, built_assembly(cluster, node)[0]
 
     return make

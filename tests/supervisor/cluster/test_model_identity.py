@@ -25,7 +25,8 @@ from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.model_identity import ModelIdentities
 from supervisor.control.control import NodeControl
-from supervisor.engines.children import Worker, _decode
+from supervisor.engines.children import _decode
+from supervisor.engines.work import LocalEngine
 from supervisor.node import gauges
 from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics
@@ -217,7 +218,7 @@ async def test_a_front_knows_its_models_folders(tmp_path):
 
 async def test_c8_an_engine_whose_folder_has_changed_since_this_node_read_it_gets_no_work():
     plug = Registration()
-    one = Worker("e", None, None, plug, None, lambda: None, lambda: None, digest=OWN)
+    one = LocalEngine("e", None, plug, None, lambda: None, lambda: None, digest=OWN)
     with (
         plug.publish(SimpleNamespace(info=SMALL)),
         pytest.raises(StartFailed, match=r"engine e is not asked: its model .* it differs in tokenizer\.json"),

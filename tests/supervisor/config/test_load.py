@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import StartFailed
-from supervisor.config import load, placement
+from supervisor.config import placement
+from supervisor.engines.kinds import read_cluster
 from supervisor.gateway import client_keys
 from supervisor.launcher import preflight
 from supervisor.node import node, preview
@@ -43,7 +44,7 @@ def written(tmp_path):
 def mistakes(path):
     """What is said of each mistake, by its line."""
     with pytest.raises(StartFailed) as caught:
-        load.read(path)
+        read_cluster(path)
     first, *lines = str(caught.value).splitlines()
     assert first == f"{path} has {len(lines)} mistake{'s'[: len(lines) > 1]}:"
     assert all(line.startswith("  line ") for line in lines)
@@ -52,7 +53,7 @@ def mistakes(path):
 
 
 def test_the_least_that_is_a_cluster(written):
-    cluster = load.read(written(GOOD))
+    cluster = read_cluster(written(GOOD))
     assert cluster.model_path("tiny") == TINY
     assert list(cluster.engines_on("main")) == ["tiny-0"]
     assert (cluster.gateway.port, cluster.gateway.host, cluster.node["main"].drain_s) == (8000, "127.0.0.1", 30.0)
@@ -193,7 +194,7 @@ def test_a_file_that_is_none_is_one_sentence(tmp_path, text, said):
     if text is not None:
         path.write_bytes(text)
     with pytest.raises(StartFailed, match=said):
-        load.read(path)
+        read_cluster(path)
 
 
 SEVERAL = (
@@ -216,12 +217,12 @@ listen = "127.0.0.1:7403"
 
 
 def several(written, host="localhost", port=7401):
-    return load.read(written(SEVERAL.format(host=host, port=port)))
+    return read_cluster(written(SEVERAL.format(host=host, port=port)))
 
 
 def test_the_only_node_of_a_file_runs_wherever_it_is_asked_to(written):
     for text in (GOOD, GOOD + '[node.main]\nhost = "192.0.2.7"\n'):
-        cluster = load.read(written(text))
+        cluster = read_cluster(written(text))
         assert placement.select_nodes(cluster, None) == placement.select_nodes(cluster, "main") == ("main",)
     with pytest.raises(StartFailed, match="there is no node other; there is main"):
         placement.select_nodes(cluster, "other")
@@ -244,14 +245,14 @@ def test_a_file_that_places_nothing_here_says_where_its_nodes_are(written):
     with pytest.raises(
         StartFailed, match=r"no node on this host, .*: main on 192\.0\.2\.7, b on 192\.0\.2\.8; or name"
     ):
-        placement.select_nodes(load.read(written(text)), None)
+        placement.select_nodes(read_cluster(written(text)), None)
 
 
 # What is known before anything starts --------------------------------------------------------------
 
 
 def test_a_check_prints_the_tree_and_the_limits():
-    lines = preview.describe_node(load.read(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
+    lines = preview.describe_node(read_cluster(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
     names = [line.split("─ ")[1].split()[0] for line in lines if "─ " in line]
     checks = ["grammars-tiny-0", "turns", "process"]
     served = ["router-tiny", "processor-tiny"]
@@ -278,21 +279,21 @@ def test_a_check_prints_the_tree_and_the_limits():
 
 
 def test_the_gpu_example_is_a_cluster():
-    text = preview.describe_node(load.read(ROOT / "examples" / "gpu.toml"), "main", {})
+    text = preview.describe_node(read_cluster(ROOT / "examples" / "gpu.toml"), "main", {})
     assert "qwen3-32b on cuda" in text
     assert "zygote" not in text
     assert "KV tokens 400,000 · slots 256" in text
 
 
 def test_the_example_of_prefill_and_decode_apart_is_three_nodes_of_this_host():
-    cluster = load.read(ROOT / "examples" / "disagg.toml")
+    cluster = read_cluster(ROOT / "examples" / "disagg.toml")
     assert placement.select_nodes(cluster, None) == ("front", "prefill", "decode")
     assert [each.leg for each in cluster.engine.values()] == ["prefill", "decode"]
 
 
 def test_a_model_without_what_it_needs_is_one_sentence(written, tmp_path):
     (tmp_path / "empty").mkdir()
-    cluster = load.read(written(GOOD.replace(str(TINY), "empty")))
+    cluster = read_cluster(written(GOOD.replace(str(TINY), "empty")))
     with pytest.raises(StartFailed, match=r"model tiny in .*/empty: .*no tokenizer.json and no config.json"):
         preview.describe_node(cluster, "main", {})
 
@@ -302,7 +303,7 @@ def test_a_port_in_use_is_one_sentence(written):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        cluster = load.read(written(f"{GOOD}[gateway]\nport = {port}\n"))
+        cluster = read_cluster(written(f"{GOOD}[gateway]\nport = {port}\n"))
         with pytest.raises(StartFailed, match=rf"port {port} of 127\.0\.0\.1 cannot be had: .* name another"):
             preflight.check_can_start(cluster, "main")
 
@@ -318,7 +319,7 @@ def test_a_port_for_links_that_is_in_use_is_one_sentence(written):
 
 
 def test_the_engines_of_all_nodes_of_a_host_need_their_memory_together(monkeypatch):
-    cluster = load.read(ROOT / "examples" / "disagg.toml")
+    cluster = read_cluster(ROOT / "examples" / "disagg.toml")
     monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
     monkeypatch.setattr(preflight, "_available", lambda: preflight.ENGINE_BYTES * 3 // 2)
     preflight.check_can_start(cluster, "prefill")
@@ -329,7 +330,7 @@ def test_the_engines_of_all_nodes_of_a_host_need_their_memory_together(monkeypat
 @pytest.mark.parametrize(("available", "enough"), [(1 << 40, True), (1 << 20, False), (None, True)])
 def test_too_little_memory_is_one_sentence(written, monkeypatch, available, enough):
     monkeypatch.setattr(preflight, "_available", lambda: available)
-    cluster = load.read(written(f"{GOOD}[gateway]\nport = 0\n"))
+    cluster = read_cluster(written(f"{GOOD}[gateway]\nport = 0\n"))
     if enough:
         preflight.check_can_start(cluster, "main")
         return
@@ -346,7 +347,7 @@ DIGEST = "[key.alice]\nsha256 = '" + "a" * 64 + "'\n"
 def gateway(written, lines, keys=DIGEST):
     path = written(f"{GOOD}[gateway]\n{lines}\n")
     (path.parent / "keys.toml").write_text(keys)
-    return load.read(path)
+    return read_cluster(path)
 
 
 def test_loopback_needs_no_keys_and_answers_to_loopbacks_names(written):
@@ -473,12 +474,12 @@ def test_a_node_that_joins_needs_no_word_of_the_rest_of_the_cluster(written):
         GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "extra"') + '\n[node.extra]\nlisten = "[::1]:7413"\n'
     )
     assert mistakes(path) == [(1, "gateway.node: there is no node main; there is extra")]
-    cluster = load.read(path, ["10.0.0.1:7411"])
+    cluster = read_cluster(path, ["10.0.0.1:7411"])
     assert cluster.cluster.join == ("10.0.0.1:7411",)
     path.write_text(path.read_text() + '[cluster]\njoin = ["b:1"]\n')
-    assert load.read(path, ["10.0.0.1:7411"]).cluster.join == ("b:1", "10.0.0.1:7411")
+    assert read_cluster(path, ["10.0.0.1:7411"]).cluster.join == ("b:1", "10.0.0.1:7411")
     with pytest.raises(StartFailed, match=r"cluster\.join\[1\]: must be like"):
-        load.read(path, ["nowhere"])
+        read_cluster(path, ["nowhere"])
 
 
 @pytest.mark.parametrize(
@@ -486,12 +487,12 @@ def test_a_node_that_joins_needs_no_word_of_the_rest_of_the_cluster(written):
 )
 def test_what_is_no_place_to_join_is_a_mistake_though_another_is_given(lines, said, written):
     with pytest.raises(StartFailed, match=said):
-        load.read(written(lines + GOOD), ["10.0.0.1:7411"])
+        read_cluster(written(lines + GOOD), ["10.0.0.1:7411"])
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "https://status.example", "tauri://localhost"])
 def test_an_origin_may_be_any_hosts(written, origin):
-    cluster = load.read(written(GOOD + f'[gateway]\norigins = ["{origin}"]\n'))
+    cluster = read_cluster(written(GOOD + f'[gateway]\norigins = ["{origin}"]\n'))
     assert cluster.gateway.origins == (origin,)
 
 

@@ -24,6 +24,7 @@ from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.config import load
 from supervisor.config.limits import GatewayLimits
+from supervisor.engines.kinds import read_cluster
 from supervisor.gateway.websocket.history import Said
 from supervisor.node import assembly
 from supervisor.telemetry.metrics import Metrics
@@ -70,7 +71,7 @@ def test_what_the_file_says_is_what_the_doors_keep(tmp_path):
     text = "\n".join(["[gateway]", *lines[: len(OF_THE_GATEWAY)], "[gateway.limits]", *lines[len(OF_THE_GATEWAY) :]])
     text += f"\n[model.tiny]\npath = '{FOLDER}'\n[engine.a]\nmodel = 'tiny'\nkind = 'simulated'\nkv_tokens_max = 1024\n"
     (tmp_path / "cluster.toml").write_text(text)
-    cluster = load.read(tmp_path / "cluster.toml")
+    cluster = read_cluster(tmp_path / "cluster.toml")
     world = SimpleNamespace(
         metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, aside=None, reserve=None
     )

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from protocol.strict.mistakes import Mistakes
-from supervisor.config import keyfile, load
+from supervisor.config import keyfile
+from supervisor.engines.kinds import read_cluster
 from supervisor.gateway import gateway
 from supervisor.launcher import preflight
 from supervisor.node import preview
@@ -125,5 +126,5 @@ def test_a_check_says_which_grammars_may_be_used(tmp_path, monkeypatch):
     keys.chmod(0o600)
     file = tmp_path / "cluster.toml"
     file.write_text(f'{GOOD}\n[gateway]\nkeys = "keys.toml"\ngrammars = ["json_schema"]\n')
-    said = preview.describe_node(load.read(file), "main", {})
+    said = preview.describe_node(read_cluster(file), "main", {})
     assert "grammars: json_schema; of alice: json_schema, structural_tag" in said

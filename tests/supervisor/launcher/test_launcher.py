@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from protocol.errors import StartFailed
-from supervisor.config import load
+from supervisor.engines.kinds import read_cluster
 from supervisor.launcher import launcher, node_process
 from supervisor.launcher.launcher import Launcher
 from supervisor.processes import process
@@ -51,7 +51,7 @@ def file(tmp_path):
 def one(file):
     """A launcher of the file's nodes that has not run yet."""
     names = ("front", "one", "two")
-    return Launcher(load.read(file), names, ("false",), {}, Terminal(io.StringIO(), live=True), random.Random(0))
+    return Launcher(read_cluster(file), names, ("false",), {}, Terminal(io.StringIO(), live=True), random.Random(0))
 
 
 @pytest.fixture
@@ -236,9 +236,9 @@ async def test_a_node_that_is_in_the_file_no_more_and_not_up_is_not_tried_for_ev
 
 
 def test_a_node_has_time_for_what_its_engines_wait_for_and_for_its_ranks_of_others():
-    cluster = load.read(TINY.parent / "spanning.toml")
+    cluster = read_cluster(TINY.parent / "spanning.toml")
     (first_s, first), (second_s, second) = (launcher._patience(cluster, name) for name in ("first", "second"))
-    assert second_s == launcher.START_S + launcher.ZYGOTE_S
+    assert second_s == launcher.START_S + cluster.engine["tiny-0"].imports_s
     assert first_s == second_s + 2 * cluster.engine["tiny-0"].start_within_s
     assert first.term_s == second.term_s > cluster.node["second"].drain_s + cluster.engine["tiny-0"].ladder.total_s
 

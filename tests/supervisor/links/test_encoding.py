@@ -9,7 +9,7 @@ from protocol.errors import ActorLost, AskerLeft, PeerViolation
 from protocol.frames import Fail
 from protocol.kind import Message
 from protocol.messages import Done
-from supervisor.config import load
+from supervisor.engines.kinds import read_cluster
 from supervisor.links.encoding import reply_rules, request_error
 from tests.rig.assembly import built_assembly
 from tests.supervisor.config.test_load import GOOD, mistakes, written
@@ -45,7 +45,7 @@ def text(*places):
 def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places, wrong, written):
     path = written(text(*places))
     if not wrong:
-        load.read(path)
+        read_cluster(path)
         return
     ((line, said),) = mistakes(path)
     assert said == "node.back.listen: is where node front listens"
@@ -53,7 +53,7 @@ def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places, wrong, written
 
 
 def test_b16_a_node_that_listens_everywhere_is_dialed_at_its_host(written):
-    cluster = load.read(written(text("0.0.0.0:7401", "two", "[::]:7402")))
+    cluster = read_cluster(written(text("0.0.0.0:7401", "two", "[::]:7402")))
     front, back = (built_assembly(cluster, name)[0] for name in ("front", "back"))
     assert front.directory.nodes["back"][2] == "two:7402"
     assert back.directory.nodes["front"][2] == "one:7401"
@@ -64,7 +64,7 @@ def test_b16_a_node_that_listens_everywhere_is_dialed_at_its_host(written):
 def test_d5_a_link_has_streams_for_all_slots_behind_it(streams, wrong, written):
     path = written(text("a:7401", "two", "b:7401") + f"[cluster]\nstreams_max = {streams}\n")
     if not wrong:
-        load.read(path)
+        read_cluster(path)
         return
     ((_, said),) = mistakes(path)
     assert said == f"cluster.streams_max: is {streams}, and node back has 16 slots to ask for"

@@ -13,8 +13,9 @@ from protocol import greeting
 from protocol.errors import PeerRefused, StartFailed
 from protocol.greeting import Greeter, names_node, shown
 from supervisor.cluster import link_credentials
-from supervisor.config import load, placement
+from supervisor.config import placement
 from supervisor.config.load import Misconfigured
+from supervisor.engines.kinds import read_cluster
 from supervisor.links import websocket
 from supervisor.links.tls import load_link_tls
 from supervisor.node import preview
@@ -189,7 +190,7 @@ node = "far"
 def read(tmp_path):
     def reads(lines, host="localhost"):
         (tmp_path / "cluster.toml").write_text(TWO.format(lines, host))
-        return load.read(tmp_path / "cluster.toml")
+        return read_cluster(tmp_path / "cluster.toml")
 
     return reads
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from protocol.errors import Overloaded, StartFailed
-from supervisor.config import load
+from supervisor.engines.kinds import read_cluster
 from supervisor.launcher import preflight
 from supervisor.node import descriptor_needs, preview
 from supervisor.sockets import descriptor_reserve
@@ -35,7 +35,7 @@ kv_tokens_max = 4096
 @pytest.fixture
 def cluster(tmp_path):
     (tmp_path / "cluster.toml").write_text(ONE)
-    return load.read(tmp_path / "cluster.toml")
+    return read_cluster(tmp_path / "cluster.toml")
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from protocol.errors import StartFailed
 from supervisor import __main__
 from supervisor.cluster import link_credentials
-from supervisor.config import load
 from supervisor.config.tls import Certificate, expires_at
+from supervisor.engines.kinds import read_cluster
 from supervisor.files import permissions, reading
 from supervisor.gateway.keys import Keys, KeySources, key_file_lines
 from supervisor.node import file_checks
@@ -39,7 +39,7 @@ def written(tmp_path):
 
 def refused(file, environment=None):
     with pytest.raises(StartFailed) as caught:
-        load.read(file, (), partial(file_checks.mistakes, environment=environment or {}))
+        read_cluster(file, (), partial(file_checks.mistakes, environment=environment or {}))
     return str(caught.value)
 
 
@@ -143,7 +143,7 @@ def test_o7_what_could_only_fail_later_is_a_mistake(written, old, new, said):
 
 
 def test_o7_an_address_of_the_other_kind_collides_with_nobody(written):
-    load.read(written(f'{GOOD}[gateway]\nhost = "::1"\nport = 23400\n[node.main]\nlisten = "127.0.0.1:23400"\n'))
+    read_cluster(written(f'{GOOD}[gateway]\nhost = "::1"\nport = 23400\n[node.main]\nlisten = "127.0.0.1:23400"\n'))
 
 
 def test_o7_a_certificate_that_has_ended_is_a_mistake_and_one_that_ends_soon_a_warning(written, tmp_path, capsys):
@@ -157,7 +157,7 @@ def test_o7_a_certificate_that_has_ended_is_a_mistake_and_one_that_ends_soon_a_w
         check=True,
     ).stdout
     assert told == f"notAfter={_iso(ends_at)}\n"
-    cluster = load.read(file)
+    cluster = read_cluster(file)
     assert list(file_checks.expired(cluster, ends_at - 1)) == []
     assert [each.path for each in file_checks.expired(cluster, ends_at)] == ["gateway.tls_certificate"]
     soon = [each for each in file_checks.warnings(cluster, ends_at - 3 * 86_400) if "expires" in each]
@@ -196,7 +196,7 @@ def test_o8_a_folder_or_a_device_is_no_file(tmp_path):
 
 
 def test_o18_a_byte_order_mark_and_windows_lines_are_read(written):
-    assert load.read(written("\ufeff" + GOOD.replace("\n", "\r\n"))).model_path("tiny") == TINY
+    assert read_cluster(written("\ufeff" + GOOD.replace("\n", "\r\n"))).model_path("tiny") == TINY
 
 
 PIECES = st.sampled_from(
@@ -216,7 +216,7 @@ def test_o8_nearly_right_files_are_read_or_refused(tmp_path, pieces):
     file = tmp_path / "cluster.toml"
     file.write_text("\n".join(pieces))
     try:
-        load.read(file, (), partial(file_checks.mistakes, environment={}))
+        read_cluster(file, (), partial(file_checks.mistakes, environment={}))
     except StartFailed as error:
         assert str(error).replace("\n", "").isprintable()  # noqa: PT017
 
@@ -255,7 +255,7 @@ def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_wri
     for name, text in (("secret", "a-secret-that-nobody-guesses"), ("keys.toml", key_file_lines("alice", SECRET))):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o644)
-    assert list(file_checks.warnings(load.read(file), 0.0)) == [
+    assert list(file_checks.warnings(read_cluster(file), 0.0)) == [
         f"every user of this host may read {tmp_path / name}: chmod o-r {tmp_path / name}"
         for name in ("secret", "keys.toml")
     ]
@@ -318,15 +318,15 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_never_waited_for(written, 
     file, pipe = written(GOOD), tmp_path / "pipe"
     os.mkfifo(pipe, 0o600)
     with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
-        load.read(pipe)
+        read_cluster(pipe)
     keys = Keys(KeySources(pipe))
     with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
         keys.load()
     for pair in (Certificate(pipe, tmp_path / "a.key"), Certificate(tmp_path / "a.pem", pipe)):
         with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
             pair.context()
-    linked = evolve(load.read(file).cluster, secret=str(pipe))
-    cluster = evolve(load.read(file), cluster=linked)
+    linked = evolve(read_cluster(file).cluster, secret=str(pipe))
+    cluster = evolve(read_cluster(file), cluster=linked)
     with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
         link_credentials.cluster_secret(cluster, {})
     linked = evolve(linked, secret=None, tls_certificate=str(pipe), tls_key=str(pipe), tls_authority=str(pipe))

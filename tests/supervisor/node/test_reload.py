@@ -17,6 +17,7 @@ from supervisor import deadlines
 from supervisor.cluster import engine_control, link_credentials
 from supervisor.cluster.directory import Directory
 from supervisor.config import load
+from supervisor.engines.kinds import read_cluster
 from supervisor.files import reading
 from supervisor.files.reading import read_inline
 from supervisor.gateway.admission import AdmissionGate
@@ -61,7 +62,7 @@ class Node:
         self.file = tmp_path / "cluster.toml"
         self.file.write_text(text)
         self.text = text
-        self.cluster = load.read(self.file)
+        self.cluster = read_cluster(self.file)
         self.drain_s = None
         environment = environment or {}
         self.house, _ = built_assembly(self.cluster, name, read_credentials(self.cluster, name, environment))
@@ -342,9 +343,9 @@ async def test_c1_threads_that_wait_for_a_dead_disk_are_few_and_whoever_finds_no
     threads = FileThreads(within_s=0.2)  # of real time, as threads take
     for _ in range(THREADS_MAX):
         with pytest.raises(StartFailed, match=r"/file does not answer: nothing was read within 0.2 s"):
-            await threads(partial(load.read, tmp_path / "file"))
+            await threads(partial(read_cluster, tmp_path / "file"))
     with pytest.raises(StartFailed, match="files that were asked for earlier do not answer"):
-        await threads(partial(load.read, tmp_path / "file"))
+        await threads(partial(read_cluster, tmp_path / "file"))
 
 
 async def test_c1_what_is_applied_has_been_read_before(front, tmp_path, autojump_clock):

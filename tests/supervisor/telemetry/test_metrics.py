@@ -18,6 +18,7 @@ from actors.routing.ports import RoutingObserver
 from protocol.errors import LinkLost, StartFailed
 from protocol.peer import Peer
 from supervisor.config import load
+from supervisor.engines.kinds import read_cluster
 from supervisor.gateway import client_keys
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.keys import ADMIN
@@ -50,7 +51,7 @@ model = "tiny"
 kind = "simulated"
 kv_tokens_max = 4096
 """)
-    return load.read(file)
+    return read_cluster(file)
 
 
 def lines(metrics: Metrics, name: str) -> dict[str, float]:

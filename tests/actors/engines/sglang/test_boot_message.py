@@ -11,7 +11,7 @@ from actors.engines.sglang.arguments import CHOICES, TYPES
 from actors.engines.sglang.boot_message import ALWAYS, ON_CPU, SglangSpec, boot
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
-from supervisor.config import load
+from supervisor.engines.kinds import read_cluster
 
 FILE = """\
 [model.tiny]
@@ -28,7 +28,7 @@ kv_tokens_max = 4096
 def read(tmp_path):
     def read(*settings: str):
         (tmp_path / "cluster.toml").write_text(FILE + "\n".join(settings))
-        return load.read(tmp_path / "cluster.toml")
+        return read_cluster(tmp_path / "cluster.toml")
 
     return read
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from protocol.errors import StartFailed
-from supervisor.config import load
+from supervisor.engines.kinds import check_host, read_cluster
 from supervisor.engines.sglang import libraries
 from supervisor.launcher import preflight
 from supervisor.node import preview
@@ -27,32 +27,32 @@ def installed(monkeypatch):
 
 
 def test_a_pair_without_mooncakes_libraries_is_refused_with_the_line_that_installs_them(installed):
-    cluster = load.read(DISAGG)
+    cluster = read_cluster(DISAGG)
     for node, engine in (("prefill", "tiny-prefill"), ("decode", "tiny-decode")):
         with pytest.raises(StartFailed, match=re.escape("apt-get install libibverbs1 librdmacm1")) as caught:
-            libraries.check_libraries(cluster, node)
+            check_host(cluster, node)
         assert engine in cluster.engine
         assert f"engine {engine} " in str(caught.value)
     installed["ibverbs"] = "libibverbs.so.1"
     with pytest.raises(StartFailed, match=r"without librdmacm.so.1: apt-get install librdmacm1$"):
-        libraries.check_libraries(cluster, "decode")
+        check_host(cluster, "decode")
 
 
 def test_who_has_them_or_needs_no_mooncake_is_not_asked_for_it(tmp_path, installed):
-    cluster = load.read(DISAGG)
-    libraries.check_libraries(cluster, "front")
-    libraries.check_libraries(load.read(ROOT / "examples" / "quickstart.toml"), "main")
+    cluster = read_cluster(DISAGG)
+    check_host(cluster, "front")
+    check_host(read_cluster(ROOT / "examples" / "quickstart.toml"), "main")
     text = DISAGG.read_text().replace('leg = "', 'transfer = "nixl"\nleg = "')
     (tmp_path / "cluster.toml").write_text(text.replace('path = "', f'path = "{ROOT}/examples/'))
-    libraries.check_libraries(load.read(tmp_path / "cluster.toml"), "prefill", "decode")
+    check_host(read_cluster(tmp_path / "cluster.toml"), "prefill", "decode")
     installed |= {name: f"lib{name}.so.1" for name in libraries.MOONCAKE_LIBRARIES}
-    libraries.check_libraries(cluster, "prefill", "decode")
+    check_host(cluster, "prefill", "decode")
 
 
 @pytest.mark.usefixtures("installed")
 def test_the_check_and_the_start_look_for_them(monkeypatch):
     monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
-    cluster = load.read(DISAGG)
+    cluster = read_cluster(DISAGG)
     for look in (
         lambda: preview.describe_node(cluster, "decode", {}),
         lambda: preflight.check_can_start(cluster, "decode"),

@@ -18,11 +18,14 @@ from protocol.errors import BadRequest, EngineLost, StartFailed
 from protocol.messages import Generate, RunRank
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
-from supervisor.config import load, placement
-from supervisor.engines.children import Worker, _spec, follower_child, worker
+from supervisor.config import placement
+from supervisor.engines.kind import NodeContext
+from supervisor.engines.kinds import read_cluster
 from supervisor.engines.sglang import ranks
 from supervisor.engines.sglang import spawn as hosts_module
 from supervisor.engines.sglang.bootstrap_ports import BOOTSTRAP_PORTS
+from supervisor.engines.sglang.children import SglangNode, spec_of
+from supervisor.engines.work import LocalEngine
 from supervisor.launcher import preflight
 from supervisor.node import monitoring, preview
 from supervisor.processes import run_folder
@@ -108,7 +111,7 @@ def read(tmp_path):
         assert old in SPAN
         (tmp_path / "secret").write_text("a secret that is long enough")
         (tmp_path / "cluster.toml").write_text(SPAN.replace(old, new) if old else SPAN + new)
-        return load.read(tmp_path / "cluster.toml")
+        return read_cluster(tmp_path / "cluster.toml")
 
     return read
 
@@ -138,8 +141,8 @@ def read(tmp_path):
         ('host = "10.0.0.1"\n', "", "node.a.host: is localhost, where ranks on other hosts do not find its own"),
         ('host = "10.0.0.2"\n', "", "node.b.host: is localhost, where ranks on other hosts do not find its own"),
         ('host = "10.0.0.1"\n', 'host = "0.0.0.0"\n', "node.a.host: is 0.0.0.0, where ranks on other hosts do not"),
-        ('device = "cpu"', 'kind = "simulated"', "engine.big.ranks_on: means nothing to a simulated engine"),
-        ('device = "cpu"', 'kind = "simulated"', "engine.big.dist_port: means nothing to a simulated engine"),
+        ('device = "cpu"', 'kind = "simulated"', 'engine.big.ranks_on: is for engines of kind "sglang"'),
+        ('device = "cpu"', 'kind = "simulated"', 'engine.big.dist_port: is for engines of kind "sglang"'),
     ],
 )
 def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(old, new, said, read):
@@ -166,9 +169,8 @@ def test_ranks_that_can_be_one_engine(old, new, read):
 )
 def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read):
     cluster = read('host = "10.0.0.1"', f'host = "{host}"')
-    section = cluster.engine["big"]
     for rank, node in enumerate("abc"):
-        spec = _spec(cluster, "big", section, "cpu", rank)
+        spec = spec_of(cluster, "big", rank)
         boot = boot_message.boot(spec, "folder")
         assert {key: boot.arguments[key] for key in ("tp_size", "nnodes", "node_rank", "dist_init_addr")} == {
             "tp_size": 3,
@@ -178,12 +180,12 @@ def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read):
         }
         assert boot.environment["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] == "0"
         assert boot.environment["SGLANG_HOST_IP"] == cluster.node[node].host
-    assert _spec(cluster, "big", section, "cpu", 2).name == "big.rank-2"
+    assert spec_of(cluster, "big", 2).name == "big.rank-2"
 
 
 def test_an_engine_on_one_node_hears_nothing_of_ranks():
-    cluster = load.read(ROOT / "examples" / "quickstart.toml")
-    boot = boot_message.boot(_spec(cluster, "tiny-0", cluster.engine["tiny-0"], "cpu"), "folder")
+    cluster = read_cluster(ROOT / "examples" / "quickstart.toml")
+    boot = boot_message.boot(spec_of(cluster, "tiny-0"), "folder")
     assert not {"nnodes", "node_rank", "dist_init_addr"} & boot.arguments.keys()
     assert "SGLANG_BLOCK_NONZERO_RANK_CHILDREN" not in boot.environment
     assert ranks.meeting(cluster, "tiny-0") is None
@@ -221,21 +223,26 @@ def hosts(tmp_path):
         boots.append(boot)
         raise StartFailed("nothing starts here")
 
-    cluster = load.read(tmp_path / "cluster.toml")
+    cluster = read_cluster(tmp_path / "cluster.toml")
     with run_folder.run_folder(tmp_path) as folder:
         own = {"folder": folder, "logs": tmp_path, "hurry": GracePeriods(), "metrics": Metrics(), "reserve": Reserve()}
-        world = SimpleNamespace(now=lambda: 5.0, **own)
-        yield SimpleNamespace(cluster=cluster, starts=dict.fromkeys(cluster.engine, starts), world=world, boots=boots)
+        runtime = SimpleNamespace(now=lambda: 5.0, environment={}, **own)
+
+        def node(name):
+            node = SglangNode(NodeContext(cluster, name, runtime, Directory(name)))
+            node.starters |= dict.fromkeys(cluster.engine, starts)
+            return node
+
+        yield SimpleNamespace(cluster=cluster, node=node, boots=boots)
 
 
-async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(hosts):
-    section = hosts.cluster.engine["p"]
+async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(hosts, monkeypatch):
+    node, several = hosts.node("a"), hosts.cluster.engine["p"]
     others = ranks.Others("p", (), {}, Directory("a"), 1.0, Registration(), "a")
-    each = Worker(
-        "p", section, None, Registration(), inbox=None, came=lambda: None, turn_away=lambda: None, others=others
-    )
-    for alone in (each, evolve(each, others=None)):
-        child = worker(hosts.cluster, alone, hosts.starts, hosts.world).children[0]
+    monkeypatch.setattr(ranks, "Others", lambda **_: others)
+    for section in (several, evolve(several, ranks_on=())):
+        local = LocalEngine("p", section, Registration(), inbox=None, came=lambda: None, turn_away=lambda: None)
+        child = node.engine(local).child
         for _ in range(3):
             with pytest.raises(StartFailed, match="nothing starts here"):
                 await child.run(*child.args, task_status=trio.TASK_STATUS_IGNORED)
@@ -247,7 +254,7 @@ async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(hos
 async def test_another_rank_of_a_prefill_is_started_with_the_port_that_its_node_is_told(hosts, nursery):
     first = hosts.cluster.engine["p"].bootstrap_port
     address, inbox = mailbox(1)
-    child = follower_child(hosts.cluster, "p", Directory("b"), inbox, hosts.starts, hosts.world)
+    child = hosts.node("b").follower("p", inbox)
     await nursery.start(partial(child.run, *child.args))
     agreed = ranks.agreed(hosts.cluster, "p")
     for port, refused in (
@@ -333,7 +340,7 @@ def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(read, monk
 
 
 def test_the_example_is_two_nodes_of_this_host():
-    cluster = load.read(ROOT / "examples" / "spanning.toml")
+    cluster = read_cluster(ROOT / "examples" / "spanning.toml")
     assert placement.select_nodes(cluster, None) == ("first", "second")
     assert cluster.engine["tiny-0"].nodes == ("first", "second")
 

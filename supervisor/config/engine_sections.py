@@ -1,0 +1,38 @@
+"""`[engine.NAME]` as a value of the class of its kind: `kind` decides which keys there are."""
+
+from __future__ import annotations
+
+import attrs
+
+from protocol.strict.mistakes import Mistake, Mistakes, describe, segment, wrong
+from protocol.strict.structure import structure
+from supervisor.config.schema import DEFAULT_KIND, EngineSection, Kinds
+
+
+def read_engine(kinds: Kinds, value: object) -> EngineSection:
+    """Return a table of the file as the section of its kind, or raise `Mistakes`."""
+    if not isinstance(value, dict):
+        raise wrong(f"expected an object, got {describe(value)}")
+    kind = value.get("kind", DEFAULT_KIND)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise wrong(f"expected {' or '.join(map(describe, kinds))}, got {describe(kind)}", "kind")
+    foreign = {key: owner for key in value if (owner := _owner(key, kind, kinds)) is not None}
+    mistakes = [Mistake(segment(key), f"is for engines of kind {describe(owner)}") for key, owner in foreign.items()]
+    try:
+        section = structure({key: each for key, each in value.items() if key not in foreign}, kinds[kind])
+    except Mistakes as error:
+        raise Mistakes((*mistakes, *error.mistakes)) from None
+    if mistakes:
+        raise Mistakes(tuple(mistakes))
+    return section
+
+
+def _owner(key: str, kind: str, kinds: Kinds) -> str | None:
+    """Return another kind that has a key, None if this one has it or none does."""
+    if key in _keys(kinds[kind]):
+        return None
+    return next((other for other, section in kinds.items() if key in _keys(section)), None)
+
+
+def _keys(section: type[EngineSection]) -> set[str]:
+    return {field.name for field in attrs.fields(section)}

@@ -1,0 +1,90 @@
+"""What a kind of engine is to the rest of a node: the types of a row in `kinds.py`.
+
+A node knows engines by these alone. A kind brings the keys of its section with what may be wrong between them, and
+makes the children that run its engines; how it computes, in which process, and what it shares between engines is its
+own affair. It may never be asked for by name: where the rest of a node must know something of an engine before that
+runs, it is a property of its section, and where it must know something of one that runs, it is in the engine port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeAlias
+
+from attrs import field, frozen
+
+from supervisor.cluster.directory import Directory
+from supervisor.config.schema import Cluster, EngineSection
+from supervisor.engines.work import LocalEngine
+from supervisor.links.serving import Services
+from supervisor.processes.output_log import OutputLog, output_writer
+from supervisor.runtime import Runtime
+from supervisor.supervision.tree import Child, Tree
+
+
+@frozen
+class NodeContext:
+    """One node as the kinds see it while its children are made."""
+
+    cluster: Cluster
+    node: str
+    runtime: Runtime
+    directory: Directory
+
+    def output_log(self, process: str) -> OutputLog:
+        """Return where the output of a process of this node is kept: one file and one thread for all of its lives."""
+        runtime, section = self.runtime, self.cluster.node[self.node]
+        path, logs = runtime.logs / f"{process}.log", runtime.metrics.logs
+        if process not in logs:
+            logs[process] = output_writer(path, section.output_log_bytes_max, section.log_queue_bytes_max)
+        return OutputLog(path, section.output_log_bytes_max, kept=section.logs is not None, file=logs[process])
+
+
+@frozen
+class EngineChild:
+    """The child that runs one engine, and how it stands in the tree."""
+
+    child: Child
+    about: str  # the device, or whatever it computes on
+    needs: tuple[str, ...] = ()  # the children of the same kind that must be up before it starts
+    retry_min_s: float = 0.1  # between a failure and the next start
+
+
+class Retried(Protocol):
+    """Where a child that comes and goes is published, as the node tells it of failures."""
+
+    def failed(self, why: str, wait_s: float) -> None:
+        """Note that the child has failed, and is started again after a wait."""
+
+
+@frozen
+class KindChildren:
+    """What one kind adds to one node.
+
+    `before` stands before all engines of the node and `after` behind them, in the order in which they start. `served`
+    is what other nodes, and this one, may ask of its engines beside requests. `published` are the registrations of the
+    children in `before` that come and go, by their names.
+    """
+
+    engine: Callable[[LocalEngine], EngineChild]
+    before: tuple[Child | Tree, ...] = ()
+    after: tuple[Child | Tree, ...] = ()
+    served: Services = field(factory=dict)
+    published: Mapping[str, Retried] = field(factory=dict)
+
+
+MakeChildren: TypeAlias = Callable[[NodeContext], KindChildren]
+CheckHost: TypeAlias = Callable[[str, EngineSection], None]
+
+
+def _needs_nothing(name: str, section: EngineSection) -> None:
+    """Accept every host."""
+
+
+@frozen
+class EngineKind:
+    """One row of `kinds.py`."""
+
+    section: type[EngineSection]  # its `[engine.NAME]`
+    children: MakeChildren
+    check_host: CheckHost = _needs_nothing  # raises `StartFailed` if this host lacks what an engine needs

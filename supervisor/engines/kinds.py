@@ -1,0 +1,33 @@
+"""Every kind of engine, a row each; CONTRIBUTING.md has the recipe for one more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from supervisor.config import load
+from supervisor.config.load import Cluster, Examine
+from supervisor.engines.kind import EngineKind
+from supervisor.engines.sglang.children import sglang_children
+from supervisor.engines.sglang.libraries import check_libraries
+from supervisor.engines.sglang.section import SglangSection
+from supervisor.engines.simulated.children import simulated_children
+from supervisor.engines.simulated.section import SimulatedSection
+
+KINDS: Mapping[str, EngineKind] = {
+    "sglang": EngineKind(SglangSection, sglang_children, check_libraries),
+    "simulated": EngineKind(SimulatedSection, simulated_children),
+}
+"""By the word that stands in `[engine.NAME]` as `kind`."""
+
+
+def read_cluster(path: Path, join: Sequence[str] = (), examine: Examine | None = None) -> Cluster:
+    """Read and check a `cluster.toml` whose engines may be of every kind; raises as `load.read` does."""
+    return load.read(path, {word: kind.section for word, kind in KINDS.items()}, join, examine)
+
+
+def check_host(cluster: Cluster, *nodes: str) -> None:
+    """Raise `StartFailed` if this host lacks what an engine of these nodes needs: before anything of it starts."""
+    for name, section in cluster.engine.items():
+        if not set(nodes).isdisjoint(section.nodes):
+            KINDS[section.kind].check_host(name, section)

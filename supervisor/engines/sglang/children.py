@@ -1,0 +1,218 @@
+"""The children of SGLang's engines on one node: their hosts, and what these share.
+
+A host is a process, since SGLang blocks its interpreter for seconds and dies by killing its group. On a CPU it is
+forked from a zygote that has imported SGLang once; with CUDA it is spawned, because CUDA cannot be forked. Zygotes and
+grammar checkers are trees of their own beside the engines, and never their parents: a zygote that dies leaves the
+hosts that it forked alone, and a checker that dies costs no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import cast
+
+import trio
+from attrs import define, field
+
+from actors.engines.sglang.boot_message import SglangSpec
+from actors.kit.calls import Address, Askable, Inbox, mailbox
+from protocol.cluster import Leg
+from protocol.kind import Message
+from protocol.messages import Done, RankStarted, RunRank
+from supervisor.config.schema import Cluster
+from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
+from supervisor.engines.sglang import grammar_checkers, ranks, spawn
+from supervisor.engines.sglang.bootstrap_ports import BootstrapPorts, ports
+from supervisor.engines.sglang.engine import HostRuntime, engine, silent
+from supervisor.engines.sglang.section import SglangSection
+from supervisor.engines.work import LocalEngine
+from supervisor.links.serving import Services
+from supervisor.processes.process import Ladder
+from supervisor.supervision.registration import Registration
+from supervisor.supervision.tree import Backoff, Child, Tree
+
+ZYGOTE_LADDER = Ladder(stop_s=0.5, term_s=0.5, kill_s=1.0)
+
+
+def sglang_children(context: NodeContext) -> KindChildren:
+    """Return how SGLang's engines of a node are run, its ranks of engines of other nodes among them."""
+    node = SglangNode(context)
+    zygotes = tuple(node.zygote(name, registration) for name, registration in node.zygotes.items())
+    followers, served = node.followers()
+    checkers, checks = grammar_checkers.checkers(context, node.spec, node.host_runtime, node.starters)
+    return KindChildren(
+        engine=node.engine,
+        before=(*zygotes, *followers),
+        after=checkers,
+        served={**served, **checks},
+        published=node.zygotes,
+    )
+
+
+@define(eq=False)
+class SglangNode:
+    """One node's engines of SGLang: how each host is started, and by which zygote.
+
+    An engine with variables of its own has a zygote of its own: some are read when torch is imported, and never again.
+    """
+
+    context: NodeContext
+    starters: dict[str, spawn.HostStarter] = field(init=False, factory=dict)  # by the name of the engine
+    zygotes: dict[str, Registration[spawn.Zygote]] = field(init=False, factory=dict)  # by the name of the child
+    environments: dict[str, Mapping[str, str]] = field(init=False, factory=dict)  # of the zygotes
+
+    def __attrs_post_init__(self) -> None:
+        for name, section in self.context.cluster.engines_of(SglangSection).items():
+            if self.context.node not in section.nodes:
+                continue
+            zygote = spawn.zygote_name(name, section)
+            if zygote is None:
+                self.starters[name] = spawn.spawned(self.context.runtime.environment, "cuda")
+                continue
+            self.environments.setdefault(zygote, section.environment)
+            self.starters[name] = spawn.forked(self.zygotes.setdefault(zygote, Registration()))
+
+    def zygote(self, name: str, registration: Registration[spawn.Zygote]) -> Tree:
+        """Return a zygote in a tree of its own: it is remade in the background, and counted with no other child."""
+        runtime, environment = self.context.runtime, self.environments[name]
+        chatter = self.context.output_log(name)
+        process = Child(
+            name="process",
+            run=spawn.zygote,
+            args=(registration, chatter, runtime.hurry, ZYGOTE_LADDER, runtime.environment, spawn.ZYGOTE, environment),
+            start_within_s=120.0,
+            stop_within_s=ZYGOTE_LADDER.total_s + 1.0,
+            about="has imported SGLang once",
+        )
+        own = name.removeprefix(f"{spawn.SHARED_ZYGOTE}-") if environment else "engines on a CPU"
+        return Tree(
+            name=name,
+            children=(process,),
+            restarts_max=None,
+            backoff=Backoff(min_s=0.5, crashes=True),
+            about=f"forks the hosts of {own}",
+        )
+
+    def engine(self, local: LocalEngine) -> EngineChild:
+        """Return the child that runs rank 0 of an engine, and all other ranks with it."""
+        section, cluster = local.section, self.context.cluster
+        assert isinstance(section, SglangSection)
+        spec = self.spec(local.name)
+        keep = partial(engine, spec, self.starters[local.name], local.registration, self.host_runtime(section))
+        others = None if not section.ranks_on else self._others(local, section)
+        child = Child(
+            name="engine",
+            run=_alone if others is None else others.together,
+            args=(keep, BootstrapPorts(spec, self.context.runtime.now).another),
+            start_within_s=section.start_within_s * (1 if others is None else 2),  # the first for links to the others
+            stop_within_s=section.ladder.total_s + 1.0,
+            about="SGLang, in a process of its own" if others is None else "SGLang's rank 0, in a process of its own",
+            limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots), ("silent s", section.silent_s)),
+        )
+        about = f"on {section.device}{all_ranks(cluster, local.name)}"
+        zygote = spawn.zygote_name(local.name, section)
+        return EngineChild(child, about, () if zygote is None else (zygote,), 0.1 if others is None else 1.0)
+
+    def followers(self) -> tuple[tuple[Child, ...], Services]:
+        """Return this node's ranks of engines whose rank 0 is on another, and where that node asks for them.
+
+        They start before this node's own engines, which may have to wait for a node that waits for these.
+        """
+        children: list[Child] = []
+        serves: dict[tuple[str, type[Message]], Askable[Message, Message, Message]] = {}
+        for name in self.context.cluster.follower_ranks_on(self.context.node):
+            address, inbox = _rank_inbox()
+            serves[name, RunRank] = cast("Askable[Message, Message, Message]", address)
+            children.append(self.follower(name, inbox))
+        return tuple(children), serves
+
+    def follower(self, name: str, inbox: Inbox[ranks.Asked]) -> Child:
+        """Return what runs this node's rank of an engine whose rank 0 is on another node."""
+        cluster, directory = self.context.cluster, self.context.directory
+        section = cluster.engine[name]
+        assert isinstance(section, SglangSection)
+        spec = self.spec(name, section.nodes.index(directory.name))
+        keep = partial(silent, spec, self.starters[name], self.host_runtime(section))
+        return Child(
+            name=name,
+            run=ranks.run_follower_rank,
+            args=(inbox, ranks.Own(directory, ranks.agreed(cluster, name), ports(spec)), keep),
+            stop_within_s=section.ladder.total_s + 1.0,
+            about=f"rank {spec.rank} of {section.model} on {section.device}{all_ranks(cluster, name)}",
+            limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots)),
+        )
+
+    def spec(self, name: str, rank: int = 0) -> SglangSpec:
+        """Return what a host of an engine is made of."""
+        return spec_of(self.context.cluster, name, rank)
+
+    def host_runtime(self, section: SglangSection) -> HostRuntime:
+        """Return what an engine's hosts have in common with all others of this node."""
+        runtime = self.context.runtime
+        return HostRuntime(
+            runtime.folder,
+            self.context.output_log,
+            runtime.hurry,
+            section.ladder,
+            runtime.now,
+            section.silent_s,
+            runtime.reserve,
+        )
+
+    def _others(self, local: LocalEngine, section: SglangSection) -> ranks.Others:
+        cluster, directory = self.context.cluster, self.context.directory
+        return ranks.Others(
+            engine=local.name,
+            nodes=section.ranks_on,
+            agreed=ranks.agreed(cluster, local.name),
+            directory=directory,
+            linked_within_s=section.start_within_s,
+            plug=local.registration,
+            gateway=cluster.gateway.node,
+        )
+
+
+def _rank_inbox() -> tuple[Address[RunRank, RankStarted, Done], trio.MemoryReceiveChannel[ranks.Asked]]:
+    return mailbox(1)
+
+
+async def _alone(  # noqa: ASYNC128  # keep calls started()
+    keep: ranks.Keeps, another: Callable[[], int | None], *, task_status: trio.TaskStatus[None]
+) -> None:
+    await keep(another(), task_status=task_status)
+
+
+def all_ranks(cluster: Cluster, name: str) -> str:
+    """Return where the ranks of an engine are, as the end of a sentence: nothing for an engine on one node."""
+    nodes = cluster.engine[name].nodes
+    return f", over nodes {', '.join(nodes)}, which meet at {ranks.meeting(cluster, name)}" if nodes[1:] else ""
+
+
+def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
+    """Return what the host of one rank of an engine is made of."""
+    section = cluster.engine[name]
+    assert isinstance(section, SglangSection)
+    assert section.device is not None  # the configuration has been checked
+    return SglangSpec(
+        name=f"{name}.rank-{rank}" if rank else name,
+        model_path=str(cluster.model_path(section.model)),
+        device=section.device,
+        slots=section.slots,
+        kv_tokens_max=section.kv_tokens_max,
+        context_max=section.context_max,
+        page_size=section.page_size,
+        tensor_parallel=section.tensor_parallel,
+        memory_fraction=section.memory_fraction,
+        grammars=section.grammars,
+        prefill_chunk=section.prefill_chunk,
+        leg=Leg(section.leg),
+        host=ranks.host_address(cluster.node[section.nodes[rank]].host),
+        bootstrap_port=section.bootstrap_port,
+        transfer=section.transfer,
+        nodes=len(section.nodes),
+        rank=rank,
+        meet=ranks.meeting(cluster, name),
+        settings=section.settings,
+        environment=section.environment,
+    )

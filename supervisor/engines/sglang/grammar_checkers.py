@@ -1,0 +1,135 @@
+"""The grammar checkers of a node's SGLang engines: a process each, which what would compile a grammar alike shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeAlias, cast
+
+import trio
+from attrs import evolve
+
+from actors.engines.sglang.boot_message import SglangSpec
+from actors.grammars import Checker, GrammarChecks, grammars
+from actors.kit.calls import Address, Askable, Call, mailbox
+from protocol.cluster import Leg
+from protocol.kind import Message
+from protocol.messages import CheckGrammar, GrammarChecked
+from supervisor.engines.kind import NodeContext
+from supervisor.engines.sglang.engine import HostRuntime, checker
+from supervisor.engines.sglang.section import SglangSection
+from supervisor.engines.sglang.spawn import HostStarter, zygote_name
+from supervisor.links.link import Link
+from supervisor.links.serving import Services
+from supervisor.runtime import Runtime
+from supervisor.supervision.registration import Registration
+from supervisor.supervision.tree import Backoff, Child, Tree
+
+Asked: TypeAlias = Call[CheckGrammar, GrammarChecked, GrammarChecked]
+Checking: TypeAlias = Address[CheckGrammar, GrammarChecked, GrammarChecked]
+
+BACKENDS = ("xgrammar", None)  # whose grammars a checker compiles; None is SGLang's own choice, which is the first
+
+
+def checkers(
+    context: NodeContext,
+    spec_of: Callable[[str], SglangSpec],
+    runtime_of: Callable[[SglangSection], HostRuntime],
+    host_starters: Mapping[str, HostStarter],
+) -> tuple[tuple[Tree, ...], Services]:
+    """Return the children that check the grammars of this node's engines, and where each engine's are checked.
+
+    Engines that would compile a grammar alike share a checker.
+    """
+    serves: dict[tuple[str, type[Message]], Askable[Message, Message, Message]] = {}
+    trees: list[Tree] = []
+    alike: dict[str, Askable[Message, Message, Message]] = {}
+    for name, section in context.cluster.engines_of(SglangSection).items():
+        if section.node != context.node or section.settings.get("grammar_backend") not in BACKENDS:
+            continue
+        recipe = repr((section.model, section.device, section.settings, section.environment, section.grammars))
+        if recipe not in alike:
+            address, tree = _tree(name, section, spec_of(name), runtime_of(section), host_starters, context.runtime)
+            alike[recipe] = cast("Askable[Message, Message, Message]", address)
+            trees.append(tree)
+        serves[name, CheckGrammar] = alike[recipe]
+    return tuple(trees), serves
+
+
+def _tree(
+    name: str,
+    section: SglangSection,
+    spec: SglangSpec,
+    house: HostRuntime,
+    host_starters: Mapping[str, HostStarter],
+    world: Runtime,
+) -> tuple[Checking, Tree]:
+    limits = section.grammars
+    registration: Registration[Link] = Registration()
+    asked = _asked(limits.waiting_max)
+    # One process, whatever the engine is made of.
+    alone = evolve(spec, leg=Leg.BOTH, tensor_parallel=1, nodes=1, meet=None, transfer=None, bootstrap_port=None)
+    own = evolve(alone, name=f"{name}.grammars", checks_grammars=True)
+    checks = partial(
+        GrammarChecks,
+        partial(_checker, registration),
+        limits.at_once,
+        limits.waiting_max,
+        limits.verdicts_max,
+        partial(world.metrics.grammar_checked, section.model),
+    )
+    process = Child(
+        name="process",
+        run=_process,
+        args=(own, host_starters[name], registration, house),
+        stop_within_s=section.ladder.total_s + 1.0,
+        about="compiles and walks each grammar in a fork of its own",
+        limits=(
+            ("compile s", limits.compile_s),
+            ("walk s", limits.walk_s),
+            ("step ms", limits.step_ms),
+            ("bytes", limits.bytes_max),
+        ),
+    )
+    turns = Child(
+        name="turns",
+        run=_turns,
+        args=(asked[1], checks),
+        about="fair turns between keys",
+        limits=(("at once", limits.at_once), ("waiting", limits.waiting_max), ("verdicts", limits.verdicts_max)),
+    )
+    # A tree of its own: its deaths are not counted with an engine's.
+    return asked[0], Tree(
+        name=f"grammars-{name}",
+        children=(turns, process),
+        restarts_max=None,
+        backoff=Backoff(min_s=0.5, crashes=True),
+        needs=tuple(filter(None, [zygote_name(name, section)])),
+        about=f"checks what answers of {section.model} are to keep to",
+    )
+
+
+def _asked(size: int) -> tuple[Checking, trio.MemoryReceiveChannel[Asked]]:
+    return mailbox(size)
+
+
+async def _checker(registration: Registration[Link]) -> Checker:
+    return cast("Checker", await registration.wait())
+
+
+async def _turns(  # noqa: ASYNC128  # grammars calls started()
+    inbox: trio.MemoryReceiveChannel[Asked], checks: Callable[[], GrammarChecks], *, task_status: trio.TaskStatus[None]
+) -> None:
+    await grammars(inbox, checks(), task_status=task_status)
+
+
+async def _process(
+    spec: SglangSpec,
+    starts: HostStarter,
+    registration: Registration[Link],
+    house: HostRuntime,
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    task_status.started()  # whoever needs it waits for its registration: nobody else's start waits for this one
+    await checker(spec, starts, registration, house)

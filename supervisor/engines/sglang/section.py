@@ -1,0 +1,145 @@
+"""`[engine.NAME]` of an SGLang engine: its keys, and what is wrong between keys that are each right by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
+
+from attrs import Factory, frozen
+
+from actors.engines.sglang import setting_rules
+from actors.engines.sglang.boot_message import CPU_PREFILL_CHUNK, GrammarLimits, Setting
+from protocol.dialects.options import Within
+from protocol.strict.mistakes import Mistake, join, segment
+from supervisor.config.limits import Count
+from supervisor.config.schema import LOOPBACK_HOSTS, WILDCARD_HOSTS, Cluster, EngineSection, NodeName
+
+BOOTSTRAP_PORTS = 32  # of a prefill, from `bootstrap_port` on; 15 s after a life its decodes have forgotten its port
+PREFILL_CHUNK = {"cpu": CPU_PREFILL_CHUNK, "cuda": 8192}
+"""The chunk of an engine whose section names none; on a GPU SGLang's own depends on its memory."""
+ZYGOTE_S = 120.0
+
+Port = Annotated[int, Within(at_least=1, at_most=65535)]
+
+
+@frozen(kw_only=True)
+class SglangSection(EngineSection):
+    """`[engine.NAME]` with `kind = "sglang"`: one engine, whose ranks run in processes of their own."""
+
+    ranks_on: tuple[NodeName, ...] = ()  # the other nodes of an engine that spans several; rank 0 is on `node`
+    dist_port: Port | None = None  # of rank 0's host, where the ranks meet
+    device: Literal["cpu", "cuda"] | None = None
+    # Of a prefill: the first of 32 ports of its host that are its own. Each life of the engine takes another.
+    bootstrap_port: Annotated[int, Within(at_least=1, at_most=65504)] | None = None
+    transfer: str | None = None  # SGLang's way to move KV caches; on a CPU "mooncake_tcp"
+    tensor_parallel: Count = 1
+    memory_fraction: Annotated[float, Within(above=0, at_most=1)] | None = None
+    grammars: GrammarLimits = GrammarLimits()
+    settings: dict[str, Setting] = Factory(dict)
+    environment: dict[str, str] = Factory(dict)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that run it, in the order of their ranks."""
+        return self.node, *self.ranks_on
+
+    @property
+    def pages_min(self) -> int:
+        """Three: SGLang keeps a page, and ends requests without a token where there is only one more."""
+        return 3
+
+    @property
+    def prefill_chunk_default(self) -> int:
+        """The prompt tokens of one engine step where `prefill_chunk` is not given."""
+        return PREFILL_CHUNK.get(self.device or "", 0)
+
+    @property
+    def ports(self) -> Mapping[str, range]:
+        """The ports of its node's host that are its own, by the key that names the first of them."""
+        given = (("bootstrap_port", self.bootstrap_port, BOOTSTRAP_PORTS), ("dist_port", self.dist_port, 1))
+        return {key: range(first, first + count) for key, first, count in given if first is not None}
+
+    @property
+    def fixed_ports(self) -> Mapping[str, int]:
+        """The port where the ranks meet, which must be free when the engine starts."""
+        return {} if self.dist_port is None else {"dist_port": self.dist_port}
+
+    @property
+    def imports_s(self) -> float:
+        """How long a zygote may take to import SGLang: on a CPU a node has one."""
+        return ZYGOTE_S if self.device == "cpu" else 0.0
+
+    @property
+    def in_host_memory(self) -> bool:
+        """Whether its weights and its KV memory are in the host's memory."""
+        return self.device == "cpu"
+
+    # What is wrong -----------------------------------------------------------------------
+
+    def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
+        """Yield what is wrong in this section, which stands at `path`, also beside other engines of the cluster."""
+        if self.device is None:
+            yield Mistake(f"{path}.device", 'is missing; expected "cpu" or "cuda"')
+        yield from self._bootstrap_mistakes(cluster, path)
+        yield from self._rank_mistakes(cluster, path)
+        for key, value in self.settings.items():
+            if (why := setting_rules.wrong(key, value)) is not None:
+                yield Mistake(join(f"{path}.settings", segment(key)), why)
+        for name in self.environment:
+            if not name or "=" in name:
+                yield Mistake(f"{path}.environment{segment(name)}", "is no name of a variable")
+
+    def _bootstrap_mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
+        """Yield what keeps the decodes of a prefill from finding it."""
+        at = f"{path}.bootstrap_port"
+        if self.leg != "prefill":
+            if self.bootstrap_port is not None:
+                yield Mistake(at, "is for a prefill of SGLang")
+        elif self.bootstrap_port is None:
+            yield Mistake(at, "is missing: decodes find a prefill by it")
+        else:
+            first, host = self.bootstrap_port, cluster.host_of(self)
+            engines = cluster.engines_of(SglangSection).items()
+            ports = {name: each.bootstrap_port for name, each in engines if cluster.host_of(each) == host}
+            near = [name for name, port in ports.items() if port is not None and abs(port - first) < BOOTSTRAP_PORTS]
+            if len(near) > 1:
+                yield Mistake(
+                    at, f"is shared by {' and '.join(near)} on one host, where each has {BOOTSTRAP_PORTS} ports"
+                )
+
+    def _rank_mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
+        """Yield what keeps the ranks of an engine from being one, on however many nodes they are."""
+        nodes, stages = len(self.nodes), self.settings.get("pp_size", 1)
+        ranks = self.tensor_parallel * (stages if isinstance(stages, int) else 1)
+        if self.device == "cpu" and ranks != nodes:
+            yield Mistake(f"{path}.tensor_parallel", f"an engine on a CPU has one rank a node, which are {nodes} here")
+        elif ranks % nodes:
+            yield Mistake(f"{path}.tensor_parallel", f"makes {ranks} ranks, which {nodes} nodes cannot share equally")
+        if nodes > 1:
+            yield from self._span_mistakes(cluster, path)
+        elif self.dist_port is not None:
+            yield Mistake(f"{path}.dist_port", "means nothing without ranks_on")
+
+    def _span_mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
+        """Yield what keeps the nodes that an engine spans from meeting."""
+        for index, name in enumerate(self.ranks_on):
+            if name not in cluster.node:
+                yield Mistake(
+                    f"{path}.ranks_on[{index}]", f"there is no node {name}; there is {', '.join(cluster.node)}"
+                )
+            elif name in self.nodes[: index + 1]:
+                yield Mistake(f"{path}.ranks_on[{index}]", f"node {name} has a rank of it already")
+        hosts = {name: cluster.node[name].host for name in self.nodes if name in cluster.node}
+        alone = [name for name, host in hosts.items() if host in (*LOOPBACK_HOSTS, *WILDCARD_HOSTS)]
+        if alone and len({"localhost" if host in LOOPBACK_HOSTS else host for host in hosts.values()}) > 1:
+            yield Mistake(
+                f"node.{alone[0]}.host", f"is {hosts[alone[0]]}, where ranks on other hosts do not find its own"
+            )
+        if self.dist_port is None:
+            yield Mistake(f"{path}.dist_port", "is missing: the ranks meet there, on the host of rank 0")
+            return
+        own = f"{path}.dist_port"
+        place = (hosts.get(self.node), self.dist_port)
+        others = [key for key, *other in cluster.ports() if key != own and tuple(other) == place]
+        if others:
+            yield Mistake(own, f"is {' and '.join(others)} on the same host")

@@ -1,0 +1,1 @@
+"""Engines without a model, in the node's own process."""

@@ -1,0 +1,187 @@
+"""A kind of engine is one row: a section with its mistakes and a function that makes children; nothing else knows it."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from attrs import evolve, frozen
+
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.spec import SimulatedSpec
+from protocol.errors import StartFailed
+from protocol.messages import CheckGrammar, Generate, GetLoad
+from protocol.strict.mistakes import Mistake
+from protocol.text_messages import Respond
+from supervisor.config.schema import Cluster, EngineSection
+from supervisor.engines.kind import EngineChild, EngineKind, KindChildren, NodeContext
+from supervisor.engines.kinds import KINDS, check_host, read_cluster
+from supervisor.engines.work import LocalEngine
+from supervisor.supervision.registration import Registration
+from supervisor.supervision.supervise import supervise
+from supervisor.supervision.tree import Child
+from tests.contracts.engine import check_engine
+from tests.rig.assembly import built_assembly
+
+ROOT = Path(__file__).parent.parent.parent.parent
+FILE = f"""
+[gateway]
+port = 0
+[model.tiny]
+path = "{ROOT / "examples" / "tiny"}"
+[engine.one]
+model = "tiny"
+kind = "echo"
+kv_tokens_max = 4096
+"""
+
+
+# What `supervisor/engines/echo/` would have --------------------------------------------------
+
+
+@frozen(kw_only=True)
+class EchoSection(EngineSection):
+    """`[engine.NAME]` with `kind = "echo"`."""
+
+    kind: str = "echo"
+    voices: int = 1
+    echo_port: int | None = None
+
+    @property
+    def ports(self) -> dict[str, range]:
+        return {} if self.echo_port is None else {"echo_port": range(self.echo_port, self.echo_port + 1)}
+
+    def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
+        if self.voices > self.slots:
+            yield Mistake(f"{path}.voices", f"must be at most slots ({self.slots})")
+
+
+def echo_children(context: NodeContext) -> KindChildren:
+    room: Registration[str] = Registration()
+    shared = Child(name="echo-room", run=_room, args=(room,))
+    return KindChildren(partial(_engine, context, room), before=(shared,), published={"echo-room": room})
+
+
+def _engine(context: NodeContext, room: Registration[str], local: LocalEngine) -> EngineChild:
+    child = Child(name="engine", run=_run, args=(context, room, local))
+    return EngineChild(child, about=f"in {local.section.voices} voices", needs=("echo-room",))
+
+
+async def _room(room: Registration[str], *, task_status: trio.TaskStatus[None]) -> None:
+    with room.publish("a large hall"):
+        task_status.started()
+        await trio.sleep_forever()
+
+
+async def _run(context: NodeContext, room: Registration[str], local: LocalEngine, *, task_status) -> None:
+    assert room.now is not None, "it needs its room"
+    section = local.section
+    spec = SimulatedSpec(slots=section.slots, kv_tokens_max=section.kv_tokens_max, context_max=2048)
+    engine = SimulatedEngine(spec, context.runtime.chance(0))
+    with local.registration.publish(engine):
+        await engine.run(task_status=task_status)
+
+
+def check_echo(name: str, _: EngineSection) -> None:
+    raise StartFailed(f"engine {name} finds no walls here")
+
+
+# The seam ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def echo(monkeypatch):
+    monkeypatch.setitem(KINDS, "echo", EngineKind(EchoSection, echo_children, check_echo))
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(more: str = "") -> Cluster:
+        (tmp_path / "cluster.toml").write_text(FILE + more)
+        return read_cluster(tmp_path / "cluster.toml")
+
+    return read
+
+
+def test_a_kind_without_a_row_is_a_mistake(read):
+    with pytest.raises(StartFailed, match=re.escape('engine.one.kind: expected "sglang" or "simulated", got "echo"')):
+        read()
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_kind_has_keys_of_its_own_which_no_other_kind_has(read):
+    section = read("voices = 3\n").engine["one"]
+    assert isinstance(section, EchoSection)
+    assert section.voices == 3
+    with pytest.raises(StartFailed, match=re.escape('engine.one.device: is for engines of kind "sglang"')):
+        read('device = "cpu"\n')
+    other = '[engine.two]\nmodel = "tiny"\nkind = "simulated"\nkv_tokens_max = 4096\nvoices = 2\n'
+    with pytest.raises(StartFailed, match=re.escape('engine.two.voices: is for engines of kind "echo"')):
+        read(other)
+    with pytest.raises(StartFailed, match=re.escape("engine.one.voice: is not a key here; did you mean voices?")):
+        read("voice = 2\n")
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_kind_finds_its_own_mistakes_between_keys(read):
+    with pytest.raises(StartFailed, match=re.escape("line 10: engine.one.voices: must be at most slots (16)")):
+        read("voices = 17\n")
+    spanning = '[node.main]\nlisten = "127.0.0.1:7401"\n'
+    sglang = (
+        '[engine.two]\nmodel = "tiny"\ndevice = "cuda"\ntensor_parallel = 2\nranks_on = ["b"]\nkv_tokens_max = 4096\n'
+    )
+    more = f"echo_port = 9000\n{sglang}dist_port = 9000\n{spanning}[node.b]\n"
+    with pytest.raises(StartFailed, match=re.escape("engine.two.dist_port: is engine.one.echo_port on the same host")):
+        read(more)
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_kind_says_what_it_lacks_on_a_host(read):
+    with pytest.raises(StartFailed, match="engine one finds no walls here"):
+        check_host(read(), "main")
+
+
+@asynccontextmanager
+async def node(cluster: Cluster):
+    """Run what stands behind the gateway of a node."""
+    house, _ = built_assembly(cluster, "main")
+    members = [each for each in house.tree.children if each.name != "gateway"]
+    members = [evolve(each, needs=tuple(name for name in each.needs or () if name != "gateway")) for each in members]
+    tree = evolve(house.tree, children=tuple(members))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lambda task_status: supervise(tree, rng=random.Random(0), task_status=task_status))
+        yield house
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("echo")
+async def test_an_engine_of_a_new_kind_answers_clients_and_keeps_the_contract(read, autojump_clock):
+    async with node(read("voices = 2\n")) as house:
+        names = [child.name for child in house.tree.children]
+        assert names.index("echo-room") < names.index("one") < names.index("router-tiny")
+        wanted = Respond(f"{1:032x}", token_lists=((5, 6, 7),), tokens_max=3, ignore_eos=True)
+        async with house.door.runner.served["tiny"].ask.ask(wanted, 100) as replies:
+            assert [reply async for reply in replies]
+        engine = await house.engines["one"].wait()
+
+        @asynccontextmanager
+        async def same():
+            yield engine
+
+        await check_engine(same)
+
+
+@pytest.mark.usefixtures("echo")
+def test_the_rest_of_a_node_knows_a_new_kind_by_its_children_alone(read):
+    house, _ = built_assembly(read('voices = 2\n[node.main]\nlisten = "127.0.0.1:7401"\n'), "main")
+    members = {child.name: child for child in house.tree.children}
+    assert members["one"].about == "tiny in 2 voices"
+    assert "echo-room" in members["one"].needs
+    assert house.offered.keys() >= {"echo-room", "one"}
+    assert {("one", Generate), ("one", GetLoad), ("one", CheckGrammar)} <= house.links.serves.keys()
