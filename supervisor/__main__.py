@@ -100,7 +100,7 @@ def _run(
         code: int = trio.run(run, strict_exception_groups=True)
     except ActorError as error:
         if upward is None:
-            terminal.fail(str(error))
+            terminal.report_failure(str(error))
         else:
             upward.say("failed", str(error))
         return 1
@@ -114,7 +114,7 @@ def _run(
     finally:
         if upward is not None:
             upward.end(logs.FLUSH_S)
-        terminal.end()
+        terminal.flush()
 
 
 def _print(text: str) -> int:
@@ -157,7 +157,7 @@ def _running(
     (name,) = names
     if upward is None:
         return partial(node.run, cluster, name, terminal, environment)
-    terminal.upward = partial(upward.say, "tell")
+    terminal.announce_to_parent = partial(upward.say, "tell")
     up, reload = (partial(upward.say, kind) for kind in ("up", "reload"))
     launched = node.LauncherHooks(up, reload, upward.pulse, earlier)
     return partial(node.run, cluster, name, terminal, environment, launched)

@@ -26,7 +26,7 @@ class Runtime:
     now: Callable[[], float]
     strftime: Callable[[str], str]
     aside: RunInThread
-    hurry: GracePeriods
+    grace: GracePeriods
     metrics: Metrics
     chance: Callable[[int], Chance]  # from a seed
     new_nonce: Callable[[], bytes]

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from protocol.cluster import ChildState, Reloaded, Status
 from supervisor.printable import printable
-from supervisor.supervision.status import UP
+from supervisor.supervision.status import READY
 
 Seen: TypeAlias = Status | str
 """How a node is, or why that is not known."""
@@ -52,7 +52,7 @@ def _troubles(seen: Mapping[str, Seen]) -> Iterator[tuple[str, str]]:
             yield f"node {name} drains, {_count(running, 'request')} on it", SO_SO
         parents = {child.path.rpartition("/")[0] for child in each.tree}
         for child in each.tree:
-            if child.state != UP and (child.why or child.path not in parents):  # else what is inside it says more
+            if child.state != READY and (child.why or child.path not in parents):  # else what is inside it says more
                 yield f"{child.path} {VERBS.get(child.state, child.state)}{': ' * bool(child.why)}{child.why}", SO_SO
         yield from ((f"node {name} does without an engine: {sentence}", BAD) for sentence in each.refused)
         for aside in each.aside:
@@ -162,7 +162,7 @@ def _trees(seen: Mapping[str, Seen]) -> _Columns:
 
 def _about(child: ChildState) -> Text:
     """Return what went wrong last, if that tells anything of the child as it is, and else what it is."""
-    if child.why and child.state != UP:
+    if child.why and child.state != READY:
         return Text(printable(child.why), SO_SO)
     if child.why and child.restarts:
         return Text(f"was started again: {printable(child.why)}", ASIDE)
@@ -191,7 +191,7 @@ def _engines(known: Sequence[Status]) -> _Columns:
     table = _Columns(heads, ("slots", "leg", "model", "tokens"), numbers)
     for status in known:
         for offer in status.state.offers:
-            state = "draining" if status.state.draining else UP if offer.up else "starting"
+            state = "draining" if status.state.draining else READY if offer.up else "starting"
             names = (Text(printable(each)) for each in (offer.name, status.node, offer.model, offer.leg))
             counts = map(str, (offer.running, offer.waiting, offer.slots))
             table.rows.append((*names, _state(state), *counts, f"{offer.tokens:,}", f"{offer.kv_used:.0%}"))
@@ -205,7 +205,7 @@ def _links(known: Sequence[Status]) -> _Columns:
         for link in status.links:
             row = [f"{link.silent_s:.1f} s", str(link.streams), f"{link.messages_sent:,}"]
             row += [_size(link.bytes_sent), _size(link.bytes_received)]
-            state = _state("stands still" if link.stalled else UP) if link.up else Text("down", BAD)
+            state = _state("stands still" if link.stalled else READY) if link.up else Text("down", BAD)
             names = (Text(printable(status.node)), Text(printable(link.node)))
             table.rows.append((*names, state, *(row if link.up else [""] * len(row))))
     return table
@@ -214,7 +214,7 @@ def _links(known: Sequence[Status]) -> _Columns:
 def _state(state: str) -> Text:
     if state in {"failed", "gave up", "does not stop"}:
         return Text(state, BAD)
-    return Text(printable(state), GOOD if state == UP else SO_SO)
+    return Text(printable(state), GOOD if state == READY else SO_SO)
 
 
 def _time(seconds: float) -> str:

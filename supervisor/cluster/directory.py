@@ -172,7 +172,7 @@ class Directory:
     def turn_away(self) -> None:
         """Let what waits for engines that are down go elsewhere, where it can; to be called when others come up."""
         for here in self.here.values():
-            if here.plug.now is None:
+            if here.plug.current is None:
                 here.turn_away()
 
     def _heard(self, neighbour: Neighbour, *, from_itself: bool) -> None:
@@ -236,7 +236,7 @@ class Directory:
 
     def workers(self, model: str) -> list[Worker]:
         """Return the workers of a model that can be asked now."""
-        ours = [each for each in self.here.values() if each.plug.now is not None]
+        ours = [each for each in self.here.values() if each.plug.current is not None]
         here: list[Worker] = [each for each in ours if each.offered.model == model]
         theirs = [each for known in self._reachable() for each in known.workers.values()]
         return here + [each for each in theirs if each.offer.model == model and each.offer.up]
@@ -256,7 +256,7 @@ class Directory:
 
         A node that does not route knows it of those that do.
         """
-        can = sum(len(self.ranked(but.model, leg)) for leg in {but.leg, Leg.BOTH}) - (but.plug.now is not None)
+        can = sum(len(self.ranked(but.model, leg)) for leg in {but.leg, Leg.BOTH}) - (but.plug.current is not None)
         return can > 0 or any(but.offered.name in self._nodes[hearer].state.elsewhere for hearer in self._hearers)
 
     def legs(self, model: str) -> dict[str, Leg]:

@@ -48,7 +48,7 @@ def unready(directory: Directory, models: Sequence[str]) -> str | None:
     if (twin := directory.twin) is not None:
         return twin
     leaving, stalled = directory.leaving, directory.stalled
-    here = {f"{directory.name}/{name}": each.plug.how for name, each in directory.here.items()}
+    here = {f"{directory.name}/{name}": each.plug.status_text for name, each in directory.here.items()}
     told = {name: offer.why for name, offer in directory.named().items() if offer.why}
     unlinked = {node: state for node, (state, link, _) in directory.nodes.items() if link is None}
     nodes = {f"{node}/{each.name}": node for node, state in unlinked.items() for each in state.offers}
@@ -221,11 +221,11 @@ async def _ask(each: LocalWorker | RemoteWorker, request: GetLoad | FlushCache) 
 
 async def _answer(plug: Registration[Engine], request: Message) -> Message:
     await trio.lowlevel.checkpoint()
-    if plug.now is None:
+    if plug.current is None:
         raise NotReady("it is starting")
     if isinstance(request, GetLoad):
-        return await plug.now.load()
-    await plug.now.flush_cache()
+        return await plug.current.load()
+    await plug.current.flush_cache()
     return Done()
 
 
@@ -259,5 +259,5 @@ def server_info(
 
 def _now(engines: Engines) -> Iterator[tuple[str, Engine]]:
     for name, plug in engines.items():
-        if plug.now is not None:
-            yield name, plug.now
+        if plug.current is not None:
+            yield name, plug.current

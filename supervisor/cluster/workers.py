@@ -76,8 +76,8 @@ class LocalWorker:
         last, slots = self.plug.last, self.offered.slots
         return evolve(
             self.offered,
-            up=self.plug.now is not None,
-            why=self.plug.why,
+            up=self.plug.current is not None,
+            why=self.plug.unavailable_reason,
             engine=None if last is None else last.info,
             running=min(self.busy, slots),
             waiting=max(0, self.busy - slots),
@@ -112,7 +112,7 @@ class LocalWorker:
     @property
     def bootstrap(self) -> tuple[str, int] | None:
         """Host and port of its rendezvous, if it is a prefill."""
-        return None if self.plug.now is None else self.plug.now.info.bootstrap
+        return None if self.plug.current is None else self.plug.current.info.bootstrap
 
     @asynccontextmanager
     async def ask(self, request: Generate, credit: int, asker: str | None = None) -> AsyncIterator[Replies]:
@@ -121,7 +121,7 @@ class LocalWorker:
         Raises `NotReady` if its engine is down and another worker of its kind is not: who can be asked elsewhere need
         not wait for a restart.
         """
-        if self.plug.now is None and self.directory.others(self):
+        if self.plug.current is None and self.directory.others(self):
             raise NotReady(f"engine {self.offered.name} is starting")
         tokens = _tokens_of(request)
         if asker is None:

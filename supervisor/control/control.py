@@ -6,10 +6,10 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 import trio
-from attrs import define, evolve, field
+from attrs import astuple, define, evolve, field
 
 from actors.kit.calls import Function
-from protocol.cluster import Drain, EjectionState, GateState, GetStatus, LinkState, NodeState, Reload, Reloaded, Status
+from protocol.cluster import ChildState, Drain, EjectionState, GateState, GetStatus, LinkState, NodeState, Reload, Reloaded, Status
 from protocol.errors import DeadlineExceeded, InternalError, NotReady
 from protocol.kind import Message
 from protocol.messages import Done, EngineLoad
@@ -105,7 +105,8 @@ class NodeControl:
             for name, (_, link, _) in sorted(self.directory.nodes.items())
             if link is not None or self.directory.meets(name)
         )
-        up_s, tree = (0.0, ()) if self.standing is None else (self.standing.up_s, self.standing.children())
+        up_s, members = (0.0, ()) if self.standing is None else (self.standing.uptime_s, self.standing.members())
+        tree = tuple(ChildState(*astuple(member)) for member in members)
         gate = None if self.gate is None else _gate(self.gate)
         refused = tuple(f"engine {name} {why}" for name, why in self.directory.models.rejections.items())
         who = self.directory.name, self.run, self.version, round(up_s, 3)

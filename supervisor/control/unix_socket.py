@@ -119,7 +119,7 @@ class _Place:
 
     def is_whole(self) -> bool:
         """Whether both are those that were made, in a folder that stands; raises `OSError` if nobody can say."""
-        if not self.folder.stands:
+        if not self.folder.is_intact:
             return False
         try:
             return all(samestat((self.folder.path / name).lstat(), made) for name, made in self._made.items())

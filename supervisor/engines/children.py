@@ -69,7 +69,7 @@ def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEn
 
 def _local(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEngine:
     directory, section = context.directory, context.cluster.engine[name]
-    registration: Registration[Engine] = Registration(directory.changed)
+    registration: Registration[Engine] = Registration(directory.changed.unpark_all)
     address, inbox = work_queue(context.cluster.model[section.model].queue_max)
     here = LocalWorker(context.node, offer(name, section), address, registration, directory.changed, inbox, directory)
     directory.here[name] = here

@@ -22,6 +22,7 @@ from pathlib import Path
 import trio
 from attrs import define, field
 
+from actors.engines.sglang import shared_memory
 from protocol.errors import ActorError, StartFailed
 from supervisor.config import placement
 from supervisor.config.load import Cluster
@@ -93,7 +94,7 @@ class Launcher:
     environment: Mapping[str, str]
     terminal: Terminal
     chance: RandomSource
-    hurry: GracePeriods = field(factory=partial(GracePeriods, soon_s=HURRIED_S))
+    grace: GracePeriods = field(factory=partial(GracePeriods, shortened_s=HURRIED_S))
     reads: FileReader = field(factory=FileThreads)
     processes: dict[str, Process] = field(factory=dict)  # of the nodes that live
     serving: set[str] = field(factory=set)  # those of them that are up
@@ -136,8 +137,8 @@ class Launcher:
         if self._failure is not None:
             raise self._failure
         log.info("stopped", extra={"exit_code": self.exit_code})
-        if self.hurry.shortened:
-            self.terminal.end(FAREWELL_S)
+        if self.grace.shortened:
+            self.terminal.flush(FAREWELL_S)
             os._exit(self.exit_code)  # an interpreter takes its time to end, too
         return self.exit_code
 
@@ -163,7 +164,7 @@ class Launcher:
         try:
             with self._kept[name]:
                 one = tree(cluster, name, self)
-                await supervise(one, rng=self.chance, watch=self.terminal.watch, task_status=OnStarted(is_up))
+                await supervise(one, rng=self.chance, on_event=self.terminal.on_event, task_status=OnStarted(is_up))
         except ActorError as error:
             if came_up or cluster is self.cluster:
                 self._failure = self._failure or error
@@ -276,7 +277,7 @@ class Launcher:
         """Say that all is ready, once it is, and where to knock whenever the gateway has come back."""
         if self._all_up and not self._stopping:
             for text in self._told:
-                self.terminal.tell(text)
+                self.terminal.announce(text)
             self._told.clear()
 
     # How it ends -------------------------------------------------------------------------
@@ -287,7 +288,7 @@ class Launcher:
             task_status.started()
             async for number in signals:
                 name = signal.Signals(number).name
-                if number == signal.SIGHUP and not self.terminal.gone:
+                if number == signal.SIGHUP and not self.terminal.hung_up:
                     self._signal(signal.SIGHUP, self.serving)  # one that still loads would die of it
                     self.reload()
                 elif not self._stopping:
@@ -317,13 +318,13 @@ class Launcher:
 
     async def _hurry(self) -> None:
         """Make every node hurry, and be gone in time whatever does not end."""
-        self.hurry.now()
+        self.grace.shorten()
         self._stop_all()
         await trio.sleep(AGAIN_S)  # nodes that have only now been told to stop are told once more to hurry
         self._signal(signal.SIGINT, self.processes)  # a second SIGTERM could melt into the first
         await trio.sleep(HARD_EXIT_S - AGAIN_S)
         _leave_nothing()
-        self.terminal.end(FAREWELL_S)
+        self.terminal.flush(FAREWELL_S)
         os._exit(self.exit_code)
 
     def _signal(self, number: signal.Signals, names: Iterable[str]) -> None:
@@ -335,4 +336,4 @@ class Launcher:
 def _leave_nothing() -> None:
     """End what is left below this process, and remove what a node that was killed could not remove itself."""
     reaper.kill_all()
-    run_folder.remove_stale(Path(tempfile.gettempdir()))
+    run_folder.remove_stale(Path(tempfile.gettempdir()), shared_memory.remove)

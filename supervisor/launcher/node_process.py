@@ -87,7 +87,7 @@ async def _live(name: str, launcher: Launcher, life: _Life, is_up: Callable[[], 
         finally:
             watch.cancel()
             launcher.serving.discard(name)
-            await process.end(launcher.ladder(name), launcher.hurry)  # noqa: ASYNC102  # shielded, rung by rung
+            await process.stop(launcher.ladder(name), launcher.grace)  # noqa: ASYNC102  # shielded, rung by rung
             del launcher.processes[name]
             aside.deadline = trio.current_time() + LAST_LINES_S
     if life.hung:
@@ -125,7 +125,7 @@ async def _watch(name: str, watchdog_s: float, process: Process, life: _Life, sc
         life.hung, life.why = True, f"its event loop did not turn for {watchdog_s:g} s"
         log.error("node %s hangs, and is ended", name, extra={"silent_s": watchdog_s})
         life.stack.clear()
-        process.send(signal.SIGQUIT)  # it says where all of its threads are, if it is not stopped
+        process.send_signal(signal.SIGQUIT)  # it says where all of its threads are, if it is not stopped
         await trio.sleep(STACK_S)
         process.signal_group(signal.SIGKILL)
 

@@ -73,11 +73,11 @@ class Assembly:
 
     def watch(self, happening: ChildEvent) -> None:
         """Note what happens to the tree, for whoever asks how it is and why something is not there."""
-        self.standing.watch(happening)
+        self.standing.on_event(happening)
         _, _, rest = happening.path.partition("/")
         plug = self.offered.get(rest.partition("/")[0])
         if happening.kind is ChildEventKind.RESTARTING and plug is not None:
-            plug.failed(self.standing.why(happening.path), happening.wait_s)
+            plug.note_failure(self.standing.last_error(happening.path), happening.wait_s)
 
     @property
     def start_failure(self) -> str | None:
@@ -86,7 +86,7 @@ class Assembly:
         failures = [plug.failure for plug in self.engines.values() if plug.last is None and plug.failure is not None]
         if serves_others or not failures or len(failures) < len(self.engines):
             return None
-        return "; ".join(dict.fromkeys(failure.why for failure in failures))
+        return "; ".join(dict.fromkeys(failure.reason for failure in failures))
 
 
 @define(eq=False)

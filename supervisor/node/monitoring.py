@@ -72,8 +72,8 @@ def unready(cluster: Cluster, directory: Directory) -> str | None:
     if (twin := directory.twin) is not None:
         return twin
     for name, each in directory.here.items():
-        if each.plug.now is None:
-            return f"engine {name} {each.plug.how}"
+        if each.plug.current is None:
+            return f"engine {name} {each.plug.status_text}"
     front = cluster.gateway.node
     _, link, _ = directory.nodes.get(front, (None, None, None))
     return f"there is no link to node {front}" if link is None else None

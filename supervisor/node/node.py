@@ -17,6 +17,7 @@ from random import Random, SystemRandom
 import trio
 from attrs import define, field, frozen
 
+from actors.engines.sglang import shared_memory
 from protocol.errors import ActorError, StartFailed
 from protocol.greeting import NONCE_BYTES
 from supervisor.cluster import link_credentials
@@ -79,9 +80,9 @@ async def run(
     credentials = read_credentials(cluster, name, environment)
     link_credentials.check_certificate_names(cluster, name, credentials.tls)
     base = Path(tempfile.gettempdir())
-    for swept in run_folder.remove_stale(base):
+    for swept in run_folder.remove_stale(base, shared_memory.remove):
         log.info("removed what a killed node had left", extra={"folder": str(swept)})
-    with run_folder.run_folder(base) as folder:
+    with run_folder.run_folder(base, shared_memory.remove) as folder:
         section = cluster.node[name]
         logs = folder.path if section.logs is None else Path(section.logs)
         try:
@@ -96,7 +97,7 @@ async def run(
             now=time.time,
             strftime=time.strftime,
             aside=TextThreads(cluster.gateway.text),
-            hurry=GracePeriods(),
+            grace=GracePeriods(),
             metrics=Metrics(),
             chance=Random,
             new_nonce=new_nonce,
@@ -104,7 +105,7 @@ async def run(
         )
         world.metrics.logs[name] = terminal.log
         house = assemble(cluster, name, world, credentials)
-        house.standing.earlier = launched.earlier
+        house.standing.earlier_failures = launched.earlier
         node = _Node(cluster, house, world, terminal, section.drain_s, launched.pulse)
         node.obey(Reloader(name, cluster, house, environment, node.set_drain_s, launched.reload))
         for danger in file_checks.warnings(cluster, world.now()):
@@ -174,7 +175,7 @@ class _Node:
             try:
                 with self._tree:
                     await supervise(
-                        self.house.tree, rng=SystemRandom(), watch=self._watch, task_status=OnStarted(ready)
+                        self.house.tree, rng=SystemRandom(), on_event=self._watch, task_status=OnStarted(ready)
                     )
             except ActorError as error:
                 self._failure = error  # raised below: here, the nursery would wrap it in a group
@@ -202,7 +203,7 @@ class _Node:
             await trio.sleep_forever()
 
     def _watch(self, happening: ChildEvent) -> None:
-        self.terminal.watch(happening)
+        self.terminal.on_event(happening)
         self.house.watch(happening)
         if happening.kind is ChildEventKind.RESTARTING:
             self.world.metrics.restarted(happening.path)
@@ -227,7 +228,7 @@ class _Node:
             task_status.started()
             async for number in signals:
                 name = signal.Signals(number).name
-                if number == signal.SIGHUP and not self.terminal.gone:
+                if number == signal.SIGHUP and not self.terminal.hung_up:
                     if self._reloader is not None:
                         self._reloader.ask()
                 elif not self._signalled:
@@ -236,13 +237,13 @@ class _Node:
                 else:
                     log.warning("hurrying", extra={"signal": name})
                     self.exit_code = 128 + number
-                    self.world.hurry.now()
+                    self.world.grace.shorten()
                     nursery.start_soon(self._exit_hard)
 
     async def _shut_down(self) -> None:
         """Stop admitting, let streams finish, end the rest truthfully, stop the tree."""
-        house, hurry = self.house, self.world.hurry
-        with hurry.wait_at_most(self.drain_s):
+        house, grace = self.house, self.world.grace
+        with grace.wait_at_most(self.drain_s):
             if house.door is not None:
                 house.door.drain()
             if house.links is not None:  # whoever has not heard it yet may still choose a worker of this node
@@ -254,7 +255,7 @@ class _Node:
         if house.door is not None:
             if cut := house.door.abort():
                 log.warning("answers were cut", extra={"count": cut})
-            with hurry.wait_at_most(FAREWELL_S):
+            with grace.wait_at_most(FAREWELL_S):
                 await house.door.connections.wait_closed()
         if house.links is not None:
             if moved := house.directory.running:
@@ -267,8 +268,8 @@ class _Node:
         """Be gone in time whatever does not end; nothing is left behind all the same."""
         await trio.sleep(HARD_EXIT_S)  # a tree that has ended by then cancels this
         reaper.kill_all()
-        run_folder.remove(self.world.folder.path)
-        self.terminal.end(LAST_LINES_S)
+        run_folder.remove(self.world.folder.path, shared_memory.remove)
+        self.terminal.flush(LAST_LINES_S)
         os._exit(self.exit_code)
 
 
@@ -300,8 +301,8 @@ def _announce(cluster: Cluster, house: Assembly, terminal: Terminal) -> None:
     section = cluster.gateway
     if house.door is None:
         ranks = (f"a rank of {name}" for name in cluster.follower_ranks_on(house.directory.name))
-        here = (name for name, plug in house.engines.items() if plug.now is not None)
-        terminal.tell(f"Ready: node {house.directory.name} with {', '.join((*here, *ranks))}")
+        here = (name for name, plug in house.engines.items() if plug.current is not None)
+        terminal.announce(f"Ready: node {house.directory.name} with {', '.join((*here, *ranks))}")
         return
     host = f"[{section.host}]" if ":" in section.host else section.host
     url = f"http{'s' * (house.door.tls is not None)}://{host}:{house.door.port}"
@@ -310,7 +311,7 @@ def _announce(cluster: Cluster, house: Assembly, terminal: Terminal) -> None:
     body = (
         f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me about the oak"}}]}}'
     )
-    terminal.tell("")
-    terminal.tell(f"Ready: {url}  models: {', '.join(cluster.model)}  (Ctrl-C drains and stops)")
-    terminal.tell(f"Try:   curl -sN {key}{url}/v1/chat/completions -d '{body}'")
-    terminal.tell("")
+    terminal.announce("")
+    terminal.announce(f"Ready: {url}  models: {', '.join(cluster.model)}  (Ctrl-C drains and stops)")
+    terminal.announce(f"Try:   curl -sN {key}{url}/v1/chat/completions -d '{body}'")
+    terminal.announce("")

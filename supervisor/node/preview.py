@@ -33,7 +33,7 @@ def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -
         now=float,
         strftime=str,
         aside=run_inline,
-        hurry=GracePeriods(),
+        grace=GracePeriods(),
         metrics=Metrics(),
         chance=lambda _: _NoChance(),
         new_nonce=bytes,

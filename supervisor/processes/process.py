@@ -1,4 +1,13 @@
-"""A process that belongs to the tree: watched by its pidfd, ended by a ladder, never left behind."""
+"""A child process that belongs to the tree: awaited through its pidfd, stopped by a ladder, never left behind.
+
+- A pidfd instead of a process id: it becomes readable when the process ends, so Trio waits for it without a thread and
+  without SIGCHLD, and a signal sent through it can never reach another process that got the same id.
+- Each process leads a process group of its own, and is stopped with the whole group: an engine forks workers that it
+  does not clean up itself. A group is signalled by its number, which the kernel may reuse once its leader is reaped;
+  therefore the leader is reaped last, in `close`, and by nobody else (see `reaper.watched_pids`).
+- A stop is a ladder with a deadline on each rung: ask, SIGTERM, SIGKILL. A second Ctrl-C shortens every one of these
+  waits at once (`GracePeriods`), and skips none of the rungs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +25,7 @@ from supervisor.processes import reaper
 
 @frozen
 class Ladder:
-    """How long a process may take to end on each rung: after it was asked, after SIGTERM, after SIGKILL."""
+    """The grace periods of a stop in seconds: after the process was asked, after SIGTERM, after SIGKILL."""
 
     stop_s: float = 5.0
     term_s: float = 2.0
@@ -24,47 +33,47 @@ class Ladder:
 
     @property
     def total_s(self) -> float:
-        """The longest that the whole ladder takes."""
+        """The longest time in seconds that the whole ladder takes."""
         return self.stop_s + self.term_s + self.kill_s
 
 
 @define(eq=False)
 class GracePeriods:
-    """Shortens every wait of a shutdown at once, when a second signal says so."""
+    """The waits of a shutdown, all of which can be shortened at once, as a second signal does."""
 
-    soon_s: float = 0.2
+    shortened_s: float = 0.2
     shortened: bool = False
     _scopes: set[trio.CancelScope] = field(factory=set)
 
     @contextmanager
     def wait_at_most(self, seconds: float) -> Iterator[trio.CancelScope]:
-        """Shield the body for at most `seconds`, or `soon_s` once there is a hurry."""
-        with trio.move_on_after(min(seconds, self.soon_s) if self.shortened else seconds, shield=True) as scope:
+        """Shield the body from cancellation for at most `seconds`, or `shortened_s` once they are shortened."""
+        with trio.move_on_after(min(seconds, self.shortened_s) if self.shortened else seconds, shield=True) as scope:
             self._scopes.add(scope)
             try:
                 yield scope
             finally:
                 self._scopes.discard(scope)
 
-    def now(self) -> None:
-        """Be in a hurry from now on."""
+    def shorten(self) -> None:
+        """Limit all present and future waits to `shortened_s` from now on."""
         self.shortened = True
         for scope in self._scopes:
-            scope.deadline = min(scope.deadline, trio.current_time() + self.soon_s)
+            scope.deadline = min(scope.deadline, trio.current_time() + self.shortened_s)
 
 
 @define(eq=False)
 class Process:
-    """One process, the leader of its own group; `pidfd` is ours to close.
+    """One process, the leader of its own group; `pidfd` is closed by `close`.
 
-    Nobody else reaps it before it is closed, so that until then a signal to its group can reach no other.
+    Nothing else reaps it before that, so until then a signal to its group can reach no other process.
     """
 
     name: str
     pid: int
     pidfd: int
-    popen: subprocess.Popen[bytes] | None = None  # set if it is this process's own child
-    release: Callable[[], None] = lambda: None  # to be called when its id may be given to others, if it is another's
+    popen: subprocess.Popen[bytes] | None = None  # None: the process is a child of the zygote
+    release: Callable[[], None] = lambda: None  # called when the process id may be reused: lets the zygote reap it
 
     def __attrs_post_init__(self) -> None:
         reaper.watched_pids.add(self.pid)
@@ -73,40 +82,40 @@ class Process:
         """Wait until the process has ended."""
         await trio.lowlevel.wait_readable(self.pidfd)
 
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process alone, if it lives."""
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process alone; do nothing if it has ended."""
         with suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Send a signal to the whole group, if any of it is left."""
+        """Send a signal to the whole group; do nothing if none of it is left."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
-    async def end(self, ladder: Ladder, hurry: GracePeriods, ask: Callable[[], None] | None = None) -> None:
-        """End the process and its whole group: ask, SIGTERM, SIGKILL, each with its deadline."""
+    async def stop(self, ladder: Ladder, grace: GracePeriods, ask: Callable[[], None] | None = None) -> None:
+        """Stop the process and its whole group: ask, SIGTERM, SIGKILL, each with its grace period."""
         rungs: list[tuple[Callable[[], None], float]] = [
             (lambda: self.signal_group(signal.SIGTERM), ladder.term_s),
             (lambda: self.signal_group(signal.SIGKILL), ladder.kill_s),
         ]
         if ask is not None:
             rungs.insert(0, (ask, ladder.stop_s))
-        for step, seconds in rungs:
-            step()
-            with hurry.wait_at_most(seconds) as scope:
+        for act, seconds in rungs:
+            act()
+            with grace.wait_at_most(seconds) as scope:
                 await self.wait()
             if not scope.cancelled_caught:
                 break
-        self.signal_group(signal.SIGKILL)  # whatever its leader left in the group
+        self.signal_group(signal.SIGKILL)  # the members of the group that its leader left behind
         self.close()
 
     def close(self) -> None:
-        """Reap the process if it is ours, and forget it; idempotent."""
+        """Reap the process if it is a child of this one, and close its pidfd; idempotent."""
         if self.pidfd < 0:
             return
         if self.popen is not None:
             self.popen.poll()
-        with suppress(ChildProcessError):  # a fork of the zygote that outlived it is ours to reap
+        with suppress(ChildProcessError):  # a fork of a zygote that has died is a child of this process by now
             os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
         os.close(self.pidfd)
         self.pidfd = -1
@@ -120,13 +129,12 @@ def start(
     environment: dict[str, str],
     fds: Sequence[int],
     log: int,
-    first: Callable[[], None] | None = None,
+    preexec: Callable[[], None] | None = None,
 ) -> Process:
     """Start a process as the leader of its own session, with `fds` open in it and its output going to `log`.
 
-    `first` is called in it before the command; it must take no lock, because another thread may have held that.
-    Called from the main thread, so that a parent-death signal that it asks for is tied to this process's life and not
-    to a worker thread's.
+    `preexec` is called in it before the command; it must take no lock, because another thread may have held it at the
+    fork. To be called from the main thread: a parent-death signal is tied to the thread that forks.
     """
     popen = subprocess.Popen(  # noqa: S603  # the command is ours
         command,
@@ -136,11 +144,11 @@ def start(
         stdout=log,
         stderr=log,
         start_new_session=True,
-        preexec_fn=first,  # noqa: PLW1509  # one system call, and no lock is taken
+        preexec_fn=preexec,  # noqa: PLW1509  # one system call, and no lock is taken
     )
     try:
         return Process(name, popen.pid, os.pidfd_open(popen.pid), popen)
-    except OSError:  # no descriptor is left to watch it by
+    except OSError:  # no descriptor is left for its pidfd
         popen.kill()
         popen.wait()
         raise

@@ -1,7 +1,12 @@
-"""The one folder that a node keeps files in, gone when the node is; and the sweep that removes what nobody survived.
+"""The run folder of a node: removed when the node ends, or by the next node if it was killed.
 
-A folder is alive while anyone holds its lock: the node, or a host that inherited the descriptor. A lock dies with its
-last holder, whatever killed it.
+A folder is in use while any process holds its lock: the node, or an engine's process that inherited the descriptor. The
+kernel releases a lock with its last holder, whatever killed it, so a stale folder is one whose lock can be taken.
+
+Folders lie in a directory that others may write to. So a folder is trusted only if it is a directory of this user that
+others may not enter, it is opened without following links, and everything in it is reached through that descriptor.
+What lies in a folder of a folder is removed by a function that is passed in: only an engine's owner knows what its
+processes have left elsewhere, such as shared memory.
 """
 
 from __future__ import annotations
@@ -11,31 +16,35 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from attrs import frozen
 
-from actors.engines.sglang import shared_memory
 from protocol.errors import StartFailed
 
 PREFIX = "espalier-"
 LOCK = "lock"
+OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Remove: TypeAlias = Callable[[str, int], None]
+"""Removes a folder, by its name in an open folder, with all that it refers to; raises `OSError`."""
 
 
 @frozen
 class RunFolder:
-    """A node's folder, and the descriptor that keeps it locked."""
+    """A node's folder, and the descriptor that holds its lock."""
 
     path: Path
     lock: int
 
     @property
-    def stands(self) -> bool:
-        """Whether the folder is there, is this user's alone, and is held; raises `OSError` if nobody can say.
+    def is_intact(self) -> bool:
+        """Whether the folder exists, belongs to this user alone and is locked; raises `OSError` if that is unknown.
 
-        It takes no descriptor, and follows no link.
+        Needs no descriptor, and follows no link.
         """
         try:
             return _is_ours(self.path.lstat()) and os.path.samestat((self.path / LOCK).lstat(), os.fstat(self.lock))
@@ -43,21 +52,22 @@ class RunFolder:
             return False
 
     def restore(self) -> None:
-        """Make the folder anew if it is gone, as what cleans /tmp leaves it; raises `OSError`.
+        """Create the folder again if a cleaner of /tmp has removed it; raises `OSError`.
 
-        One that others have made in its place is not taken. The descriptor stays the same number: hosts inherit it.
+        A folder that others have created in its place is refused. The lock keeps its descriptor's number, which
+        engines inherit.
         """
-        if self.stands:
+        if self.is_intact:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             self.path.mkdir(mode=stat.S_IRWXU)
-        with _opened(self.path, None) as made:
-            if not _is_ours(os.fstat(made)):
+        with _opened(self.path, None) as created:
+            if not _is_ours(os.fstat(created)):
                 raise PermissionError(errno.EPERM, "it is another's, or others may enter it", str(self.path))
-            lock = os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=made)
+            lock = os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=created)
         try:
-            with suppress(BlockingIOError):  # another thread of this node has made it at the same time
+            with suppress(BlockingIOError):  # another thread of this node has created it at the same time
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.dup2(lock, self.lock, inheritable=False)
         finally:
@@ -65,20 +75,20 @@ class RunFolder:
 
 
 @contextmanager
-def run_folder(base: Path) -> Iterator[RunFolder]:
-    """Make a node's folder under `base`, locked; remove it and all it names when the body ends."""
-    while (made := _made(base)) is None:
+def run_folder(base: Path, remove_folder: Remove) -> Iterator[RunFolder]:
+    """Create a node's folder in `base`, locked; remove it and all that it refers to when the body ends."""
+    while (created := _create(base)) is None:
         pass
-    path, lock = made
+    path, lock = created
     try:
         yield RunFolder(path, lock)
     finally:
-        remove(path)
+        remove(path, remove_folder)
         os.close(lock)
 
 
-def _made(base: Path) -> tuple[Path, int] | None:
-    """Make a folder and lock it; None if another node's sweep came in between. Raises `StartFailed` if it cannot be."""
+def _create(base: Path) -> tuple[Path, int] | None:
+    """Create a folder and lock it; None if another node removed it in between. Raises `StartFailed`."""
     try:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -92,32 +102,31 @@ def _made(base: Path) -> tuple[Path, int] | None:
     return None
 
 
-def remove_stale(base: Path) -> list[Path]:
-    """Remove the folders under `base` that a node of this user made and that nobody holds any more; return them.
+def remove_stale(base: Path, remove_folder: Remove) -> list[Path]:
+    """Remove the folders in `base` that belong to this user and are no longer locked; return their paths.
 
-    Others may make what they like there: a folder that is another's, or that others may enter, is left alone, and no
-    link is followed.
+    A folder of another user, or one that others may enter, is left alone.
     """
-    swept = []
-    with suppress(OSError), _opened(base, None) as within:
-        with os.scandir(within) as found:
-            names = sorted(each.name for each in found if each.name.startswith(PREFIX))
+    removed = []
+    with suppress(OSError), _opened(base, None) as parent:
+        with os.scandir(parent) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.startswith(PREFIX))
         for name in names:
-            with suppress(OSError):  # another's, or another sweep was faster
-                if _swept(name, within):
-                    swept.append(base / name)
-    return swept
+            with suppress(OSError):  # in use, another user's, or already removed by another node
+                if _remove_stale(name, parent, remove_folder):
+                    removed.append(base / name)
+    return removed
 
 
-def _swept(name: str, within: int) -> bool:
-    with _opened(name, within) as folder:
+def _remove_stale(name: str, parent: int, remove_folder: Remove) -> bool:
+    with _opened(name, parent) as folder:
         if not _is_ours(os.fstat(folder)):
             return False
         lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _empty(folder)
-            os.rmdir(name, dir_fd=within)
+            _empty(folder, remove_folder)
+            os.rmdir(name, dir_fd=parent)
         finally:
             os.close(lock)
     return True
@@ -127,31 +136,31 @@ def _is_ours(found: os.stat_result) -> bool:
     return found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == stat.S_IRWXU
 
 
-def remove(path: Path) -> None:
-    """Remove a node's folder with all that its hosts left; one that others have made in its place is left alone."""
-    with suppress(OSError), _opened(path, None) as folder:  # somebody may be faster
+def remove(path: Path, remove_folder: Remove) -> None:
+    """Remove a node's folder and all that it refers to; one that others have created in its place is left alone."""
+    with suppress(OSError), _opened(path, None) as folder:  # another process may have removed it
         if _is_ours(os.fstat(folder)):
-            _empty(folder)
+            _empty(folder, remove_folder)
             path.rmdir()
 
 
 @contextmanager
-def _opened(path: Path | str, within: int | None) -> Iterator[int]:
+def _opened(path: Path | str, parent: int | None) -> Iterator[int]:
     """Open a folder, following no link to it; raises `OSError`."""
-    opened = os.open(path, shared_memory.AS_FOLDER, dir_fd=within)
+    folder = os.open(path, OPEN_FOLDER, dir_fd=parent)
     try:
-        yield opened
+        yield folder
     finally:
-        os.close(opened)
+        os.close(folder)
 
 
-def _empty(folder: int) -> None:
-    """Remove all that is in an open folder: what hosts left, with the shared memory that it lists."""
+def _empty(folder: int, remove_folder: Remove) -> None:
+    """Remove all that an open folder contains."""
     with os.scandir(folder) as found:
-        entries = [(each.name, each.is_dir(follow_symlinks=False)) for each in found]
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_folder in entries:
         with suppress(OSError):
             if is_folder:
-                shared_memory.remove(name, folder)
+                remove_folder(name, folder)
             else:
                 os.unlink(name, dir_fd=folder)

@@ -1,7 +1,9 @@
-"""File descriptors kept in reserve, and listeners that refuse connections rather than touch it.
+"""A reserve of file descriptors, and listeners that refuse connections instead of using it.
 
-Connections come from strangers, and whatever else a node does needs descriptors too: an engine that is started again, a
-log file, a key file that is read anew. Running out of them, whoever has used them up, refuses connections and no more.
+Anybody can open connections, and everything else a node does needs descriptors too: restarting an engine, writing a
+log, reading a key file again. So a few descriptors are held open for nothing. When the process has no others left,
+they are lent to a task that must not fail, and new connections are refused until the reserve is full again: running out
+of descriptors costs new connections, and nothing that is already running.
 """
 
 from __future__ import annotations
@@ -17,37 +19,37 @@ from attrs import define, field
 
 log = logging.getLogger(__name__)
 
-# An engine's start takes about ten. A constant: it must be what this code may need at once, whatever a file says.
+# The start of an engine takes about ten. Not configurable: it depends on what this code needs at once, on nothing else.
 RESERVE = 16
-REFUSES_S = 0.05  # between two refusals, so that they are no load; the kernel's queue is bounded
-SAYS_EVERY_S = 60.0
+REFUSE_INTERVAL_S = 0.05  # between two refusals, to limit their cost; the kernel's queue is bounded
+LOG_INTERVAL_S = 60.0
 HEAD_BYTES = 64 * 1024
 FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 @define(eq=False)
 class Reserve:
-    """Descriptors that are kept open for nothing, to be given away when there are no others."""
+    """Descriptors held open for nothing, to be lent when the process has no others left."""
 
     size: int = RESERVE
-    _borrowers: int = 0  # whose descriptors nobody is to take; loans overlap, and end in any order
-    _kept: list[int] = field(factory=list)
+    _borrowers: int = 0  # loans overlap, and end in any order
+    _held: list[int] = field(factory=list)
 
     @property
     def lending(self) -> bool:
-        """Whether anybody has borrowed it now."""
+        """Whether it is lent to anybody now."""
         return self._borrowers > 0
 
     def fill(self) -> bool:
-        """Take as many as are missing, and return whether it is whole."""
+        """Open as many descriptors as are missing, none while it is lent; return whether it is full."""
         with suppress(OSError):
-            while not self.lending and len(self._kept) < self.size:
-                self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        return len(self._kept) >= self.size
+            while not self.lending and len(self._held) < self.size:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        return len(self._held) >= self.size
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Give them away while the body runs; after the last such body as many are taken back as are left."""
+    def lend(self) -> Iterator[None]:
+        """Close the descriptors while the body runs, so that it finds some; fill the reserve after the last loan."""
         self._borrowers += 1
         self.empty()
         try:
@@ -57,29 +59,32 @@ class Reserve:
             self.fill()
 
     def empty(self) -> None:
-        """Let go of them."""
-        while self._kept:
-            os.close(self._kept.pop())
+        """Close all descriptors."""
+        while self._held:
+            os.close(self._held.pop())
 
 
 def is_full(error: OSError) -> bool:
-    """Whether an error says that there are no descriptors left."""
+    """Return whether an error means that no descriptor, or no memory for one, is left."""
     return error.errno in FULL
 
 
 @define(eq=False)
 class GuardedListener(trio.abc.Listener[trio.SocketStream]):
-    """A listener that accepts while the reserve is whole, and else refuses whoever comes, one at a time."""
+    """A listener that accepts connections while the reserve is full, and refuses them one at a time otherwise.
+
+    `refused` is called for each refused connection, and `answer` is sent to it.
+    """
 
     listener: trio.SocketListener
     reserve: Reserve
     refused: Callable[[], None] = lambda: None
-    answer: bytes = b""  # to those who are refused
-    _count: int = 0  # of those of whom nothing has been said
-    _said_at: float = -SAYS_EVERY_S
+    answer: bytes = b""
+    _unlogged: int = 0  # refusals
+    _logged_at: float = -LOG_INTERVAL_S
 
     async def accept(self) -> trio.SocketStream:
-        """Return the next connection that there is room for."""
+        """Return the next connection for which a descriptor is left."""
         while True:
             if self.reserve.fill():
                 try:
@@ -93,28 +98,28 @@ class GuardedListener(trio.abc.Listener[trio.SocketStream]):
                     continue
             if not self.reserve.lending:
                 await self._refuse()
-            await trio.sleep(REFUSES_S)
+            await trio.sleep(REFUSE_INTERVAL_S)
 
     async def _refuse(self) -> None:
-        """Accept a connection with a descriptor of the reserve, say no, and close it."""
-        with self.reserve.lent(), suppress(OSError):
-            with trio.move_on_after(REFUSES_S):  # somebody may have left by now
+        """Accept a connection with a descriptor of the reserve, answer it, and close it."""
+        with self.reserve.lend(), suppress(OSError):
+            with trio.move_on_after(REFUSE_INTERVAL_S):  # the client may have left, or sends nothing
                 stream = await self.listener.accept()
                 self.refused()
-                self._say()
+                self._log()
                 try:
                     if self.answer:
-                        await stream.socket.recv(HEAD_BYTES)  # what is unread would take the answer with it
+                        await stream.socket.recv(HEAD_BYTES)  # closing with unread data would discard the answer
                         await stream.socket.send(self.answer)
                 finally:
                     stream.socket.close()
 
-    def _say(self) -> None:
-        self._count += 1
-        if trio.current_time() >= self._said_at + SAYS_EVERY_S:
-            log.error("no file descriptors are left: connections are refused", extra={"count": self._count})
-            self._count, self._said_at = 0, trio.current_time()
+    def _log(self) -> None:
+        self._unlogged += 1
+        if trio.current_time() >= self._logged_at + LOG_INTERVAL_S:
+            log.error("no file descriptors are left: connections are refused", extra={"count": self._unlogged})
+            self._unlogged, self._logged_at = 0, trio.current_time()
 
     async def aclose(self) -> None:
-        """Close it."""
+        """Close the listener."""
         await self.listener.aclose()

@@ -1,4 +1,4 @@
-"""What happens to the children of a tree, for whoever looks at it: the log, the terminal, the metrics."""
+"""Events of supervised children: the one account of what a tree does, for its log, its status and its metrics."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from enum import Enum
 
 from attrs import frozen
 
-from actors.kit.groups import consists_of, leaves
 from protocol.errors import EspalierError
 
 log = logging.getLogger(__name__)
 
 
 class ChildEventKind(Enum):
-    """What can happen to a child."""
+    """What happened to a child, worded as the predicate of a log line."""
 
     STARTING = "is starting"
     STARTED = "is ready"
@@ -29,7 +28,7 @@ class ChildEventKind(Enum):
 
 @frozen
 class ChildEvent:
-    """One step in the life of the child at `path`, and when, on Trio's clock, it was taken."""
+    """One event of the child at `path` (names joined by slashes); `at` is its time on Trio's clock."""
 
     path: str
     kind: ChildEventKind
@@ -41,30 +40,37 @@ class ChildEvent:
     def __str__(self) -> str:
         wait = f" in {self.wait_s:.3g} s" if self.wait_s else ""
         took = f" after {self.took_s:.1f} s" if self.took_s else ""
-        return f"{self.path} {self.kind.value}{wait}{took}{'' if self.error is None else f': {error_text(self.error)}'}"
+        error = "" if self.error is None else f": {error_text(self.error)}"
+        return f"{self.path} {self.kind.value}{wait}{took}{error}"
 
 
 def error_text(error: BaseException | None) -> str:
-    """Say in one sentence what went wrong; of a group, what each of its errors says."""
+    """Return one sentence that states what went wrong; for a group, the sentences of its members."""
     match error:
         case None:
             return "it ended."
         case BaseExceptionGroup():
-            return " | ".join(error_text(each) for each in leaves(error))
+            return " | ".join(error_text(member) for member in error.exceptions)
         case EspalierError():
             return str(error)
         case _:
             return f"{type(error).__name__}: {error}"
 
 
-def log_event(happening: ChildEvent) -> None:
-    """Log a happening: what is expected to go wrong in a sentence, a bug with where it rose."""
-    error = happening.error
+def log_event(event: ChildEvent) -> None:
+    """Log an event; an error that is no `EspalierError` is a bug, and is logged with its traceback."""
+    error = event.error
     level = logging.INFO if error is None else logging.WARNING
-    if happening.kind is ChildEventKind.IGNORES_CANCEL:
+    if event.kind is ChildEventKind.IGNORES_CANCEL:
         level = logging.CRITICAL
-    elif happening.kind is ChildEventKind.GAVE_UP:
+    elif event.kind is ChildEventKind.GAVE_UP:
         level = logging.ERROR
-    expected = error is None or consists_of(error, EspalierError)  # anything else is a bug: show where it rose
-    fields = {"child": happening.path, "child_event": happening.kind.name.lower()}
-    log.log(level, "%s", happening, exc_info=None if expected else error, extra=fields)
+    expected = error is None or _is_expected(error)
+    fields = {"child": event.path, "child_event": event.kind.name.lower()}
+    log.log(level, "%s", event, exc_info=None if expected else error, extra=fields)
+
+
+def _is_expected(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_expected, error.exceptions))
+    return isinstance(error, EspalierError)

@@ -1,8 +1,13 @@
-"""Where a child that comes and goes offers what its siblings need, and says why while there is nothing to offer."""
+"""A registered name: the current value that a supervised child publishes while it lives.
+
+A child that is restarted is a new object each time, so nobody may keep a reference to it. What outlives its restarts
+is a `Registration`, made together with the tree: the child publishes its value there for as long as it can be used,
+its siblings read `current` or wait for it, and while there is none, the registration knows why.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -10,104 +15,106 @@ import trio
 from attrs import define, field, frozen
 
 from protocol.errors import StartFailed
-from supervisor.supervision.changes import Changes
 
 T = TypeVar("T")
-WHY_LENGTH_MAX = 500
+REASON_LENGTH_MAX = 500
+
+
+def _ignore() -> None:
+    """Do nothing with a change."""
 
 
 @frozen
 class Failure:
-    """Why what was offered is gone or never came, and when it is tried again, on Trio's clock."""
+    """Why the publisher failed, and when it is restarted, on Trio's clock."""
 
-    why: str
+    reason: str
     retry_at: float
-    at_start: bool  # it had not been ready
+    at_start: bool  # it failed before it had published anything
 
     def __str__(self) -> str:
         wait_s = self.retry_at - trio.current_time()
-        return f"failed: {self.why}; next try {f'in {wait_s:.0f} s' if wait_s >= 1 else 'now'}"
+        return f"failed: {self.reason}; next try {f'in {wait_s:.0f} s' if wait_s >= 1 else 'now'}"
 
 
 @define(eq=False)
 class Registration(Generic[T]):
-    """Holds a thing while the life that offers it lasts."""
+    """A value that exists while the child that publishes it lives; `on_change` is called at each change."""
 
-    changed: Changes | None = None  # where others wait for something to come or go
-    last: T | None = None  # stays when the life ends, for what outlives it: names, limits
-    lacks: str | None = None  # what must come before there is anything to offer
-    failure: Failure | None = None  # since the life that offered it, or was to offer it, failed
-    _offers: bool = False  # this life has offered something
-    _now: T | None = None
-    _offered: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    on_change: Callable[[], None] = _ignore
+    last: T | None = None  # the latest value, kept when its publisher ends: for its names and limits
+    blocked_by: str | None = None  # what the publisher waits for before it can publish
+    failure: Failure | None = None  # of the publisher, until something is published again
+    _published: bool = False  # by the present life of the publisher
+    _current: T | None = None
+    _waiting: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     @contextmanager
-    def publish(self, thing: T) -> Iterator[None]:
-        """Offer `thing` while the body runs."""
-        self._now = self.last = thing
-        self._offers, self.failure = True, None
-        self._offered.unpark_all()
-        self._change()
+    def publish(self, value: T) -> Iterator[None]:
+        """Publish `value` while the body runs."""
+        self._current = self.last = value
+        self._published, self.failure = True, None
+        self._waiting.unpark_all()
+        self.on_change()
         try:
             yield
         finally:
-            if self._now is thing:
-                self._now = None
-                self._change()
+            if self._current is value:
+                self._current = None
+                self.on_change()
 
     def withdraw(self) -> None:
-        """Offer nothing more, though the life that offered it goes on."""
-        self._now = None
-        self._change()
+        """Stop publishing, although the body of `publish` still runs."""
+        self._current = None
+        self.on_change()
 
     @property
-    def now(self) -> T | None:
-        """What is offered now, if anything is."""
-        return self._now
+    def current(self) -> T | None:
+        """The published value, None if there is none."""
+        return self._current
 
-    def lack(self, what: str | None) -> None:
-        """Say what must come first, None if nothing must."""
-        if what != self.lacks:
-            self.lacks = what
-            self._change()
+    def set_blocked_by(self, reason: str | None) -> None:
+        """State what the publisher waits for; None if for nothing."""
+        if reason != self.blocked_by:
+            self.blocked_by = reason
+            self.on_change()
 
-    def failed(self, why: str, wait_s: float) -> None:
-        """Note that whoever offers failed, and is tried again after a wait."""
-        self.failure = Failure(why[:WHY_LENGTH_MAX], trio.current_time() + wait_s, at_start=not self._offers)
-        self._offers = False
-        self._offered.unpark_all()  # whoever waits for it may not want to, now
-        self._change()
+    def note_failure(self, reason: str, wait_s: float) -> None:
+        """Note that the publisher failed, and is restarted after `wait_s` seconds."""
+        retry_at = trio.current_time() + wait_s
+        self.failure = Failure(reason[:REASON_LENGTH_MAX], retry_at, at_start=not self._published)
+        self._published = False
+        self._waiting.unpark_all()  # `wait_started` raises
+        self.on_change()
 
     @property
-    def how(self) -> str:
-        """How it is while nothing is offered, as the end of a sentence."""
-        if self.failure is not None and self.lacks is None:
+    def status_text(self) -> str:
+        """The state while nothing is published, as the end of a sentence."""
+        if self.failure is not None and self.blocked_by is None:
             return str(self.failure)
-        return f"is starting{'' if self.lacks is None else f': {self.lacks}'}"
+        return f"is starting{'' if self.blocked_by is None else f': {self.blocked_by}'}"
 
     @property
-    def why(self) -> str:
-        """The same for whoever hears it later: without the time, and nothing where something is offered."""
-        if self._now is not None:
+    def unavailable_reason(self) -> str:
+        """The same without times, for nodes that read it later; empty while something is published."""
+        if self._current is not None:
             return ""
-        return self.how if self.failure is None or self.lacks is not None else f"failed: {self.failure.why}"
+        if self.failure is None or self.blocked_by is not None:
+            return self.status_text
+        return f"failed: {self.failure.reason}"
 
     async def wait(self) -> T:
-        """Wait until something is offered, and return it."""
+        """Wait until something is published, and return it."""
         await trio.lowlevel.checkpoint()
-        while self._now is None:
-            await self._offered.park()
-        return self._now
+        while self._current is None:
+            await self._waiting.park()
+        return self._current
 
-    async def started(self) -> T:
-        """Wait as `wait` does; raises `StartFailed` if what is to offer it could not start when it last tried."""
+    async def wait_started(self) -> T:
+        """Wait like `wait`; raises `StartFailed` if the publisher's latest start failed."""
         await trio.lowlevel.checkpoint()
-        while self._now is None:
+        while self._current is None:
             if self.failure is not None and self.failure.at_start:
-                raise StartFailed(self.failure.why)
-            await self._offered.park()
-        return self._now
-
-    def _change(self) -> None:
-        if self.changed is not None:
-            self.changed.unpark_all()
+                raise StartFailed(self.failure.reason)
+            await self._waiting.park()
+        return self._current

@@ -1,4 +1,4 @@
-"""How each child of a node's tree stands, from what happens to it."""
+"""The current status of each member of a tree, derived from its events."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import trio
 from attrs import define, field, frozen
 
-from protocol.cluster import ChildState
-from supervisor.supervision.events import ChildEvent, ChildEventKind, error_text
-from supervisor.supervision.tree import Child, Tree
+from .events import ChildEvent, ChildEventKind, error_text
+from .tree import Child, Tree
 
-UP, WAITS = "up", "not started"
+READY, NOT_STARTED = "up", "not started"
 STATES = {
     ChildEventKind.STARTING: "starting",
-    ChildEventKind.STARTED: UP,
+    ChildEventKind.STARTED: READY,
     ChildEventKind.ENDED: "ended",
     ChildEventKind.FAILED: "failed",
     ChildEventKind.RESTARTING: "starts again",
@@ -23,72 +22,85 @@ STATES = {
     ChildEventKind.IGNORES_CANCEL: "does not stop",
     ChildEventKind.GAVE_UP: "gave up",
 }
-WHY_LENGTH_MAX = 500
+ERROR_LENGTH_MAX = 500
+
+
+@frozen
+class MemberStatus:
+    """The status of one member of a tree: its state since `since_s` seconds, its restarts, and its last error."""
+
+    path: str
+    state: str
+    restarts: int
+    since_s: float
+    about: str
+    last_error: str  # empty if there was none
 
 
 @define(eq=False)
-class _Stand:
-    state: str = WAITS
+class _Record:
+    state: str = NOT_STARTED
     starts: int = 0
-    since: float | None = None
-    why: str = ""
+    since: float | None = None  # on Trio's clock
+    last_error: str = ""
 
 
 @frozen
 class EarlierFailures:
-    """What a launcher knows of a node's processes before this one: how many ended unasked, and why the last one did."""
+    """Failures of earlier processes of this tree, as known to a launcher: their number, and the error of the last."""
 
     count: int = 0
-    why: str = ""
+    last_error: str = ""
 
 
 @define(eq=False)
 class TreeStatus:
-    """Follows one tree, which never changes its shape; nothing in here is ever more than the tree has members."""
+    """The status of one tree; its memory is bounded by the number of members, which never changes."""
 
     tree: Tree
-    earlier: EarlierFailures = EarlierFailures()
+    earlier_failures: EarlierFailures = EarlierFailures()
     _begun_at: float | None = None
-    _stands: dict[str, _Stand] = field(factory=dict)
+    _records: dict[str, _Record] = field(factory=dict)  # by path
 
-    def watch(self, happening: ChildEvent) -> None:
-        """Note what has happened to a child."""
+    def on_event(self, event: ChildEvent) -> None:
+        """Apply an event."""
         if self._begun_at is None:
-            self._begun_at = happening.at
-        stand = self._stands.setdefault(happening.path, _Stand())
-        if (state := STATES[happening.kind]) != stand.state:
-            stand.state, stand.since = state, happening.at
-        stand.starts += happening.kind is ChildEventKind.STARTING
-        if happening.error is not None:
-            stand.why = error_text(happening.error)[:WHY_LENGTH_MAX]
+            self._begun_at = event.at
+        record = self._records.setdefault(event.path, _Record())
+        if (state := STATES[event.kind]) != record.state:
+            record.state, record.since = state, event.at
+        record.starts += event.kind is ChildEventKind.STARTING
+        if event.error is not None:
+            record.last_error = error_text(event.error)[:ERROR_LENGTH_MAX]
 
-    def why(self, path: str) -> str:
-        """Return what went wrong last with the child at a path."""
-        return self._stands.get(path, _Stand()).why
+    def last_error(self, path: str) -> str:
+        """Return the last error of the child at `path`, empty if there was none."""
+        return self._records.get(path, _Record()).last_error
 
     @property
-    def up_s(self) -> float:
-        """For how long the tree has run, starting included."""
+    def uptime_s(self) -> float:
+        """The time in seconds since the first event, the start included."""
         return 0.0 if self._begun_at is None else trio.current_time() - self._begun_at
 
-    def children(self) -> tuple[ChildState, ...]:
-        """Return how every member of the tree is now, each before its children."""
-        return tuple(self._children(self.tree, self.tree.name))
+    def members(self) -> tuple[MemberStatus, ...]:
+        """Return the status of every member of the tree, each before its children."""
+        return tuple(self._members(self.tree, self.tree.name))
 
-    def _children(self, member: Child | Tree, path: str) -> Iterator[ChildState]:
-        stand = self._stands.get(path, _Stand())
-        restarts, why = max(0, stand.starts - 1), stand.why
+    def _members(self, member: Child | Tree, path: str) -> Iterator[MemberStatus]:
+        record = self._records.get(path, _Record())
+        restarts, last_error = max(0, record.starts - 1), record.last_error
         if path == self.tree.name:
-            restarts, why = restarts + self.earlier.count, why or self.earlier.why[:WHY_LENGTH_MAX]
-        state, since = stand.state, stand.since
+            restarts += self.earlier_failures.count
+            last_error = last_error or self.earlier_failures.last_error[:ERROR_LENGTH_MAX]
+        state, since = record.state, record.since
         children = member.children if isinstance(member, Tree) else ()
-        if path == self.tree.name and path not in self._stands:  # nobody starts the root: it is as its children are
+        if path == self.tree.name and path not in self._records:  # the root has no parent that reports its events
             states = [self._state(f"{path}/{child.name}") for child in children]
-            state, since = next((each for each in states if each != UP), UP), self._begun_at
+            state, since = next((state for state in states if state != READY), READY), self._begun_at
         since_s = 0.0 if since is None else max(0.0, trio.current_time() - since)
-        yield ChildState(path, state, restarts, round(since_s, 3), member.about, why)
+        yield MemberStatus(path, state, restarts, round(since_s, 3), member.about, last_error)
         for child in children:
-            yield from self._children(child, f"{path}/{child.name}")
+            yield from self._members(child, f"{path}/{child.name}")
 
     def _state(self, path: str) -> str:
-        return self._stands.get(path, _Stand()).state
+        return self._records.get(path, _Record()).state

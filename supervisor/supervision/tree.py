@@ -1,4 +1,13 @@
-"""What a tree looks like: a plain value, checked before anything starts, and printed as text."""
+"""The description of a supervision tree: immutable values, validated when they are made, and rendered as text.
+
+Failure policy is data, as in Erlang/OTP's child specifications: which children there are, in which order they start,
+which of them fall together, how often they may fail. A mistake in it (a permanent child that is significant, an
+unknown name in `needs`, a function that does not accept its arguments) is a `ValueError` when the value is made, and
+never a surprise during a restart. The same value is what `--check` prints, so that an operator reads the very limits
+that the supervisor will enforce.
+
+Nothing in this file runs anything: `supervise.py` does.
+"""
 
 from __future__ import annotations
 
@@ -15,45 +24,46 @@ DETAILS_WIDTH_MIN = 40
 HARD_SPACE = "\N{NO-BREAK SPACE}"
 
 
-def _check(holds: bool, sentence: str) -> None:
-    if not holds:
-        raise ValueError(sentence)
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
 
 
-def _more_than_zero(owner: str, **named: float) -> None:
-    for name, value in named.items():
+def _check_positive(owner: str, **values: float) -> None:
+    for name, value in values.items():
         _check(0 < value < inf, f"{owner}: {name} is {value:g}, but must be more than 0 and finite.")
 
 
 def _check_member(member: Child | Tree) -> None:
     name = member.name
     _check(name != "" and "/" not in name, f"{name!r} is no name for a child: paths are made of names and slashes.")
-    ends_at_last = not member.significant or member.restart is not Restart.PERMANENT
-    _check(ends_at_last, f"{name}: a significant child ends its tree, so it cannot be permanent.")
+    can_end = not member.significant or member.restart is not Restart.PERMANENT
+    _check(can_end, f"{name}: a significant child ends its tree, so it cannot be permanent.")
 
 
 class Restart(Enum):
-    """When a child that has ended by itself is started again."""
+    """Restart policy of a child that has ended without being asked to."""
 
-    PERMANENT = "permanent"  # always
-    TRANSIENT = "transient"  # only after an error
-    TEMPORARY = "temporary"  # never, not even together with a sibling
+    PERMANENT = "permanent"  # always restarted
+    TRANSIENT = "transient"  # restarted after an error only
+    TEMPORARY = "temporary"  # never restarted, not even together with a sibling
 
 
 class Strategy(Enum):
-    """Which children are stopped and started again with the one that failed."""
+    """Restart strategy of a tree: which children are stopped and restarted together with the failed one."""
 
-    ONE_FOR_ONE = "one for one"  # it alone
-    REST_FOR_ONE = "rest for one"  # it and all that were started after it
-    ONE_FOR_ALL = "one for all"
+    ONE_FOR_ONE = "one for one"  # the failed child alone
+    REST_FOR_ONE = "rest for one"  # the failed child and all that follow it in the tree
+    ONE_FOR_ALL = "one for all"  # all children
 
 
 @frozen(kw_only=True)
 class Backoff:
-    """How long to wait before a child is tried again that could not start, and with `crashes` one that crashed later.
+    """Exponential back-off, in seconds, before a child that failed to start is tried again.
 
-    The wait doubles from `min_s` up to `max_s` with each such failure, and chance lengthens it by up to the fraction
-    `jitter` of itself. It begins at `min_s` again once the child has lived for `reset_after_s`.
+    With `crashes` it applies as well to a child that failed after it had been ready. The wait doubles from `min_s` up
+    to `max_s` with each failure, plus a random fraction of up to `jitter` of itself, and starts from `min_s` again
+    once the child has been ready for `reset_after_s`.
     """
 
     min_s: float = 0.5
@@ -63,22 +73,23 @@ class Backoff:
     crashes: bool = False
 
     def __attrs_post_init__(self) -> None:
-        _more_than_zero("the back-off", min_s=self.min_s, max_s=self.max_s, reset_after_s=self.reset_after_s)
+        _check_positive("the back-off", min_s=self.min_s, max_s=self.max_s, reset_after_s=self.reset_after_s)
         _check(self.min_s <= self.max_s, f"the back-off: min_s is {self.min_s:g}, more than max_s, {self.max_s:g}.")
         _check(0 <= self.jitter <= 1, f"the back-off: jitter is {self.jitter:g}, but must be from 0 to 1.")
 
-    def wait_s(self, failures: int, chance: float) -> float:
-        """Return the wait after so many failures in a row; `chance` is a number from 0 to 1."""
-        doublings = min(failures - 1, 64)  # more would only overflow
-        return min(self.max_s, self.min_s * 2.0**doublings) * (1 + self.jitter * chance)
+    def wait_s(self, failures: int, random: float) -> float:
+        """Return the wait in seconds after `failures` failures in a row; `random` is from 0 to 1."""
+        doublings = min(failures - 1, 64)  # more would overflow, and `max_s` is reached long before
+        return min(self.max_s, self.min_s * 2.0**doublings) * (1 + self.jitter * random)
 
 
 @frozen(kw_only=True)
 class Child:  # type: ignore[explicit-any]  # for mypy the `...` of `run` is one
-    """One actor: `run(*args, task_status=...)`, which calls `task_status.started()` once it is ready to serve.
+    """One supervised task: `run(*args, task_status=...)`, which calls `task_status.started()` once it is ready.
 
-    Where a `significant` child ends without an error, its tree has done what it was for, and ends well too. `needs` as
-    in `Tree`.
+    It fails if it is not ready within `start_within_s` seconds; when it is cancelled it must end within
+    `stop_within_s`. When a `significant` child ends without an error, its tree is complete and ends without an error
+    as well. `needs` is explained in `Tree`. `limits` (name and value) and `about` are for `render` alone.
     """
 
     name: str
@@ -94,7 +105,7 @@ class Child:  # type: ignore[explicit-any]  # for mypy the `...` of `run` is one
 
     def __attrs_post_init__(self) -> None:
         _check_member(self)
-        _more_than_zero(self.name, start_within_s=self.start_within_s, stop_within_s=self.stop_within_s)
+        _check_positive(self.name, start_within_s=self.start_within_s, stop_within_s=self.stop_within_s)
         names = [name for name, _ in self.limits]
         _check(len(set(names)) == len(names), f"{self.name}: two limits have the same name: {', '.join(names)}.")
         try:
@@ -105,16 +116,16 @@ class Child:  # type: ignore[explicit-any]  # for mypy the `...` of `run` is one
 
 @frozen(kw_only=True)
 class Tree:
-    """Children that are started from the first to the last and stopped from the last to the first.
+    """A supervisor: its children, in start order, and its restart policy.
 
-    Each is started once those that it needs are ready, and stopped once those that need it have ended: children that
-    need nothing of each other start and stop together. `needs` names earlier siblings; None means all of them. It
-    orders the first start and the stop. A child of a one-for-one tree is restarted whatever its siblings do, and in the
-    other trees every child needs those before it.
+    A child is started when all children that it `needs` are ready, and stopped when all that need it have ended, so
+    independent children start and stop concurrently. `needs` names earlier siblings; None means all of them. It orders
+    the first start and the stop only: a child of a one-for-one tree is restarted without waiting for its siblings. With
+    the other strategies every child needs all those before it.
 
-    The tree gives up when more than `restarts_max` of its children's failures lie within `restarts_window_s`. For the
-    tree above it is then a child that failed. With `restarts_max` None it never gives up, not even when a child fails
-    its first start, and the tree above waits for it no longer than until then.
+    The tree gives up when more than `restarts_max` failures of its children lie within `restarts_window_s` seconds; its
+    parent then handles it as a failed child. With `restarts_max` None it never gives up, not even when a child fails
+    its first start; from that failure on the parent no longer waits for the tree to be ready.
     """
 
     name: str
@@ -130,43 +141,43 @@ class Tree:
 
     def __attrs_post_init__(self) -> None:
         _check_member(self)
-        _more_than_zero(self.name, restarts_window_s=self.restarts_window_s)
-        most = self.restarts_max
-        _check(most is None or most >= 0, f"{self.name}: restarts_max is {most}, but must not be negative.")
-        endless = most is None and not self.backoff.crashes
-        _check(not endless, f"{self.name}: it never gives up, so its back-off must count crashes, or it could spin.")
+        _check_positive(self.name, restarts_window_s=self.restarts_window_s)
+        limit = self.restarts_max
+        _check(limit is None or limit >= 0, f"{self.name}: restarts_max is {limit}, but must not be negative.")
+        could_spin = limit is None and not self.backoff.crashes
+        _check(not could_spin, f"{self.name}: it never gives up, so its back-off must count crashes, or it could spin.")
         names = [child.name for child in self.children]
         _check(len(set(names)) == len(names), f"{self.name}: two children have the same name: {', '.join(names)}.")
-        for place, child in enumerate(self.children):
-            self._check_needs(child, names[:place])
+        for index, child in enumerate(self.children):
+            self._check_needs(child, names[:index])
 
-    def _check_needs(self, child: Child | Tree, before: list[str]) -> None:
+    def _check_needs(self, child: Child | Tree, earlier: list[str]) -> None:
         if child.needs is None:
             return
-        only = f"{self.name}: {child.name} says what it needs, but in a tree that is {self.strategy.value} each child"
-        _check(self.strategy is Strategy.ONE_FOR_ONE, f"{only} needs all before it.")
+        rule = f"{self.name}: {child.name} states what it needs, but in a tree that is {self.strategy.value} each child"
+        _check(self.strategy is Strategy.ONE_FOR_ONE, f"{rule} needs all before it.")
         for name in child.needs:
-            _check(name in before, f"{self.name}: {child.name} needs {name}, which is no child before it.")
+            _check(name in earlier, f"{self.name}: {child.name} needs {name}, which is no child before it.")
 
-    def needed(self) -> dict[str, frozenset[str]]:
-        """Return which siblings each child needs, also by way of others."""
-        found: dict[str, frozenset[str]] = {}
+    def transitive_needs(self) -> dict[str, frozenset[str]]:
+        """Return the siblings that each child needs, directly and through others, by the child's name."""
+        needs: dict[str, frozenset[str]] = {}
         for child in self.children:
-            direct = found.keys() if child.needs is None else child.needs
-            found[child.name] = frozenset(direct).union(*(found[name] for name in direct))
-        return found
+            direct = needs.keys() if child.needs is None else child.needs
+            needs[child.name] = frozenset(direct).union(*(needs[name] for name in direct))
+        return needs
 
     @property
     def stop_within_s(self) -> float:
-        """How long stopping may take, if nothing ignores its cancellation: as long as the longest chain of needs."""
-        needed, by = self.needed(), dict[str, float]()  # when each has ended
+        """The longest time in seconds that a stop takes if no task ignores its cancellation: the longest chain."""
+        needs, ended_s = self.transitive_needs(), dict[str, float]()
         for child in reversed(self.children):
-            begins = max((by[name] for name in by if child.name in needed[name]), default=0.0)
-            by[child.name] = begins + child.stop_within_s
-        return max(by.values(), default=0.0)
+            begins_s = max((ended_s[name] for name in ended_s if child.name in needs[name]), default=0.0)
+            ended_s[child.name] = begins_s + child.stop_within_s
+        return max(ended_s.values(), default=0.0)
 
     def restarted_with(self, failed: Child | Tree) -> tuple[Child | Tree, ...]:
-        """Return the children that are stopped, and started again, when one of them fails."""
+        """Return the children that are stopped and restarted when `failed` fails, in start order."""
         match self.strategy:
             case Strategy.ONE_FOR_ONE:
                 return (failed,)
@@ -176,26 +187,26 @@ class Tree:
                 return self.children
 
 
-# As text -------------------------------------------------------------------------------
+# Rendering -----------------------------------------------------------------------------
 
 
 def render(tree: Tree) -> str:
-    """Print the tree with every policy, deadline and limit in it, in `WIDTH` columns where its names allow."""
+    """Return the tree as text with all its policies, deadlines and limits, `WIDTH` columns wide if its names allow."""
     rows = list(_rows(tree, "", ""))
     column = max(len(first) for first, _, _ in rows) + 2
     lines: list[str] = []
-    for first, others, details in rows:
+    for first, following, details in rows:
         margin = first
         for detail in details:
             for text in textwrap.wrap(detail, max(WIDTH - column, DETAILS_WIDTH_MIN), break_on_hyphens=False):
                 lines.append(f"{margin:<{column}}{text.replace(HARD_SPACE, ' ')}")
-                margin = others
+                margin = following
     return "\n".join(lines)
 
 
-def _rows(member: Child | Tree, first: str, others: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield what stands left of each member's first line and of its other lines, and what stands right of them."""
-    policy = [] if first == "" else [member.restart.value]  # nobody restarts the root
+def _rows(member: Child | Tree, first: str, following: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield for each member the left margin of its first line, that of its further lines, and the text beside them."""
+    policy = [] if first == "" else [member.restart.value]  # the root has no parent to restart it
     if member.significant:
         policy.append("significant")
     if member.needs is not None:
@@ -205,23 +216,23 @@ def _rows(member: Child | Tree, first: str, others: str) -> Iterator[tuple[str, 
     policy.append(f"stops within {_number(member.stop_within_s)} s")
     yield (
         f"{first}{member.name}",
-        f"{others}{'│' if isinstance(member, Tree) and member.children else ''}",
-        [member.about, _together(policy), _together(_particulars(member))],
+        f"{following}{'│' if isinstance(member, Tree) and member.children else ''}",
+        [member.about, _unbroken(policy), _unbroken(_details(member))],
     )
     children = member.children if isinstance(member, Tree) else ()
     for child in children:
         last = child is children[-1]
-        yield from _rows(child, f"{others}{'└─' if last else '├─'} ", f"{others}{' ' if last else '│'}  ")
+        yield from _rows(child, f"{following}{'└─' if last else '├─'} ", f"{following}{' ' if last else '│'}  ")
 
 
-def _particulars(member: Child | Tree) -> list[str]:
+def _details(member: Child | Tree) -> list[str]:
     if isinstance(member, Child):
         return [f"{name} {_number(limit)}" for name, limit in member.limits]
-    backoff, most = member.backoff, member.restarts_max
+    backoff, limit = member.backoff, member.restarts_max
     waits = "failures" if backoff.crashes else "failed starts"
     return [
         member.strategy.value,
-        "never gives up" if most is None else f"at most {most:,} restarts in {_number(member.restarts_window_s)} s",
+        "never gives up" if limit is None else f"at most {limit:,} restarts in {_number(member.restarts_window_s)} s",
         f"{waits} wait {_number(backoff.min_s)} to {_number(backoff.max_s)} s",
     ]
 
@@ -230,6 +241,6 @@ def _number(number: float) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:,g}"
 
 
-def _together(parts: list[str]) -> str:
-    """Join parts so that a line may break between two of them, but in none."""
+def _unbroken(parts: list[str]) -> str:
+    """Join parts with `·` so that a line is broken between two parts only."""
     return " ".join(f"{part}{' ·' if part is not parts[-1] else ''}".replace(" ", HARD_SPACE) for part in parts)

@@ -1,6 +1,8 @@
-"""What the node tells its operator: one structured line an event, and on a terminal a live start-up.
+"""The log of a process: one structured line an event; on a terminal, readable lines above a live status line.
 
-Prompts and answers are never among it.
+Lines are written by threads behind bounded queues, so logging never blocks the event loop: what cannot be written in
+time is dropped and counted. Every value in a line is bounded as well, because some of them were chosen by clients or
+other nodes. Prompts and answers are never logged.
 """
 
 from __future__ import annotations
@@ -25,81 +27,82 @@ from supervisor.threads.queued_writer import BYTES_MAX, LINES_MAX, QueuedWriter,
 
 log = logging.getLogger(__name__)
 
-FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-SAID = {"child", "child_event"}  # a readable line has these in its words
-LOUD = {"warning", "error", "critical"}
-PASSING = {"starting", "stopping"}  # and where a live line shows these, they need no line of their own
+RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+IN_MESSAGE = {"child", "child_event"}  # fields that a readable line has in its message already
+SHOWN_LEVELS = {"warning", "error", "critical"}
+TRANSIENT_EVENTS = {"starting", "stopping"}  # of children; a live line shows these, so they get no line of their own
 TICK_S = 0.2
 CLEAR = "\r\x1b[2K"
-VALUE_CHARACTERS_MAX = 2048  # of each text in a record, whoever wrote it
-VALUES_MAX = 64  # in each list or table
+VALUE_CHARACTERS_MAX = 2048  # of each text in a record
+VALUES_MAX = 64  # of each list or table
 DEPTH_MAX = 4
 TRACE_CHARACTERS_MAX = 16 * 1024
-FLUSH_S = 1.0  # for the last lines to be written, before a process ends
+FLUSH_S = 1.0  # for the last lines to be written before a process exits
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, for whoever collects logs; `node` is in it where several nodes write to one place."""
+    """One JSON object a line; with `node` in it where several nodes log to one place."""
 
     def __init__(self, node: str | None = None) -> None:
         super().__init__()
-        self._given: dict[object, object] = {} if node is None else {"node": node}
+        self._fields: dict[object, object] = {} if node is None else {"node": node}
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record with everything that was given with it."""
+        """Return the record with all its fields, each bounded."""
         line: dict[object, object] = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
-            **self._given,
+            **self._fields,
             "event": _event(record),
             **_extra(record),
         }
         if record.exc_info:
-            line["traceback"] = _middle_out(self.formatException(record.exc_info))
+            line["traceback"] = _without_middle(self.formatException(record.exc_info))
         return json.dumps(line, ensure_ascii=False)
 
 
 class TextFormatter(logging.Formatter):
-    """One line a person can read."""
+    """One readable line: the time, the message, then the fields as `name=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the time, what happened, and what was given with it."""
+        """Return the line, with a traceback below it if there is one."""
         line = _line(self.formatTime(record, "%H:%M:%S"), record.levelname.lower(), _event(record), _extra(record))
-        return f"{line}\n{_middle_out(self.formatException(record.exc_info))}" if record.exc_info else line
+        return f"{line}\n{_without_middle(self.formatException(record.exc_info))}" if record.exc_info else line
 
 
 def readable_line(node: str, text: str) -> str | None:
-    """Return what a node logged, in JSON or not, as a person can read it; None for what a live line shows instead."""
+    """Return a line that a node has logged, JSON or not, as readable text; None if the live line shows it instead."""
     try:
         match json.loads(text):
-            case {"time": str(time), "level": str(level), "event": str(event), **given}:
-                if given.get("child_event") in PASSING:
+            case {"time": str(time), "level": str(level), "event": str(event), **fields}:
+                if fields.get("child_event") in TRANSIENT_EVENTS:
                     return None
-                trace = given.pop("traceback", None)
-                given.pop("node", None)
-                line = _line(time[11:19], level, f"{node}: {event}", given)
+                trace = fields.pop("traceback", None)
+                fields.pop("node", None)
+                line = _line(time[11:19], level, f"{node}: {event}", fields)
                 return line if trace is None else f"{line}\n{trace}"
     except ValueError:
         pass
     return f"{node}: {text}"
 
 
-def _line(time: str, level: str, event: str, given: Mapping[object, object]) -> str:
-    loud = f"{level}: " if level in LOUD else ""
-    extra = " ".join(f"{name}={value}" for name, value in given.items() if name not in SAID and value is not None)
-    return f"{time} {loud}{event}{'  ' if extra else ''}{extra}"
+def _line(time: str, level: str, event: str, fields: Mapping[object, object]) -> str:
+    shown_level = f"{level}: " if level in SHOWN_LEVELS else ""
+    pairs = (f"{name}={value}" for name, value in fields.items() if name not in IN_MESSAGE and value is not None)
+    extra = " ".join(pairs)
+    return f"{time} {shown_level}{event}{'  ' if extra else ''}{extra}"
 
 
 def _extra(record: logging.LogRecord) -> dict[object, object]:
-    return {name: bounded(value) for name, value in vars(record).items() if name not in FIELDS}
+    return {name: bounded(value) for name, value in vars(record).items() if name not in RECORD_FIELDS}
 
 
 def _event(record: logging.LogRecord) -> str:
-    return _cut(record.getMessage())
+    return _truncated(record.getMessage())
 
 
 def bounded(value: object, depth: int = DEPTH_MAX) -> object:
-    """Return what a log line shows of a value: no longer, wider or deeper than a line may be, as plain JSON."""
+    """Return a value as plain JSON of bounded length, width and depth, for a log line."""
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):
@@ -107,97 +110,95 @@ def bounded(value: object, depth: int = DEPTH_MAX) -> object:
     if isinstance(value, Mapping | list | tuple | set | frozenset):
         if not depth:
             return "..."
-        some = islice(value, VALUES_MAX)
+        first = islice(value, VALUES_MAX)
         if isinstance(value, Mapping):
-            return {_cut(str(key)): bounded(value[key], depth - 1) for key in some}
-        return [bounded(each, depth - 1) for each in some]
-    return _cut(value if isinstance(value, str) else str(value))
+            return {_truncated(str(key)): bounded(value[key], depth - 1) for key in first}
+        return [bounded(item, depth - 1) for item in first]
+    return _truncated(value if isinstance(value, str) else str(value))
 
 
-def _cut(text: str) -> str:
+def _truncated(text: str) -> str:
     if len(text) <= VALUE_CHARACTERS_MAX:
         return text
     return f"{text[:VALUE_CHARACTERS_MAX]}... ({len(text)} characters)"
 
 
-def _middle_out(trace: str) -> str:
-    """Return a traceback without its middle if it is too long: where it began and what it ended in are read."""
+def _without_middle(trace: str) -> str:
+    """Return a traceback, without its middle if it is too long: its beginning and its end matter."""
     half = TRACE_CHARACTERS_MAX // 2
     return trace if len(trace) <= TRACE_CHARACTERS_MAX else f"{trace[:half]}\n...\n{trace[-half:]}"
 
 
 @define(eq=False)
 class Terminal:
-    """Writes log lines, and below them, while children start or stop, one line that says which and for how long.
-
-    Nobody who logs waits for whoever reads: threads write, and what they cannot write in time is dropped and counted.
-    """
+    """The log's output and, on a terminal, a live line below it that shows which children are starting or stopping."""
 
     out: TextIO
     live: bool
-    plain: TextIO = sys.stdout
-    upward: Callable[[str], None] | None = None  # to a launcher, who tells it instead
+    stdout: TextIO = sys.stdout
+    announce_to_parent: Callable[[str], None] | None = None  # the launcher, which prints announcements instead
     formatter: logging.Formatter = field(factory=JsonFormatter)
     lines_max: int = LINES_MAX
     bytes_max: int = BYTES_MAX
     log: QueuedWriter = field(init=False)
-    _words: QueuedWriter = field(init=False)  # what is told apart from the log
-    _passing: dict[str, tuple[str, float]] = field(factory=dict)  # what starts or stops, and since when
-    _shown: str = ""
+    _announcements: QueuedWriter = field(init=False)
+    _transient: dict[str, tuple[str, float]] = field(factory=dict)  # children that start or stop: event and time
+    _shown: str = ""  # the live line
 
     def __attrs_post_init__(self) -> None:
         self.log = QueuedWriter(file_sink(self.out), self.lines_max, self.bytes_max, self._lost)
-        self._words = QueuedWriter(file_sink(self.plain))
+        self._announcements = QueuedWriter(file_sink(self.stdout))
 
-    def watch(self, happening: ChildEvent) -> None:
-        """Follow the tree."""
-        if happening.kind in {ChildEventKind.STARTING, ChildEventKind.STOPPING}:
-            self._passing[happening.path] = (happening.kind.name.lower(), happening.at)
+    def on_event(self, event: ChildEvent) -> None:
+        """Show or hide a child in the live line."""
+        if event.kind in {ChildEventKind.STARTING, ChildEventKind.STOPPING}:
+            self._transient[event.path] = (event.kind.name.lower(), event.at)
         else:
-            self._passing.pop(happening.path, None)
+            self._transient.pop(event.path, None)
 
     def line(self, text: str) -> None:
-        """Write one line, above what is live."""
+        """Write one line, above the live line."""
         if self.log.put(_encoded(f"{CLEAR if self._shown else ''}{text}\n")):
             self._shown = ""
 
-    def tell(self, text: str) -> None:
-        """Say something that is no event: to a person among the lines or apart from the log, elsewhere as JSON."""
-        if self.upward is not None:
-            self.upward(text)
+    def announce(self, text: str) -> None:
+        """Print a sentence for the user, such as the server's address: readable on a terminal, else as JSON."""
+        if self.announce_to_parent is not None:
+            self.announce_to_parent(text)
         elif self.live:
             self.line(text)
-        elif _is_terminal(self.plain):
-            self._words.put(_encoded(f"{text}\n"))
+        elif _is_terminal(self.stdout):
+            self._announcements.put(_encoded(f"{text}\n"))
         elif text:
-            self._words.put(_encoded(f"{self._formatted(text)}\n"))
+            self._announcements.put(_encoded(f"{self._formatted(text)}\n"))
 
-    def fail(self, text: str) -> None:
-        """Say why the process ends."""
+    def report_failure(self, text: str) -> None:
+        """Log why the process ends."""
         text = f"espalier: {text}"
         self.line(text if self.live else self._formatted(text, logging.ERROR))
 
-    def end(self, within_s: float = FLUSH_S) -> None:
-        """Write what waits to be written, for at most so long; whatever is not by then nobody reads."""
-        self._words.flush(within_s / 2)
+    def flush(self, within_s: float = FLUSH_S) -> None:
+        """Block until everything queued has been written, for at most `within_s`."""
+        self._announcements.flush(within_s / 2)
         self.log.flush(within_s / 2)
 
     @property
-    def gone(self) -> bool:
-        """Whether there was a terminal, and its window has been closed."""
+    def hung_up(self) -> bool:
+        """Whether the output was a terminal that has been closed."""
         return self.live and not self.out.isatty()
 
     async def run_live_line(self) -> None:
-        """Redraw the live line for as long as anything starts or stops."""
+        """Redraw the live line until cancelled; return at once if the output is no terminal."""
         while self.live:
             self._redraw(trio.current_time())
             await trio.sleep(TICK_S)
 
     def _redraw(self, now: float) -> None:
-        innermost = [path for path in self._passing if not any(o.startswith(f"{path}/") for o in self._passing)]
-        parts = [f"{how} {path} {now - since:.1f} s" for path in innermost for how, since in [self._passing[path]]]
+        children = self._transient
+        innermost = [path for path in children if not any(other.startswith(f"{path}/") for other in children)]
+        parts = [f"{event} {path} {now - since:.1f} s" for path in innermost for event, since in [children[path]]]
         text = f"  {', '.join(parts)}" if parts else ""
-        # A terminal that stands still gets no more of these: when it goes on, only the latest counts.
+        # While the terminal is stopped, nothing is queued: when it goes on, only the latest line counts.
         if text != self._shown and self.log.idle and self.log.put(_encoded(f"{CLEAR}{text}")):
             self._shown = text
 
@@ -215,7 +216,7 @@ def _encoded(text: str) -> bytes:
 
 
 def _is_terminal(file: TextIO) -> bool:
-    with suppress(ValueError, AttributeError):  # it is closed, or there is none
+    with suppress(ValueError, AttributeError):  # closed, or None
         return file.isatty()
     return False
 
@@ -226,15 +227,15 @@ class _Handler(logging.Handler):
         self._write = write
 
     def createLock(self) -> None:  # noqa: N802  # as logging names it
-        """Do without: whoever logs must wait for no thread, and what is written to has its own lock."""
+        """Use no lock: logging must not wait for another thread, and the queue has a lock of its own."""
         self.lock = None
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-        except Exception as error:  # noqa: BLE001  # whoever logs must not fall because of how it was said
+        except Exception as error:  # noqa: BLE001  # a record that cannot be formatted must not fail its author
             record.msg, record.args = f"a log record could not be formatted: {type(error).__name__}", None
-            record.__dict__ = {name: value for name, value in vars(record).items() if name in FIELDS}
+            record.__dict__ = {name: value for name, value in vars(record).items() if name in RECORD_FIELDS}
             text = self.format(record)
         self._write(text)
 
@@ -242,23 +243,23 @@ class _Handler(logging.Handler):
 def configure_logging(
     out: TextIO = sys.stderr, node: str | None = None, lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX
 ) -> Terminal:
-    """Send what is logged to `out`: readable on a terminal, JSON elsewhere, with the name of a node if it has one."""
+    """Log to `out`: readable on a terminal, else JSON, with the name of `node` in each line if it is given."""
     live = _is_terminal(out)
     formatter = TextFormatter() if live else JsonFormatter(node)
     terminal = Terminal(out, live, formatter=formatter, lines_max=lines_max, bytes_max=bytes_max)
     handler = _Handler(terminal.line)
     handler.setFormatter(formatter)
     if live:
-        handler.addFilter(lambda record: getattr(record, "child_event", None) not in PASSING)
+        handler.addFilter(lambda record: getattr(record, "child_event", None) not in TRANSIENT_EVENTS)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("trio-websocket").setLevel(logging.WARNING)
     return terminal
 
 
 def exit_code_of_failed_write(error: OSError) -> int:
-    """Return the exit code of a command whose output nobody reads any more; raises `StartFailed` if it is not that.
+    """Return the exit code of a command whose standard output was closed; raises `StartFailed` for any other error.
 
-    The standard output goes nowhere from here on: else the interpreter complains when it flushes what is left.
+    From here on the standard output is `/dev/null`: the interpreter would fail when it flushes the rest at its exit.
     """
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
@@ -268,10 +269,10 @@ def exit_code_of_failed_write(error: OSError) -> int:
 
 
 def log_interpreter_warnings() -> None:
-    """Log what Python would write to the standard error stream by itself, and would wait for."""
+    """Log what Python would write to the standard error stream by itself, blocking."""
     logging.captureWarnings(True)
-    sys.unraisablehook = _unraisable
+    sys.unraisablehook = _log_unraisable
 
 
-def _unraisable(found: sys.UnraisableHookArgs) -> None:
-    log.error("an exception that nobody could catch: %s", found.err_msg, exc_info=found.exc_value)
+def _log_unraisable(hook: sys.UnraisableHookArgs) -> None:
+    log.error("an exception that nobody could catch: %s", hook.err_msg, exc_info=hook.exc_value)

@@ -1,8 +1,13 @@
-"""Turns of the event loop: which task's step took longer than its budget, and where a loop stands that stands still.
+"""The event loop's monitor: which task's turn exceeded its budget, and where a blocked loop is.
 
-Between two of its awaits a task has the loop for itself. Every other request, heartbeat and signal waits until that
-step is over, so each has a budget. What exceeds it is a mistake of this program, and is counted by the task's function.
-The budget is of wall time: a thread that keeps Python's lock, or a busy machine, delays others as much as work does.
+Between two of its checkpoints a task has the event loop to itself: every other request, keepalive and signal waits
+until that *turn* is over. So each turn has a budget of wall time. A turn that exceeds it is a bug of this program, and
+is counted under the name of the task's function; wall time is what is measured, because a thread that holds Python's
+lock or a busy machine delays others as much as work does. Collecting garbage is counted by itself: it happens in
+whichever turn allocates next, and is no fault of that task.
+
+An instrument of Trio runs after a turn only. A turn that never ends is found by a thread that looks at the loop twice
+a second and logs where it is. The names under which turns are counted are bounded: they become labels of metrics.
 """
 
 from __future__ import annotations
@@ -25,126 +30,125 @@ from supervisor.threads.queued_writer import start_daemon_thread
 log = logging.getLogger(__name__)
 
 TURN_MAX_S = 0.02
-STANDSTILL_S = 2.0  # of one step, after which a thread says where it is
-LOOKS_S = 0.5
-LINES_EVERY_S = 10.0  # of one function, which may exceed its budget with each request
+BLOCKED_S = 2.0  # after which the thread logs where the loop is
+LOOK_INTERVAL_S = 0.5  # of the thread
+LOG_INTERVAL_S = 10.0  # for one function, which may exceed its budget with each request
 NAMES_MAX = 64
 OTHERS = "others"
 COLLECTION = "garbage collection"
-DEPTH_MAX = 16  # of what is said of a task's or a thread's calls
+DEPTH_MAX = 16  # of the calls of a task or thread that are logged
 OLDEST = 2  # the generation whose collection takes as long as the heap is large
 
 
 @define(eq=False)
-class _Exceeded:
+class _SlowTurns:
     count: int = 0
     longest_s: float = 0.0
-    told_at: float = float("-inf")
+    logged_at: float = float("-inf")
 
 
 @define(eq=False)
 class LoopMonitor(trio.abc.Instrument):
-    """Measures each step of each task of a `trio.run`, and counts those that take longer than `turn_max_s`."""
+    """Measure each turn of each task of a `trio.run`; count those that take longer than `turn_max_s` seconds."""
 
     turn_max_s: float = TURN_MAX_S
     clock: Callable[[], float] = time.perf_counter
-    start: Callable[[Callable[[], None]], None] = start_daemon_thread
-    _exceeded: dict[str, _Exceeded] = field(factory=dict)
-    _since: float = 0.0  # when the step that is being taken began
-    _waits: bool = True  # for the outside world, which may take as long as it likes
-    _collects_since: float = 0.0
-    _loop: int = 0  # its thread
-    _over: threading.Event = field(factory=threading.Event)
+    start_thread: Callable[[Callable[[], None]], None] = start_daemon_thread
+    _slow: dict[str, _SlowTurns] = field(factory=dict)  # by function
+    _since: float = 0.0  # when the present turn began
+    _idle: bool = True  # the loop waits for I/O or a deadline, for as long as it takes
+    _collecting_since: float = 0.0
+    _thread: int = 0  # of the event loop
+    _stopped: threading.Event = field(factory=threading.Event)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the event loop of the task that calls, for the body."""
-        self._loop, self._since = threading.get_ident(), self.clock()
+        """Monitor the event loop of the calling task while the body runs."""
+        self._thread, self._since = threading.get_ident(), self.clock()
         trio.lowlevel.add_instrument(self)
         gc.callbacks.append(self._collected)
-        self.start(self._look)
+        self.start_thread(self._look)
         try:
             yield
         finally:
-            self._over.set()
+            self._stopped.set()
             gc.callbacks.remove(self._collected)
             trio.lowlevel.remove_instrument(self)
 
     def before_io_wait(self, _: float) -> None:
-        """Note that nothing is left to do."""
-        self._waits = True
+        """Note that no task is ready."""
+        self._idle = True
 
     def after_io_wait(self, _: float) -> None:
-        """Note that the next turn begins."""
+        """Note that the first turn of the next batch begins."""
         self._since = self.clock()
-        self._waits = False
+        self._idle = False
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Judge the step that has been taken; the next one begins."""
+        """Measure the turn that has ended; the next one begins."""
         now = self.clock()
         if now - self._since > self.turn_max_s:
-            self._exceeds(task_function(task), now - self._since, task)
+            self._count(task_function(task), now - self._since, task)
             now = self.clock()
         self._since = now
 
     def families(self) -> Iterator[Metric]:
-        """Yield the metric families of the steps that took too long."""
+        """Yield the metric families of slow turns."""
         turns = CounterMetricFamily(
-            "espalier_event_loop_slow_turns", "Steps of tasks beyond their budget", labels=("task",)
+            "espalier_event_loop_slow_turns", "Turns of tasks beyond their budget", labels=("task",)
         )
         longest = GaugeMetricFamily("espalier_event_loop_turn_max_seconds", "The longest of these", labels=("task",))
-        for name, each in list(self._exceeded.items()):  # another thread's collection may add one
-            turns.add_metric((name,), each.count)
-            longest.add_metric((name,), each.longest_s)
+        for name, slow in list(self._slow.items()):  # another thread's garbage collection may add one meanwhile
+            turns.add_metric((name,), slow.count)
+            longest.add_metric((name,), slow.longest_s)
         yield from (turns, longest)
 
-    @property
-    def exceeded(self) -> Mapping[str, int]:
-        """How often each function exceeded its budget."""
-        return {name: each.count for name, each in self._exceeded.items()}
+    def statistics(self) -> Mapping[str, int]:
+        """Return how many turns of each function exceeded the budget."""
+        return {name: slow.count for name, slow in self._slow.items()}
 
-    def _exceeds(self, name: str, took_s: float, task: trio.lowlevel.Task | None = None) -> None:
-        if name not in self._exceeded and len(self._exceeded) >= NAMES_MAX:
+    def _count(self, name: str, duration_s: float, task: trio.lowlevel.Task | None = None) -> None:
+        if name not in self._slow and len(self._slow) >= NAMES_MAX:
             name = OTHERS
-        each = self._exceeded.setdefault(name, _Exceeded())
-        each.count += 1
-        each.longest_s = max(each.longest_s, took_s)
-        if (now := self.clock()) - each.told_at >= LINES_EVERY_S:
-            each.told_at = now
-            extra = {"task": name, "took_s": round(took_s, 3), "count": each.count}
-            log.warning("a turn took too long", extra=extra | ({} if task is None else {"waits_in": await_chain(task)}))
+        slow = self._slow.setdefault(name, _SlowTurns())
+        slow.count += 1
+        slow.longest_s = max(slow.longest_s, duration_s)
+        if (now := self.clock()) - slow.logged_at >= LOG_INTERVAL_S:
+            slow.logged_at = now
+            extra = {"task": name, "duration_s": round(duration_s, 3), "count": slow.count}
+            log.warning("a turn took too long", extra=extra | ({} if task is None else {"awaiting": await_chain(task)}))
 
     def _collected(self, phase: str, info: Mapping[str, int]) -> None:
-        """Take what collecting garbage takes out of the turn in which it happens to be done."""
+        """Subtract a collection of the oldest generation from the turn in which it happened, and measure it alone."""
         if info["generation"] != OLDEST:
             return
         if phase == "start":
-            self._collects_since = self.clock()
+            self._collecting_since = self.clock()
             return
-        took_s = self.clock() - self._collects_since
-        self._since += took_s
-        if took_s > self.turn_max_s:
-            self._exceeds(COLLECTION, took_s)
+        duration_s = self.clock() - self._collecting_since
+        self._since += duration_s
+        if duration_s > self.turn_max_s:
+            self._count(COLLECTION, duration_s)
 
     def _look(self) -> None:
-        """Say once of each step that does not end where it is; runs in a thread of its own."""
-        told: float | None = None
-        looked_at = self.clock()
-        while not self._over.wait(LOOKS_S):
-            looks_at, looked_at = looked_at, self.clock()
-            if looked_at - looks_at > STANDSTILL_S:
-                continue  # the whole process stood still, this thread too
+        """Log once for each turn that does not end where it is; runs in a thread."""
+        logged: float | None = None
+        last_look_at = self.clock()
+        while not self._stopped.wait(LOOK_INTERVAL_S):
+            previous_at, last_look_at = last_look_at, self.clock()
+            if last_look_at - previous_at > BLOCKED_S:
+                continue  # the whole process was stopped, this thread included
             since = self._since
-            if not self._waits and since != told and self.clock() - since > STANDSTILL_S:
-                told = since
-                frame = sys._current_frames().get(self._loop)  # noqa: SLF001  # there is no other way to see it
+            if not self._idle and since != logged and self.clock() - since > BLOCKED_S:
+                logged = since
+                frame = sys._current_frames().get(self._thread)  # noqa: SLF001  # the only way to see it
                 stack = [] if frame is None else traceback.format_stack(frame)[-DEPTH_MAX:]
-                extra = {"for_s": round(self.clock() - since, 1), "stack": stack}
-                log.error("the event loop stands still", extra=extra)
+                extra = {"duration_s": round(self.clock() - since, 1), "stack": stack}
+                log.error("the event loop is blocked", extra=extra)
 
 
 def task_function(task: trio.lowlevel.Task) -> str:
-    """Return the name of the function that a task runs: one of few, whoever it runs for."""
+    """Return the qualified name of the function that a task runs: a bounded set, unlike the names of tasks."""
     code = getattr(task.coro, "cr_code", None)
     if code is None:  # a coroutine of another kind
         return type(task.coro).__name__
@@ -153,7 +157,7 @@ def task_function(task: trio.lowlevel.Task) -> str:
 
 
 def await_chain(task: trio.lowlevel.Task) -> str:
-    """Return the functions in which a task waits now, behind a step that took too long: it was in one of them."""
+    """Return the functions in which a task awaits now: a slow turn that has just ended was in one of them."""
     names: list[str] = []
     coroutine: object = task.coro
     while (code := getattr(coroutine, "cr_code", None)) is not None and len(names) < DEPTH_MAX:

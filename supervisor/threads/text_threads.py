@@ -1,8 +1,12 @@
-"""The threads for work whose size a client chooses: tokenising, chat templates, large bodies.
+"""The thread pool for work whose size a client chooses: tokenising, chat templates, large bodies.
 
-Whoever waits for a thread waits in a line of its owner, the name of a client's key, and owners take turns: behind
-however many long prompts of one key, another waits for one task at most. Heavy work has lines of its own and never
-takes every thread, so that without keys, too, a short prompt finds one.
+Such work would block the event loop for everybody, and in a plain thread pool one client's long prompts would delay
+all others. So each owner (the name of a client's key) has a queue of its own, and threads are given to queues in
+turn: behind any number of long prompts of one key, another key waits for one task at most. Heavy work is queued apart
+and never takes every thread, so that a short prompt finds one even where no keys are used.
+
+A thread cannot be cancelled. A caller that leaves while its work runs abandons the thread, which counts as running
+until it ends: the limit is on threads, never on callers.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from protocol.errors import Overloaded
 
 T = TypeVar("T")
 
-NO_THREAD = "can't start new thread"  # as Python says it
-HEAVY_CHARACTERS_MIN = 200_000  # in characters to tokenise: about a tenth of a second
+NO_THREAD = "can't start new thread"  # the message of Python's own RuntimeError
+HEAVY_CHARACTERS_MIN = 200_000  # to tokenise: about a tenth of a second
 
 Count = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]
 
@@ -42,48 +46,57 @@ class _Waiter:
 
 
 @define(eq=False)
-class _Line:
-    """Who waits of one owner and weight; it is there while somebody waits or runs."""
+class _Queue:
+    """The waiting callers of one owner and weight; exists while any of them waits or runs."""
 
-    served: float  # the number of the turn that it had last, or of its place among them when it came
+    last_turn: float  # the number of the latest turn that it had, or its place among them when it was made
     waiting: deque[_Waiter] = field(factory=deque)
     running: int = 0
 
 
+@frozen
+class Statistics:
+    """The number of running threads, abandoned ones included, of waiting callers, and of owners with either."""
+
+    running: int
+    waiting: int
+    owners: int
+
+
 @define(eq=False)
 class TextThreads:
-    """A pool of threads that takes turns between owners; an `actors.kit.offload.Aside`."""
+    """A pool of threads, shared fairly between owners; an `actors.text.offload.RunInThread`."""
 
     limits: TextLimits = TextLimits()
-    running: int = 0  # whoever asked may have left since: a thread cannot be cancelled
+    running: int = 0  # abandoned threads included
     waiting: int = 0
-    _heavy: int = 0  # of those that run
+    _heavy: int = 0  # running
     _turns: int = 0
-    _lines: dict[tuple[str, bool], _Line] = field(factory=dict)  # by owner, and whether their work is heavy
+    _queues: dict[tuple[str, bool], _Queue] = field(factory=dict)  # by owner, and whether the work is heavy
 
     async def __call__(self, function: Callable[[], T], /, *, owner: str, size: int) -> T:
-        """Return what the function returns, run in a thread; raises what it raises, or `Overloaded` at a full line.
+        """Run `function` in a thread and return its result; raises what it raises, or `Overloaded` if a queue is full.
 
-        Leaving while it waits gives up the place; leaving while it runs abandons the thread, which counts to its end.
+        `size` is the length of the text in characters. A caller that is cancelled while it waits gives up its place.
         """
-        turn = cast("trio.CapacityLimiter", _Turn(self, owner, size >= HEAVY_CHARACTERS_MIN))
+        limiter = cast("trio.CapacityLimiter", _Limiter(self, owner, size >= HEAVY_CHARACTERS_MIN))
         try:
-            return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=turn)
+            return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)
         except RuntimeError as error:
-            if str(error) == NO_THREAD:  # no memory for its stack, or too many processes: this request's loss alone
+            if str(error) == NO_THREAD:  # no memory for a stack, or too many processes: fails this request alone
                 raise Overloaded("the system has no thread left to read the text in") from error
             raise
 
     async def acquire(self, owner: str, *, heavy: bool) -> None:
-        """Wait for a thread; raises `Overloaded` if too much waits already."""
+        """Wait for a thread; raises `Overloaded` if too many wait already."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_room(owner)
         key, waiter = (owner, heavy), _Waiter()
-        if key not in self._lines:
-            # Ahead of the line whose turn was last, and behind all others: else a line of somebody who asks again as
-            # soon as there is an answer would be a new one each time, and go ahead of whoever waits, for ever.
-            self._lines[key] = _Line(self._turns - 0.5)
-        self._lines[key].waiting.append(waiter)
+        if key not in self._queues:
+            # Before the queue that had the latest turn and after all others. At the very front, an owner that asks
+            # again after each answer would get a new queue each time, and would go ahead of those who wait for ever.
+            self._queues[key] = _Queue(self._turns - 0.5)
+        self._queues[key].waiting.append(waiter)
         self.waiting += 1
         self._wake()
         taken = False
@@ -94,53 +107,59 @@ class TextThreads:
             if waiter.has_thread and not taken:
                 self.release(owner, heavy=heavy)
             elif not waiter.has_thread:
-                self._lines[key].waiting.remove(waiter)
+                self._queues[key].waiting.remove(waiter)
                 self.waiting -= 1
-                self._tidy(key)
+                self._forget_empty(key)
 
     def release(self, owner: str, *, heavy: bool) -> None:
-        """Give a thread back, to whoever is next."""
+        """Return a thread to the pool."""
         self.running -= 1
         self._heavy -= heavy
-        self._lines[owner, heavy].running -= 1
+        self._queues[owner, heavy].running -= 1
         self._wake()
-        self._tidy((owner, heavy))
+        self._forget_empty((owner, heavy))
+
+    def statistics(self) -> Statistics:
+        """Return how much runs and waits now."""
+        return Statistics(self.running, self.waiting, len({owner for owner, _ in self._queues}))
 
     def _check_room(self, owner: str) -> None:
         if self.waiting >= self.limits.waiting_max:
             raise Overloaded(f"{self.waiting} long texts wait to be read")
-        lines = (self._lines.get((owner, heavy)) for heavy in (False, True))
-        own = sum(len(line.waiting) for line in lines if line is not None)
+        queues = (self._queues.get((owner, heavy)) for heavy in (False, True))
+        own = sum(len(queue.waiting) for queue in queues if queue is not None)
         if own >= self.limits.key_waiting_max:
             raise Overloaded(f"{own} long texts of this key wait to be read")
 
     def _wake(self) -> None:
-        """Give each free thread to the line that has waited longest for a turn, of those that may have it."""
+        """Give each free thread to the queue whose latest turn is the longest ago, of those that may have it."""
         while self.running < self.limits.threads:
-            room = self._heavy < max(1, self.limits.threads - 1)
-            lines = [(key, line) for key, line in self._lines.items() if line.waiting and (room or not key[1])]
-            if not lines:
+            heavy_allowed = self._heavy < max(1, self.limits.threads - 1)
+            queues = [
+                (key, queue) for key, queue in self._queues.items() if queue.waiting and (heavy_allowed or not key[1])
+            ]
+            if not queues:
                 return
-            (_, heavy), line = min(lines, key=lambda each: each[1].served)
+            (_, heavy), queue = min(queues, key=lambda entry: entry[1].last_turn)
             self._turns += 1
-            line.served = self._turns
-            line.running += 1
+            queue.last_turn = self._turns
+            queue.running += 1
             self.running += 1
             self._heavy += heavy
             self.waiting -= 1
-            waiter = line.waiting.popleft()
+            waiter = queue.waiting.popleft()
             waiter.has_thread = True
             waiter.woken.set()
 
-    def _tidy(self, key: tuple[str, bool]) -> None:
-        line = self._lines[key]
-        if not (line.waiting or line.running):
-            del self._lines[key]
+    def _forget_empty(self, key: tuple[str, bool]) -> None:
+        queue = self._queues[key]
+        if not (queue.waiting or queue.running):
+            del self._queues[key]
 
 
 @frozen(eq=False)
-class _Turn:
-    """What Trio asks for a thread, and gives it back to once the thread has ended, whoever has left by then."""
+class _Limiter:
+    """A capacity limiter for Trio, which releases it when the thread has ended, even if the caller has left."""
 
     threads: TextThreads
     owner: str

@@ -96,7 +96,7 @@ CLUSTER: Bugs = {
         Bug("the id of a request is in use for ever", "self._ids.discard(request.id)", "pass"),
         Bug(
             "a worker that starts keeps what another could do",
-            "if self.plug.now is None and self.directory.others(self):",
+            "if self.plug.current is None and self.directory.others(self):",
             "if False:",
         ),
     ),

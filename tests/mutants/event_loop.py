@@ -13,8 +13,8 @@ LOOP: Bugs = {
         ),
         Bug(
             "a writer for which there was no thread never has one",
-            "                with suppress(RuntimeError):  # the system has no thread left: what comes next tries again\n",
-            "                with suppress(RuntimeError):\n                    self._runs = True\n",
+            "                with suppress(RuntimeError):  # the system has no thread left: the next item tries again\n",
+            "                with suppress(RuntimeError):\n                    self._running = True\n",
         ),
         Bug(
             "a log that nobody reads grows without a limit", "                return False\n", "                pass\n"
@@ -24,7 +24,7 @@ LOOP: Bugs = {
             "pieces += [self.notice(*gap)] * (gap != _NONE) + [data]",
             "pieces += [data]",
         ),
-        Bug("what could not be written is not counted", "                    self._lose(taken)\n", ""),
+        Bug("what could not be written is not counted", "                    self._drop(taken)\n", ""),
         Bug(
             "a log that fails is told of at every try",
             "            if changed:\n",
@@ -59,9 +59,9 @@ LOOP: Bugs = {
             "            now = self.clock()\n        self._since = now\n",
             "            now = self.clock()\n",
         ),
-        Bug("a label for each function there is", "len(self._exceeded) >= NAMES_MAX", "False"),
-        Bug("collected garbage is somebody's turn", "self._since += took_s", "pass"),
-        Bug("where a loop stands still is said at every look", "                told = since\n", ""),
+        Bug("a label for each function there is", "len(self._slow) >= NAMES_MAX", "False"),
+        Bug("collected garbage is somebody's turn", "self._since += duration_s", "pass"),
+        Bug("where a loop stands still is said at every look", "                logged = since\n", ""),
     ),
     "supervisor/launcher/node_process.py": (
         Bug("a node that hangs is kept", "process.signal_group(signal.SIGKILL)", "pass"),

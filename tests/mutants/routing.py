@@ -110,8 +110,8 @@ PAIRS: Bugs = {
         Bug("a drain begins before others have heard of it", "await trio.sleep(house.links.section.tell_s)", "pass"),
         Bug(
             "a drain waits for its streams for ever",
-            "with hurry.wait_at_most(self.drain_s):",
-            "with hurry.wait_at_most(1e9):",
+            "with grace.wait_at_most(self.drain_s):",
+            "with grace.wait_at_most(1e9):",
         ),
         Bug("a node leaves without a word", 'house.links.send_bye(f"node', 'str(f"node'),
     ),

@@ -91,7 +91,7 @@ SIM: Bugs = {
     "supervisor/supervision/supervise.py": (
         Bug(
             "whoever waits for a tree waits for one that is not up and tries again",
-            "            self._above.tries_again()\n",
+            "            self._parent.retries()\n",
             "            pass\n",
         ),
     ),

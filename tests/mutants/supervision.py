@@ -8,12 +8,12 @@ TREE: Bugs = {
     "supervisor/supervision/supervise.py": (
         Bug(
             "children wait for each other though they need nothing",
-            "        if self._tree.strategy is Strategy.ONE_FOR_ONE and child.name in self._begun:\n            return True\n",
+            "        if self._tree.strategy is Strategy.ONE_FOR_ONE and child.name in self._started_once:\n            return True\n",
             "",
         ),
         Bug(
             "a child starts before what it needs",
-            "        return not missing and all(life is None or life.over or _is_there(life) for life in lives)",
+            "        return not missing and all(life is None or life.ended or life.is_settled for life in lives)",
             "        return True",
         ),
         Bug(
@@ -28,12 +28,12 @@ TREE: Bugs = {
         ),
         Bug(
             "a quiet time is forgotten",
-            "            self._in_a_row.pop(life.child.name, None)\n",
+            "            self._failures_in_a_row.pop(life.child.name, None)\n",
             "            pass\n",
         ),
         Bug(
             "a tree that never gives up is waited for all the same",
-            "            self._above.tries_again()\n        if life.child",
+            "            self._parent.retries()\n        if life.child",
             "            pass\n        if life.child",
         ),
         Bug(
@@ -45,13 +45,13 @@ TREE: Bugs = {
     "supervisor/supervision/tree.py": (
         Bug(
             "what is needed by way of others is not",
-            "frozenset(direct).union(*(found[name] for name in direct))",
+            "frozenset(direct).union(*(needs[name] for name in direct))",
             "frozenset(direct)",
         ),
         Bug(
             "stopping takes no longer than its slowest",
-            "            by[child.name] = begins + child.stop_within_s\n",
-            "            by[child.name] = child.stop_within_s\n",
+            "            ended_s[child.name] = begins_s + child.stop_within_s\n",
+            "            ended_s[child.name] = child.stop_within_s\n",
         ),
     ),
     "supervisor/sockets/descriptor_reserve.py": (
@@ -70,7 +70,7 @@ TREE: Bugs = {
         ),
         Bug(
             "nobody waits between two refusals",
-            "            await trio.sleep(REFUSES_S)\n",
+            "            await trio.sleep(REFUSE_INTERVAL_S)\n",
             "            await trio.sleep(0)\n",
         ),
     ),
@@ -87,7 +87,7 @@ TREE: Bugs = {
             "                pass\n",
         ),
         Bug("a host's folder cannot be made again", "mkdir(parents=True, exist_ok=True)", "exists()"),
-        Bug("a folder of others is taken", "            if not _is_ours(os.fstat(made)):", "            if False:"),
+        Bug("a folder of others is taken", "            if not _is_ours(os.fstat(created)):", "            if False:"),
         Bug("a folder of others is emptied", "        if _is_ours(os.fstat(folder)):", "        if True:"),
     ),
     "supervisor/control/unix_socket.py": (
@@ -123,10 +123,10 @@ TREE: Bugs = {
     "supervisor/supervision/registration.py": (
         Bug(
             "a failure is told for ever",
-            "        self._offers, self.failure = True, None\n",
-            "        self._offers = True\n",
+            "        self._published, self.failure = True, None\n",
+            "        self._published = True\n",
         ),
-        Bug("a zygote that was killed fails who waits for the next", "at_start=not self._offers", "at_start=True"),
+        Bug("a zygote that was killed fails who waits for the next", "at_start=not self._published", "at_start=True"),
     ),
     "supervisor/node/assembly.py": (
         Bug(

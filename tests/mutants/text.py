@@ -65,10 +65,10 @@ SIZES: Bugs = {
     "supervisor/threads/text_threads.py": (
         Bug(
             "whoever came first has every thread",
-            "min(lines, key=lambda each: each[1].served)",
-            "lines[0]",
+            "min(queues, key=lambda entry: entry[1].last_turn)",
+            "queues[0]",
         ),
-        Bug("whoever asks anew goes ahead of all who wait", "_Line(self._turns - 0.5)", "_Line(0)"),
+        Bug("whoever asks anew goes ahead of all who wait", "_Queue(self._turns - 0.5)", "_Queue(0)"),
         Bug("heavy work takes every thread", "self._heavy < max(1, self.limits.threads - 1)", "True"),
         Bug(
             "a thread that is given to one who has left is lost",

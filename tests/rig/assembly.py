@@ -34,7 +34,7 @@ def built_assembly(cluster: Cluster, node: str, credentials: Credentials | None 
         now=lambda: 1_700_000_000.0,
         strftime=lambda _: "",
         aside=run_inline,
-        hurry=GracePeriods(),
+        grace=GracePeriods(),
         metrics=Metrics(),
         chance=Random,
         new_nonce=lambda: bytes(32),

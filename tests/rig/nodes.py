@@ -57,7 +57,7 @@ class Node:
         self.directory = Directory(self.name)
         address, self._inbox = mailbox(8)
         offer = Offer(f"{self.name}-0", "oak", Leg.BOTH, 8, up=False)
-        plug = Registration(self.directory.changed)
+        plug = Registration(self.directory.changed.unpark_all)
         self.directory.here[offer.name] = LocalWorker(
             self.name, offer, address, plug, self.directory.changed, self._inbox, self.directory
         )

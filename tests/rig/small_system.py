@@ -177,7 +177,7 @@ class SmallSystem:
 
     async def check_at_rest(self) -> None:
         """Check that every slot, stream, scope and task is home."""
-        front = () if self.server is None else (self.front.now, self.server)
+        front = () if self.server is None else (self.front.current, self.server)
         assert None not in front, "the front is down"
         for link in (*front, *self.lines.values()):
             assert not link.statistics().answers, "an asked stream is open"
@@ -196,7 +196,7 @@ class SmallSystem:
             assert not host.scheduler.waiting
             assert not host.streams
             assert not len(host.peer.served)
-            engine = self.engines[number].now
+            engine = self.engines[number].current
             assert isinstance(engine, SglangEngine), "an engine is down"
             assert not engine._streams, "the adapter remembers a request"
 
@@ -238,7 +238,7 @@ async def living(world: SmallSystem) -> AsyncIterator[SmallSystem]:
                 await supervise(
                     world.tree,
                     rng=world.rng or random.Random(0),
-                    watch=world.happenings.append,
+                    on_event=world.happenings.append,
                     task_status=task_status,
                 )
             world.over.set()

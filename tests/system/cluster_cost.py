@@ -97,7 +97,10 @@ def node(net: NodeNetwork, name: str, stack: ExitStack) -> Mesh:
     directory = Directory(name, routes=routes, must_meet=frozenset({FRONT} - {name}))
     if not routes:
         address, inbox = priority_inbox(64, lambda _: 0)
-        offer, plug = Offer(f"{MODEL}-{name}", MODEL, Leg.BOTH, SLOTS, up=False), Registration(directory.changed)
+        offer, plug = (
+            Offer(f"{MODEL}-{name}", MODEL, Leg.BOTH, SLOTS, up=False),
+            Registration(directory.changed.unpark_all),
+        )
         directory.here[offer.name] = LocalWorker(name, offer, address, plug, directory.changed, inbox, directory)
         stack.enter_context(plug.publish(_Engine(INFO)))
         directory.expect(FRONT, f"{FRONT}:7400")

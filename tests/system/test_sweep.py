@@ -78,7 +78,7 @@ async def stop_one(rng, step: int):
         async def ask(name):
             with trio.move_on_after(20) as late, suppress(LinkLost, EngineLost, ActorLost):
                 await world.ask(generate(name, tokens_max=2))
-            ended.append((name, late.cancelled_caught and world.front.now is not None))
+            ended.append((name, late.cancelled_caught and world.front.current is not None))
 
         with counting(step, world.scope.cancel) as steps:
             async with trio.open_nursery() as clients:

@@ -80,7 +80,7 @@ class SglangNode:
         process = Child(
             name="process",
             run=spawn.zygote,
-            args=(registration, chatter, runtime.hurry, ZYGOTE_LADDER, runtime.environment, spawn.ZYGOTE, environment),
+            args=(registration, chatter, runtime.grace, ZYGOTE_LADDER, runtime.environment, spawn.ZYGOTE, environment),
             start_within_s=120.0,
             stop_within_s=ZYGOTE_LADDER.total_s + 1.0,
             about="has imported SGLang once",
@@ -153,7 +153,7 @@ class SglangNode:
         return HostRuntime(
             runtime.folder,
             self.context.output_log,
-            runtime.hurry,
+            runtime.grace,
             section.ladder,
             runtime.now,
             section.silent_s,

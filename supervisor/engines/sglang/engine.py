@@ -55,7 +55,7 @@ class HostRuntime:
 
     folder: RunFolder
     chatter: Callable[[str], OutputLog]
-    hurry: GracePeriods
+    grace: GracePeriods
     ladder: Ladder
     now: Callable[[], float]
     silent_s: float = 10.0
@@ -148,7 +148,7 @@ async def _host(spec: boot_message.SglangSpec, starts: HostStarter, house: HostR
                 goodbye = partial(link.send_bye, "shutdown", "the node stops it")
                 # A host that still loads does not listen yet, and one that is frozen never will.
                 ask = goodbye if link.ready and frozen_why is None else None
-                await process.end(house.ladder, house.hurry, ask=ask)  # noqa: ASYNC102  # shielded, rung by rung
+                await process.stop(house.ladder, house.grace, ask=ask)  # noqa: ASYNC102  # shielded, rung by rung
                 aside.cancel()
     if frozen_why is not None:
         raise EngineDied(f"engine {spec.name} was ended: {frozen_why}")
@@ -172,7 +172,7 @@ async def _started(
             if not is_full(error):
                 raise
         stack.close()  # what the attempt has made
-        with house.reserve.lent():
+        with house.reserve.lend():
             return await _attempt(spec, starts, house, chatter, stack)
     except OSError as error:
         raise StartFailed(f"engine {spec.name} could not be started: {error.strerror or error}") from error
@@ -201,7 +201,7 @@ async def _carry(
     """Run the link and keep the chatter; the link's end is the engine's."""
     with aside:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(chatter.keep, output)
+            nursery.start_soon(chatter.copy_from, output)
             try:
                 await link.run()
             except PeerLost:
@@ -225,10 +225,10 @@ def _why(link: Link, chatter: OutputLog, name: str) -> ActorError:
     if isinstance(link.ended, LocalViolation):
         return EngineDied(f"engine {name} was ended: {link.ended}")
     farewell = link.received_bye
-    said = farewell.detail if farewell else f"without a word; its log ends: {chatter.last_words}"
+    said = farewell.detail if farewell else f"without a word; its log ends: {chatter.last_error_line}"
     if link.ready and (farewell is None or farewell.code != boot_message.START_FAILED):
         return EngineDied(f"engine {name} ended: {said}")
-    if not chatter.kept:
+    if not chatter.persistent:
         log.error("what engine %s said last", name, extra={"lines": list(chatter.tail)[-LAST_LINES:]})
-    where = f" (its log: {chatter.path})" if chatter.kept else ""
+    where = f" (its log: {chatter.path})" if chatter.persistent else ""
     return StartFailed(f"engine {name} did not start: {said}{where}")

@@ -135,8 +135,8 @@ class Others:
         while (lacks := self._lacks()) is None or self.directory.draining:
             await self.directory.changed.park()
         log.info("giving way", extra={"engine": self.engine, "reason": lacks})
-        if self.plug.now is not None:
-            self.plug.lack(lacks)
+        if self.plug.current is not None:
+            self.plug.set_blocked_by(lacks)
             if not (self.gateway in self.nodes and self.directory.nodes[self.gateway][0].draining):
                 self.plug.withdraw()
             while self.directory.here[self.engine].busy:
@@ -149,13 +149,13 @@ class Others:
         try:
             with trio.move_on_after(self.linked_within_s):
                 while lacks is not None:
-                    if lacks != self.plug.lacks:
+                    if lacks != self.plug.blocked_by:
                         log.info("waiting", extra={"engine": self.engine, "reason": lacks})
-                        self.plug.lack(lacks)
+                        self.plug.set_blocked_by(lacks)
                     await self.directory.changed.park()
                     lacks = self._lacks()
         finally:
-            self.plug.lack(None)
+            self.plug.set_blocked_by(None)
         if lacks is not None:
             raise StartFailed(f"engine {self.engine} spans {len(self.nodes) + 1} nodes: {lacks}")
         nodes = self.directory.nodes

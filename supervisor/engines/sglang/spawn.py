@@ -104,7 +104,7 @@ def _packed(descriptors: Descriptors) -> bytes:
 async def zygote(
     plug: Registration[Zygote],
     chatter: OutputLog,
-    hurry: GracePeriods,
+    grace: GracePeriods,
     ladder: Ladder,
     environment: Mapping[str, str],
     command: tuple[str, ...] = ZYGOTE,
@@ -131,7 +131,7 @@ async def zygote(
     ready = False
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(chatter.keep, output)
+            nursery.start_soon(chatter.copy_from, output)
             if ready := bool(await _received(control)):
                 task_status.started()
                 with trio.CancelScope() as used, plug.publish(Zygote(control, trio.Lock(), used)):
@@ -139,10 +139,10 @@ async def zygote(
             nursery.cancel_scope.cancel(reason="the zygote has ended")
     finally:
         control.close()
-        await process.end(ladder, hurry)  # noqa: ASYNC102  # shielded, rung by rung
+        await process.stop(ladder, grace)  # noqa: ASYNC102  # shielded, rung by rung
     if ready:
         raise EngineDied("the zygote died")
-    raise StartFailed(f"the zygote could not import SGLang: {chatter.last_words}")
+    raise StartFailed(f"the zygote could not import SGLang: {chatter.last_error_line}")
 
 
 async def _received(control: trio.socket.SocketType) -> bytes:
@@ -166,7 +166,7 @@ def forked(plug: Registration[Zygote]) -> HostStarter:
     """
 
     async def fork(boot: boot_message.BootMessage, descriptors: Descriptors) -> Process:
-        return await (await plug.started()).fork(boot, descriptors)
+        return await (await plug.wait_started()).fork(boot, descriptors)
 
     return fork
 

@@ -129,7 +129,7 @@ async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
         answered.append(await first_s(house, "a", prompts(1, size)))
 
     async with node(tmp_path, "prefill", "decode", "decode") as house, trio.open_nursery() as nursery:
-        house.directory.here["decode-1"].plug.now.stall(1e6)
+        house.directory.here["decode-1"].plug.current.stall(1e6)
         for _ in range(3):
             for _ in range(25):
                 nursery.start_soon(ask_once, house)
@@ -143,7 +143,7 @@ async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
 
 async def test_b13_a_decode_that_takes_again_is_given_prompts_again(autojump_clock, tmp_path):
     async with node(tmp_path, "prefill", "decode", "decode") as house, trio.open_nursery() as nursery:
-        house.directory.here["decode-1"].plug.now.stall(20)
+        house.directory.here["decode-1"].plug.current.stall(20)
         for _ in range(50):
             nursery.start_soon(first_s, house, "a", prompts(1, 300))
         await trio.sleep(19)

@@ -36,7 +36,7 @@ def a_node(name, *, routes=False, workers=1):
     directory = Directory(name, routes=routes)
     for number in range(workers):
         address, inbox = priority_inbox(64, lambda _: 0)
-        offer, plug = Offer(f"w{number}", "oak", Leg.BOTH, SLOTS, up=False), Registration(directory.changed)
+        offer, plug = Offer(f"w{number}", "oak", Leg.BOTH, SLOTS, up=False), Registration(directory.changed.unpark_all)
         directory.here[offer.name] = LocalWorker(name, offer, address, plug, directory.changed, inbox, directory)
     return directory
 

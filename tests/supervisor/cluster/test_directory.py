@@ -293,7 +293,7 @@ async def two_nodes():
     """A worker of node `far`, as that node has it and as node `here` has it over a link."""
     here, far = Directory("here"), Directory("far")
     address_, inbox = mailbox(1)
-    plug = Registration(far.changed)
+    plug = Registration(far.changed.unpark_all)
     offer = Offer("one", "oak", Leg.BOTH, 2, up=False)
     worker = far.here["one"] = LocalWorker("far", offer, address_, plug, far.changed, None, far)
     near_end, far_end = sim_pair()
@@ -406,7 +406,7 @@ async def waiting(here, count):
 async def test_what_waits_at_a_worker_that_is_gone_goes_elsewhere_if_there_is_an_elsewhere(leg, autojump_clock):
     directory, _ = await linked()
     address, inbox = priority_inbox(2, lambda request: request.priority)
-    plug = Registration(directory.changed)
+    plug = Registration(directory.changed.unpark_all)
     offer = Offer("here", "oak", Leg.BOTH, 2, up=False)
     worker = directory.here["here"] = LocalWorker("here", offer, address, plug, directory.changed, inbox, directory)
     directory.told("far", NodeState((evolve(ONE, leg=leg),)))
@@ -424,7 +424,7 @@ async def test_what_waits_at_a_worker_that_is_gone_goes_elsewhere_if_there_is_an
 async def test_what_waits_for_an_engine_goes_elsewhere_as_soon_as_there_is_an_elsewhere(autojump_clock):
     directory, _ = await linked()
     address, inbox = priority_inbox(2, lambda request: request.priority)
-    offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Registration(directory.changed)
+    offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Registration(directory.changed.unpark_all)
     worker = directory.here["here"] = LocalWorker("here", offer, address, plug, directory.changed, inbox, directory)
     async with waiting(worker, 3) as heard:
         worker.turn_away()
@@ -446,7 +446,7 @@ async def test_what_waits_for_an_engine_goes_to_its_sibling_of_the_same_node_whe
     directory = Directory("here")
     for name in ("one", "two"):
         address, inbox = priority_inbox(2, lambda request: request.priority)
-        offer, plug = Offer(name, "oak", Leg.BOTH, 2, up=False), Registration(directory.changed)
+        offer, plug = Offer(name, "oak", Leg.BOTH, 2, up=False), Registration(directory.changed.unpark_all)
         directory.here[name] = LocalWorker("here", offer, address, plug, directory.changed, inbox, directory)
     async with waiting(directory.here["one"], 2) as heard:
         directory.turn_away()
@@ -461,7 +461,7 @@ async def test_what_waits_for_an_engine_goes_to_its_sibling_of_the_same_node_whe
 async def test_a_worker_whose_engine_is_down_takes_nothing_that_another_could(autojump_clock):
     directory, _ = await linked()
     address, inbox = priority_inbox(2, lambda request: request.priority)
-    offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Registration(directory.changed)
+    offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Registration(directory.changed.unpark_all)
     worker = directory.here["here"] = LocalWorker("here", offer, address, plug, directory.changed, inbox, directory)
     async with waiting(worker, 1) as heard:
         assert (heard, inbox.waiting) == ([], (1, 0))  # it is the only one, and worth waiting for

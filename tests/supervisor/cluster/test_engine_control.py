@@ -57,7 +57,7 @@ class Engine:
 def plugged(engine):
     """A plug with an engine in it, or with none."""
     plug = Registration()
-    plug._now = plug.last = engine
+    plug._current = plug.last = engine
     return plug
 
 

@@ -118,7 +118,7 @@ async def test_who_waits_for_a_zygote_hears_why_it_cannot_start_but_waits_for_on
 
     async def wait(plug):
         try:
-            heard.append(await plug.started())
+            heard.append(await plug.wait_started())
         except StartFailed as error:
             heard.append(str(error))
 

@@ -110,13 +110,13 @@ async def ask(node, request):
 async def test_a_node_tells_how_each_part_of_it_is(autojump_clock):
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, 1024)})
     info = evolve(INFO, kv_tokens_max=4096)
-    plug = Registration(one.directory.changed)
+    plug = Registration(one.directory.changed.unpark_all)
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
     one.directory.here["tiny-0"] = LocalWorker(
         "one", offered, None, plug, one.directory.changed, None, one.directory, 6, 90
     )
     one.directory.expect("two", "127.0.0.1:1")
-    one.controls.standing.watch(ChildEvent("one/links", ChildEventKind.STARTED, trio.current_time()))
+    one.controls.standing.on_event(ChildEvent("one/links", ChildEventKind.STARTED, trio.current_time()))
     with plug.publish(SimpleNamespace(info=info)):
         await trio.sleep(3)
         status = await ask(one, GetStatus())
@@ -131,7 +131,7 @@ async def test_a_node_tells_how_each_part_of_it_is(autojump_clock):
 @pytest.mark.parametrize("used", [-5, 10**9])
 async def test_what_an_engine_counts_wrongly_is_told_as_a_fraction_all_the_same(used, autojump_clock):
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, used)})
-    plug = Registration(one.directory.changed)
+    plug = Registration(one.directory.changed.unpark_all)
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
     one.directory.here["tiny-0"] = LocalWorker("one", offered, None, plug, one.directory.changed, None, one.directory)
     with plug.publish(SimpleNamespace(info=INFO)):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from actors.engines.sglang import shared_memory
 from actors.kit.calls import Function
 from protocol.cluster import Drain, GetStatus, NodeState, Status
 from protocol.messages import Done
@@ -72,7 +73,7 @@ class Served:
 
 @asynccontextmanager
 async def served(base):
-    with run_folder.run_folder(base) as folder:
+    with run_folder.run_folder(base, shared_memory.remove) as folder:
         async with trio.open_nursery() as nursery:
             node = Served(base, folder)
             nursery.start_soon(node.run)
@@ -103,7 +104,7 @@ async def test_o_a_node_whose_run_folder_was_cleaned_is_found_and_answers_again(
         assert caplog.messages.count(MADE_ANEW) == 1
         assert stat.S_IMODE(node.folder.path.stat().st_mode) == 0o700
         assert stat.S_IMODE((node.folder.path / "node.json").stat().st_mode) == 0o600
-        assert run_folder.remove_stale(base) == [], "a node that lives holds it"
+        assert run_folder.remove_stale(base, shared_memory.remove) == [], "a node that lives holds it"
 
 
 @pytest.mark.parametrize("what", ["control", "node.json"])

@@ -390,7 +390,7 @@ async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live
 
     waits = SimpleNamespace(wait_idle=trio.lowlevel.checkpoint, wait_closed=trio.lowlevel.checkpoint)
     gateway = SimpleNamespace(gate=gate, drain=drain, abort=lambda: 0, connections=waits)
-    world = SimpleNamespace(hurry=GracePeriods())
+    world = SimpleNamespace(grace=GracePeriods())
     terminal = Terminal(SimpleNamespace(isatty=lambda: not gone), live)
 
     async def reload():

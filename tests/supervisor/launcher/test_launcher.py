@@ -167,7 +167,7 @@ async def test_after_a_second_signal_a_launcher_is_gone_when_a_node_alone_would_
         await one._hurry()
     assert trio.current_time() - began == pytest.approx(1.2)
     assert len(cleaned) == 1
-    with one.hurry.wait_at_most(60) as scope:
+    with one.grace.wait_at_most(60) as scope:
         assert scope.deadline - trio.current_time() < 1.2
 
 
@@ -186,7 +186,7 @@ async def test_where_to_knock_is_said_again_when_the_gateway_has_come_back_besid
         one._is_up(name)
     for _ in range(2):
         one.tell("front", "Ready: http://127.0.0.1:8000")
-    one.terminal.end()
+    one.terminal.flush()
     assert one.terminal.out.getvalue().count("Ready: http://127.0.0.1:8000") == 2
 
 
@@ -196,7 +196,7 @@ async def test_where_there_is_no_gateway_a_new_node_is_told_of_with_the_others(o
     following(FILE + THREE)
     for name in ("one", "two", "three"):
         one._is_up(name)
-    one.terminal.end()
+    one.terminal.flush()
     said = [line for line in one.terminal.out.getvalue().splitlines() if "Ready" in line]
     assert [line.partition("Ready: ")[2].partition("  (")[0] for line in said] == [
         "nodes one, two",

@@ -45,7 +45,7 @@ class Process:
     def __init__(self):
         self.heard = []
 
-    def send(self, number):
+    def send_signal(self, number):
         self.heard.append((number, "it", trio.current_time()))
 
     def signal_group(self, number):
@@ -149,5 +149,5 @@ async def test_d8_whoever_asks_a_node_how_it_is_hears_why_it_was_started_again()
         task_status.started()
 
     tree = Tree(name="one", children=(Child(name="a", run=nothing),))
-    root, _ = TreeStatus(tree, EarlierFailures(2, "its event loop did not turn for 30 s")).children()
-    assert (root.restarts, root.why) == (2, "its event loop did not turn for 30 s")
+    root, _ = TreeStatus(tree, EarlierFailures(2, "its event loop did not turn for 30 s")).members()
+    assert (root.restarts, root.last_error) == (2, "its event loop did not turn for 30 s")

@@ -261,7 +261,7 @@ async def linked(node, nursery):
 async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(nursery, autojump_clock):
     node = Node("a", section=evolve(Node("a").section, heartbeat_s=1.0, silent_s=3.0, stalled_s=15.0))
     directory, (address, inbox) = node.directory, priority_inbox(2, lambda request: request.priority)
-    plug, offer = Registration(directory.changed), Offer("a-0", "oak", Leg.BOTH, 2, up=False)
+    plug, offer = Registration(directory.changed.unpark_all), Offer("a-0", "oak", Leg.BOTH, 2, up=False)
     here = directory.here["a-0"] = LocalWorker("a", offer, address, plug, directory.changed, inbox, directory)
     far = await linked(node, nursery)
     link = directory.nodes["b"][1]

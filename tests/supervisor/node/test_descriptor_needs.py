@@ -184,7 +184,7 @@ async def test_b6_who_has_borrowed_the_reserve_has_it_alone(monkeypatch, knocked
     kept = Reserve(4)
     assert kept.fill()
     guarded = GuardedListener(Listener(machine), kept)
-    with kept.lent():
+    with kept.lend():
         assert machine.free == 4
         assert await taken(guarded, 1) == []
         for _ in range(4):
@@ -198,7 +198,7 @@ async def test_b6_loans_of_the_reserve_that_overlap_end_in_any_order(monkeypatch
     """Two engines that start, or one and a connection that is refused: no listener may be deaf afterwards."""
     machine, kept = Full(monkeypatch, 9), Reserve(4)
     assert kept.fill()
-    first, second = kept.lent(), kept.lent()
+    first, second = kept.lend(), kept.lend()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -206,7 +206,7 @@ async def test_b6_loans_of_the_reserve_that_overlap_end_in_any_order(monkeypatch
     assert machine.free == 9  # the second still has them all
     second.__exit__(None, None, None)
     assert not kept.lending
-    with kept.lent():
+    with kept.lend():
         pass
     assert len(await taken(GuardedListener(Listener(machine), kept), 1)) == 5
 

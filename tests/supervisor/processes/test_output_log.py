@@ -27,7 +27,7 @@ async def said(chatter, *pieces):
     """Let a child say something, and end."""
     output, write = chatter.pipe()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(chatter.keep, output)
+        nursery.start_soon(chatter.copy_from, output)
         for piece in pieces:
             await trio.to_thread.run_sync(os.write, write, piece)
         os.close(write)
@@ -51,7 +51,7 @@ async def test_what_a_child_says_is_kept_in_two_files_of_bounded_size(path):
 
 async def test_the_last_words_are_those_of_the_end_however_much_was_said(path):
     chatter = await said(OutputLog(path), b"x\n" * 50_000, b"ValueError: no such model\n", b"bye\n")
-    assert chatter.last_words == "ValueError: no such model"
+    assert chatter.last_error_line == "ValueError: no such model"
     assert len(chatter.tail) == 50
 
 
@@ -103,14 +103,14 @@ async def test_o16_a_folder_that_fails_is_told_once_and_again_when_it_works(path
         await said(chatter, b"hello\n")
         assert file.flush(5.0)
     (record,) = caplog.records
-    assert (record.message, record.levelname) == ("what engines say cannot be kept", "ERROR")
+    assert (record.message, record.levelname) == ("the output of an engine cannot be written", "ERROR")
     assert (record.file, "No such file" in record.reason) == (str(place / "engine.log"), True)
     assert 'espalier_log_failing{log="tiny-0"} 1.0' in metrics.text({}).decode()
     assert 'espalier_log_lost_bytes_total{log="tiny-0"} 18.0' in metrics.text({}).decode()
     place.mkdir()
     await said(chatter, b"there again\n")
     assert file.flush(5.0)
-    assert events(caplog)[1:] == ["what engines say is kept again"]
+    assert events(caplog)[1:] == ["the output of an engine is written again"]
     assert (place / "engine.log").read_text() == "\n[18 bytes of output were lost]\nthere again\n"
     assert 'espalier_log_failing{log="tiny-0"} 0.0' in metrics.text({}).decode()
 

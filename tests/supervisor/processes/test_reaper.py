@@ -89,7 +89,7 @@ async def test_b18_a_process_is_nobody_elses_to_reap_until_it_is_closed(tmp_path
             await process.wait()
             await trio.testing.wait_all_tasks_blocked()
             assert state(process.pid) == "Z"  # the id of its group is still its own
-            await process.end(LADDER, GracePeriods())
+            await process.stop(LADDER, GracePeriods())
             assert state(process.pid) is None
             nursery.cancel_scope.cancel()
 
@@ -117,10 +117,10 @@ async def test_b18_a_zygote_keeps_the_id_of_a_host_until_its_node_has_done_with_
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(run_zygote, plug, 0))
             for _ in range(3):
-                process = await plug.now.fork(BootMessage("e", str(tmp_path), {}, {}), descriptors)
+                process = await plug.current.fork(BootMessage("e", str(tmp_path), {}, {}), descriptors)
                 await process.wait()
                 assert state(process.pid) == "Z"
-                await process.end(LADDER, GracePeriods())
+                await process.stop(LADDER, GracePeriods())
                 await gone(process.pid)
             nursery.cancel_scope.cancel()
 
@@ -132,9 +132,9 @@ async def test_b6_a_fork_that_fails_is_one_failed_start_and_the_zygote_lives(tmp
             await nursery.start(partial(run_zygote, plug, 2))
             for _ in range(2):
                 with pytest.raises(StartFailed, match=r"^the zygote could not fork a host: Resource temporarily"):
-                    await plug.now.fork(boot, descriptors)
-            process = await plug.now.fork(boot, descriptors)
-            await process.end(LADDER, GracePeriods())
+                    await plug.current.fork(boot, descriptors)
+            process = await plug.current.fork(boot, descriptors)
+            await process.stop(LADDER, GracePeriods())
             nursery.cancel_scope.cancel()
 
 
@@ -144,9 +144,9 @@ async def test_b6_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(run_zygote, plug, 0))
             with no_descriptors(), pytest.raises(OSError, match="no descriptor is left to watch a host by"):
-                await plug.now.fork(boot, descriptors)
-            process = await plug.now.fork(boot, descriptors)
-            await process.end(LADDER, GracePeriods())
+                await plug.current.fork(boot, descriptors)
+            process = await plug.current.fork(boot, descriptors)
+            await process.stop(LADDER, GracePeriods())
             nursery.cancel_scope.cancel()
 
 
@@ -161,4 +161,4 @@ async def test_who_waits_for_a_zygote_that_cannot_start_hears_why():
 
         nursery.start_soon(waits)
         await trio.testing.wait_all_tasks_blocked()
-        plug.failed("the zygote could not import SGLang: no torch", 1.0)
+        plug.note_failure("the zygote could not import SGLang: no torch", 1.0)

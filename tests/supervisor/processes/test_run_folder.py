@@ -54,7 +54,7 @@ def test_what_a_killed_node_left_is_removed_with_its_shared_memory(base, shared)
     for name in ("sglang_loads_x", "psm_1", "of_somebody_else"):
         (shared / name).touch()
     shared_memory.record(folder / "e1", {"sglang_loads_x", "psm_1", "of_somebody_else", "../tmp/x"})
-    assert run_folder.remove_stale(base) == [folder]
+    assert run_folder.remove_stale(base, shared_memory.remove) == [folder]
     assert not folder.exists()
     assert [each.name for each in shared.iterdir()] == ["of_somebody_else"]
 
@@ -62,7 +62,7 @@ def test_what_a_killed_node_left_is_removed_with_its_shared_memory(base, shared)
 def test_a_folder_that_is_held_stays(base, shared):
     folder = left(base)
     with held(folder):
-        assert run_folder.remove_stale(base) == []
+        assert run_folder.remove_stale(base, shared_memory.remove) == []
     assert (folder / "e1" / "deep" / "file").exists()
 
 
@@ -70,7 +70,7 @@ def test_b12_no_link_is_followed_out_of_the_temporary_folder(base, shared, tmp_p
     """/var/lib/dpkg has a file `lock`, and so have many others."""
     precious = left(tmp_path, "dpkg")
     (base / "espalier-evil").symlink_to(precious)
-    assert run_folder.remove_stale(base) == []
+    assert run_folder.remove_stale(base, shared_memory.remove) == []
     assert (precious / "e1" / "deep" / "file").exists()
 
 
@@ -83,7 +83,7 @@ def test_b12_nor_any_link_within_a_folder(base, shared, tmp_path):
     (shared / "psm_hers").touch()
     (folder / "e3").mkdir()
     (folder / "e3" / "shared-memory").symlink_to(precious / "shared-memory")
-    assert run_folder.remove_stale(base) == [folder]
+    assert run_folder.remove_stale(base, shared_memory.remove) == [folder]
     assert (precious / "e1" / "deep" / "file").exists()
     assert (shared / "psm_hers").exists()
 
@@ -93,13 +93,13 @@ def test_b12_a_lock_that_is_a_link_is_none(base, shared, tmp_path):
     (folder / "lock").unlink()
     (tmp_path / "other").touch()
     (folder / "lock").symlink_to(tmp_path / "other")
-    assert run_folder.remove_stale(base) == []
+    assert run_folder.remove_stale(base, shared_memory.remove) == []
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o777, 0o1700])
 def test_b12_a_folder_that_others_may_enter_is_none_of_ours(base, shared, mode):
     folder = left(base, mode=mode)
-    assert run_folder.remove_stale(base) == []
+    assert run_folder.remove_stale(base, shared_memory.remove) == []
     assert folder.exists()
 
 
@@ -108,7 +108,7 @@ def test_b12_a_strangers_folder_and_what_it_lists_stay(base, shared, monkeypatch
     (folder / "e1" / "shared-memory").write_text("psm_1")
     (shared / "psm_1").touch()
     monkeypatch.setattr(os, "geteuid", lambda: OTHER)
-    assert run_folder.remove_stale(base) == []
+    assert run_folder.remove_stale(base, shared_memory.remove) == []
     shared_memory.remove(folder / "e1")
     assert (folder / "e1" / "deep" / "file").exists()
     assert (shared / "psm_1").exists()
@@ -123,7 +123,7 @@ def test_b12_shared_memory_of_another_user_stays_though_our_own_list_names_it(ba
     os.chown(shared / "psm_theirs", OTHER, OTHER)
     (shared / "psm_link").symlink_to(shared / "psm_theirs")
     (shared / "psm_folder").mkdir()
-    assert run_folder.remove_stale(base) == [folder]
+    assert run_folder.remove_stale(base, shared_memory.remove) == [folder]
     assert sorted(each.name for each in shared.iterdir()) == ["psm_folder", "psm_link", "psm_theirs"]
 
 
@@ -134,14 +134,14 @@ def test_b6_a_disk_without_room_is_one_clear_sentence(base, monkeypatch):
     monkeypatch.setattr(run_folder.tempfile, "mkdtemp", full)
     with (
         pytest.raises(StartFailed, match=r"^no folder can be made in .*: No space left on device$"),
-        run_folder.run_folder(base),
+        run_folder.run_folder(base, shared_memory.remove),
     ):
         raise AssertionError
 
 
 @pytest.mark.parametrize("gone", ["all", "the base", "the lock"])
 def test_o_a_folder_that_was_cleaned_away_is_made_again_and_is_held(base, gone):
-    with run_folder.run_folder(base) as folder:
+    with run_folder.run_folder(base, shared_memory.remove) as folder:
         if gone == "the lock":
             (folder.path / "lock").unlink()
         else:
@@ -149,7 +149,7 @@ def test_o_a_folder_that_was_cleaned_away_is_made_again_and_is_held(base, gone):
         folder.restore()
         assert folder.path.stat().st_mode & 0o777 == 0o700
         (folder.path / "e1").mkdir()
-        assert run_folder.remove_stale(base) == [], "a node that lives holds it"
+        assert run_folder.remove_stale(base, shared_memory.remove) == [], "a node that lives holds it"
         assert not os.get_inheritable(folder.lock)
     assert not folder.path.exists()
 
@@ -157,7 +157,7 @@ def test_o_a_folder_that_was_cleaned_away_is_made_again_and_is_held(base, gone):
 @pytest.mark.parametrize("placed", ["a link", "open to others"])
 def test_b12_what_others_put_in_the_place_of_a_folder_is_neither_taken_nor_emptied(base, tmp_path, placed):
     precious = left(tmp_path, "precious", mode=0o777)
-    with run_folder.run_folder(base) as folder:
+    with run_folder.run_folder(base, shared_memory.remove) as folder:
         shutil.rmtree(folder.path)
         if placed == "a link":
             precious.chmod(0o700)
@@ -165,24 +165,24 @@ def test_b12_what_others_put_in_the_place_of_a_folder_is_neither_taken_nor_empti
         else:
             precious.rename(folder.path)
             precious = folder.path
-        assert not folder.stands
+        assert not folder.is_intact
         with pytest.raises(OSError, match=r"it is another's|Not a directory|Too many levels"):
             folder.restore()
     assert (precious / "e1" / "deep" / "file").exists()
 
 
 def test_o_a_lock_that_is_not_the_one_that_is_held_is_taken_anew(base):
-    with run_folder.run_folder(base) as folder:
+    with run_folder.run_folder(base, shared_memory.remove) as folder:
         (folder.path / "lock").unlink()
         (folder.path / "lock").touch()
-        assert not folder.stands
+        assert not folder.is_intact
         folder.restore()
-        assert folder.stands
-        assert run_folder.remove_stale(base) == [], "a node that lives holds it"
+        assert folder.is_intact
+        assert run_folder.remove_stale(base, shared_memory.remove) == [], "a node that lives holds it"
 
 
 def test_a_folder_that_is_there_is_left_as_it_is(base):
-    with run_folder.run_folder(base) as folder:
+    with run_folder.run_folder(base, shared_memory.remove) as folder:
         before = (folder.path / "lock").stat().st_ino
         folder.restore()
         assert (folder.path / "lock").stat().st_ino == before == os.fstat(folder.lock).st_ino

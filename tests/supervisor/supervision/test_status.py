@@ -8,7 +8,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from protocol.errors import EngineDied
-from supervisor.supervision.status import WHY_LENGTH_MAX, TreeStatus
+from supervisor.supervision.status import ERROR_LENGTH_MAX, TreeStatus
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 
@@ -23,15 +23,15 @@ def child(name, run=serves, **fields):
 
 
 def states(standing):
-    return {each.path: each.state for each in standing.children()}
+    return {each.path: each.state for each in standing.members()}
 
 
 def test_before_anything_has_happened_every_member_is_named_and_none_is_started():
     inner = Tree(name="inner", children=(child("b"),))
     standing = TreeStatus(Tree(name="top", children=(child("a"), inner)))
     assert states(standing) == dict.fromkeys(["top", "top/a", "top/inner", "top/inner/b"], "not started")
-    assert [each.since_s for each in standing.children()] == [0, 0, 0, 0]
-    assert standing.up_s == 0
+    assert [each.since_s for each in standing.members()] == [0, 0, 0, 0]
+    assert standing.uptime_s == 0
 
 
 async def test_a_tree_that_is_up_says_so_of_each_member_and_since_when(autojump_clock):
@@ -46,13 +46,13 @@ async def test_a_tree_that_is_up_says_so_of_each_member_and_since_when(autojump_
 
         async def run():
             with task:
-                await supervise(tree, rng=random.Random(0), watch=standing.watch)
+                await supervise(tree, rng=random.Random(0), on_event=standing.on_event)
 
         nursery.start_soon(run)
         await trio.sleep(1)
         assert states(standing) == {"top": "starting", "top/a": "up", "top/b": "starting"}
         await trio.sleep(4)
-        children = {each.path: each for each in standing.children()}
+        children = {each.path: each for each in standing.members()}
         assert {path: (each.state, each.since_s) for path, each in children.items()} == {
             "top": ("up", 5),
             "top/a": ("up", 5),
@@ -60,14 +60,14 @@ async def test_a_tree_that_is_up_says_so_of_each_member_and_since_when(autojump_
         }
         assert [each.restarts for each in children.values()] == [0, 0, 0]
         assert children["top/b"].about == "it is b"
-        assert standing.up_s == 5
+        assert standing.uptime_s == 5
         task.cancel()
     assert states(standing) == {"top": "stopped", "top/a": "stopped", "top/b": "stopped"}
 
 
 async def test_a_child_that_fails_is_counted_with_those_that_are_started_again_with_it_and_says_why(autojump_clock):
     lives = iter([1, 1000])
-    why = "x" * (2 * WHY_LENGTH_MAX)
+    why = "x" * (2 * ERROR_LENGTH_MAX)
 
     async def dies(*, task_status):
         task_status.started()
@@ -80,9 +80,9 @@ async def test_a_child_that_fails_is_counted_with_those_that_are_started_again_w
     tree = Tree(name="top", children=(pair, child("c")))
     standing = TreeStatus(tree)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), watch=standing.watch))
+        nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), on_event=standing.on_event))
         await trio.sleep(10)
-        children = {each.path: each for each in standing.children()}
+        children = {each.path: each for each in standing.members()}
         assert {path: (each.state, each.restarts) for path, each in children.items()} == {
             "top": ("up", 0),
             "top/pair": ("up", 0),
@@ -90,8 +90,8 @@ async def test_a_child_that_fails_is_counted_with_those_that_are_started_again_w
             "top/pair/b": ("up", 1),
             "top/c": ("up", 0),
         }
-        assert children["top/pair/a"].why == why[:WHY_LENGTH_MAX]
-        assert children["top/pair/b"].why == ""
+        assert children["top/pair/a"].last_error == why[:ERROR_LENGTH_MAX]
+        assert children["top/pair/b"].last_error == ""
         assert children["top/pair/a"].since_s == 9
         nursery.cancel_scope.cancel()
 
@@ -108,9 +108,9 @@ async def test_a_child_that_waits_to_be_tried_again_is_what_its_tree_says_of_its
     tree = Tree(name="top", children=(child("a"), child("b", lame)), backoff=Backoff(min_s=8, jitter=0))
     standing = TreeStatus(tree)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), watch=standing.watch))
+        nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), on_event=standing.on_event))
         await trio.sleep(3)
         await wait_all_tasks_blocked()
         assert states(standing) == {"top": "starts again", "top/a": "up", "top/b": "starts again"}
-        assert [each.why for each in standing.children()] == ["", "", "no"]
+        assert [each.last_error for each in standing.members()] == ["", "", "no"]
         nursery.cancel_scope.cancel()

@@ -99,7 +99,7 @@ async def watched(tree, seconds=99_999, rng=None, watch=None):
     """Supervise the tree, cancel it after so many seconds, and return what happened."""
     watch = watch or Watch()
     with trio.move_on_after(seconds):
-        await supervise(tree, rng=rng or Chances(), watch=watch)
+        await supervise(tree, rng=rng or Chances(), on_event=watch)
     return watch
 
 
@@ -737,7 +737,7 @@ async def test_whoever_watches_cannot_bring_the_tree_down(autojump_clock, caplog
 
     await watched(tree(child("a", Life(lasts_s=1)), child("b")), 5, watch=watch)
     assert trio.current_time() == 5
-    assert "Whoever watches the tree failed at: t/b has stopped" in caplog.text
+    assert "an observer of the tree failed at: t/b has stopped" in caplog.text
 
 
 async def test_a_bug_is_logged_with_its_traceback_and_what_was_meant_without(autojump_clock, caplog):

@@ -133,7 +133,7 @@ class World:
                 assert self.members[path].restart is not TEMPORARY
 
     def needed(self, path, parent):
-        return {f"{parent}/{name}" for name in self.members[parent].needed()[path.rpartition("/")[2]]}
+        return {f"{parent}/{name}" for name in self.members[parent].transitive_needs()[path.rpartition("/")[2]]}
 
     def check_start(self, path, parent):
         assert self.state[parent] in ("starting", "ready")  # a tree inside lives on until it is its turn
@@ -181,7 +181,7 @@ async def any_tree(rng):
 
         nursery.start_soon(cancel)
         try:
-            await supervise(world.tree, rng=rng, watch=world.watch)
+            await supervise(world.tree, rng=rng, on_event=world.watch)
         except (RestartsExceeded, StartFailed) as error:
             outcome = type(error).__name__
             nursery.cancel_scope.cancel()

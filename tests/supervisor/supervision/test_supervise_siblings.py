@@ -117,7 +117,7 @@ async def test_a_first_start_that_fails_ends_those_that_start_beside_it(autojump
         ),
         (
             lambda: tree(child("a"), child("b", needs=()), strategy=Strategy.REST_FOR_ONE),
-            "t: b says what it needs, but in a tree that is rest for one each child needs all before it.",
+            "t: b states what it needs, but in a tree that is rest for one each child needs all before it.",
         ),
     ],
 )
@@ -186,7 +186,7 @@ async def test_a_first_start_that_fails_is_tried_again_where_a_tree_never_gives_
     watch = Watch()
     async with trio.open_nursery() as nursery:
         value = tree(child("gateway"), bad, child("good", Life(ready_after_s=2), needs=()), child("last"))
-        await nursery.start(partial(supervise, value, rng=Chances(), watch=watch))
+        await nursery.start(partial(supervise, value, rng=Chances(), on_event=watch))
         assert trio.current_time() == 2  # the tree above does not wait for it, nor does who needs it
         await trio.sleep(8)
         nursery.cancel_scope.cancel()

@@ -92,7 +92,7 @@ def test_off_a_terminal_every_line_is_one_json_object():
     except ValueError:
         log.exception("a bug", extra={"error": KeyError("k")})
     log.debug("not this")
-    terminal.end()
+    terminal.flush()
     first, second, third = [json.loads(line) for line in out.getvalue().splitlines()]
     assert {key: first[key] for key in ("level", "event", "request_id", "took_s", "why")} == {
         "level": "info",
@@ -113,7 +113,7 @@ def test_on_a_terminal_a_person_can_read_it():
     assert terminal.live
     log.info("request ended", extra={"request_id": "r1", "why": None})
     log.error("trouble")
-    terminal.end()
+    terminal.flush()
     first, second, _ = out.getvalue().split("\n")
     assert re.fullmatch(r"\d\d:\d\d:\d\d request ended  request_id=r1", first)
     assert re.fullmatch(r"\d\d:\d\d:\d\d error: trouble", second)
@@ -122,7 +122,7 @@ def test_on_a_terminal_a_person_can_read_it():
 def test_whoever_logs_does_not_fall_when_nobody_listens():
     terminal = configure_logging(Deaf())
     log.info("into the void")
-    terminal.end()
+    terminal.flush()
     assert terminal.log.lost_items == 1
 
 
@@ -132,14 +132,14 @@ async def test_the_live_line_says_what_is_starting_and_for_how_long(autojump_clo
     async with trio.open_nursery() as nursery:
         nursery.start_soon(terminal.run_live_line)
         for path in ("main", "main/zygote", "main/tiny-0", "main/tiny-0/engine"):
-            terminal.watch(happening(path))
+            terminal.on_event(happening(path))
         await settled(terminal, 1.05)
         assert shown(out.getvalue())[-1] == "  starting main/zygote 1.0 s, starting main/tiny-0/engine 1.0 s"
-        terminal.watch(happening("main/zygote", ChildEventKind.STARTED))
+        terminal.on_event(happening("main/zygote", ChildEventKind.STARTED))
         await settled(terminal, TICK_S)
         assert shown(out.getvalue())[-1] == "  starting main/tiny-0/engine 1.2 s"
         for path in ("main/tiny-0/engine", "main/tiny-0", "main"):
-            terminal.watch(happening(path, ChildEventKind.STARTED))
+            terminal.on_event(happening(path, ChildEventKind.STARTED))
         await settled(terminal, TICK_S)
         assert shown(out.getvalue())[-1] == ""
         size = len(out.getvalue())
@@ -153,7 +153,7 @@ async def test_the_live_line_never_mixes_with_log_lines(autojump_clock):
     terminal = configure_logging(out)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(terminal.run_live_line)
-        terminal.watch(happening("main/engine"))
+        terminal.on_event(happening("main/engine"))
         for number in range(20):
             await settled(terminal, 0.13)
             log.info("line", extra={"number": number})
@@ -168,7 +168,7 @@ async def test_the_live_line_never_mixes_with_log_lines(autojump_clock):
 async def test_off_a_terminal_nothing_is_live(autojump_clock):
     out = io.StringIO()
     terminal = Terminal(out, live=False)
-    terminal.watch(happening("main"))
+    terminal.on_event(happening("main"))
     await terminal.run_live_line()
     assert out.getvalue() == ""
 
@@ -178,27 +178,27 @@ async def test_a_terminal_that_is_gone_ends_nothing_but_its_live_line(autojump_c
     terminal = Terminal(out, live=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(terminal.run_live_line)
-        terminal.watch(happening("main", ChildEventKind.STOPPING))
+        terminal.on_event(happening("main", ChildEventKind.STOPPING))
         await settled(terminal, 1.05)
         assert out.tries == 6
-        terminal.tell("Ready")
+        terminal.announce("Ready")
         await settled(terminal, 0)
         assert out.tries == 7
         nursery.cancel_scope.cancel()
 
 
 def test_what_nobody_can_read_any_more_is_not_said_and_that_is_all():
-    terminal = Terminal(io.StringIO(), live=False, plain=Deaf())
-    terminal.tell("Ready")
-    terminal.end()
+    terminal = Terminal(io.StringIO(), live=False, stdout=Deaf())
+    terminal.announce("Ready")
+    terminal.flush()
 
 
 def test_o12_off_a_terminal_what_a_person_would_be_told_is_a_line_of_json_too():
     out, plain = io.StringIO(), io.StringIO()
-    terminal = Terminal(out, live=False, plain=plain, formatter=JsonFormatter("front"))
+    terminal = Terminal(out, live=False, stdout=plain, formatter=JsonFormatter("front"))
     for text in ("", "Ready: http://127.0.0.1:8000", ""):
-        terminal.tell(text)
-    terminal.end()
+        terminal.announce(text)
+    terminal.flush()
     (line,) = plain.getvalue().splitlines()
     assert (
         json.loads(line).items() >= {"event": "Ready: http://127.0.0.1:8000", "level": "info", "node": "front"}.items()
@@ -208,9 +208,9 @@ def test_o12_off_a_terminal_what_a_person_would_be_told_is_a_line_of_json_too():
 
 def test_a_person_who_reads_nothing_but_what_is_told_reads_it_as_it_is():
     plain = Screen()
-    terminal = Terminal(io.StringIO(), live=False, plain=plain)
-    terminal.tell("Ready: http://127.0.0.1:8000")
-    terminal.end()
+    terminal = Terminal(io.StringIO(), live=False, stdout=plain)
+    terminal.announce("Ready: http://127.0.0.1:8000")
+    terminal.flush()
     assert plain.getvalue() == "Ready: http://127.0.0.1:8000\n"
 
 
@@ -230,7 +230,7 @@ def test_the_websocket_library_does_not_chat():
     out = io.StringIO()
     terminal = configure_logging(out)
     logging.getLogger("trio-websocket").info("a message of %d bytes", 7)
-    terminal.end()
+    terminal.flush()
     assert out.getvalue() == ""
 
 
@@ -280,7 +280,7 @@ def test_b4_whoever_logs_never_waits_for_whoever_reads_the_log(unread):
 def test_b4_the_live_line_does_not_queue_up_where_a_terminal_stands_still(unread):
     _, theirs = unread
     terminal = Terminal(theirs, live=True)
-    terminal._passing["main/engine"] = ("starting", 0.0)
+    terminal._transient["main/engine"] = ("starting", 0.0)
     for tick in range(1000):
         terminal._redraw(tick)
         terminal.log.flush(0.0)
@@ -299,7 +299,7 @@ def test_b4_one_record_is_no_longer_than_a_line_may_be():
         int("x" * 4000)
     except ValueError:
         log.exception("a bug")
-    terminal.end()
+    terminal.flush()
     first, second = out.getvalue().splitlines()
     assert len(first) < 100 * VALUE_CHARACTERS_MAX
     assert len(second) < 20 * VALUE_CHARACTERS_MAX
@@ -319,7 +319,7 @@ def test_what_python_says_by_itself_is_a_line_of_the_log(monkeypatch):
         log.info("a record %d that lies", "x")
     finally:
         logging.captureWarnings(False)
-    terminal.end()
+    terminal.flush()
     first, second = [json.loads(line) for line in out.getvalue().splitlines()]
     assert "ValueError: odd" in first["traceback"]
     assert second["event"] == "a log record could not be formatted: TypeError"

@@ -8,7 +8,7 @@ import threading
 import pytest
 import trio
 
-from supervisor.telemetry.loop_monitor import COLLECTION, LINES_EVERY_S, NAMES_MAX, OTHERS, LoopMonitor, task_function
+from supervisor.telemetry.loop_monitor import COLLECTION, LOG_INTERVAL_S, NAMES_MAX, OTHERS, LoopMonitor, task_function
 from supervisor.telemetry.metrics import Metrics
 
 
@@ -28,7 +28,7 @@ def clock():
 
 @pytest.fixture
 def turns(clock):
-    return LoopMonitor(0.02, clock, start=lambda run: None)
+    return LoopMonitor(0.02, clock, start_thread=lambda run: None)
 
 
 async def works(clock, seconds, times=1):
@@ -47,10 +47,10 @@ async def beside(turns, *tasks):
 
 async def test_a_step_beyond_its_budget_is_counted_by_its_function_and_logged(turns, clock, caplog):
     await beside(turns, (works, clock, 0.019, 50), (works, clock, 0.5))
-    assert turns.exceeded == {"test_loop_monitor.works": 1}
+    assert turns.statistics() == {"test_loop_monitor.works": 1}
     (record,) = caplog.records
-    assert (record.message, record.task, record.took_s) == ("a turn took too long", "test_loop_monitor.works", 0.5)
-    assert record.waits_in.startswith("works > checkpoint")
+    assert (record.message, record.task, record.duration_s) == ("a turn took too long", "test_loop_monitor.works", 0.5)
+    assert record.awaiting.startswith("works > checkpoint")
     metrics = Metrics()
     metrics.sources.append(turns.families)
     text = metrics.text({}).decode()
@@ -67,23 +67,23 @@ async def test_waiting_is_no_turn_however_long(turns, clock):
     clock.now += 100
     turns.after_io_wait(1.0)
     await beside(turns, (waits,))
-    assert turns.exceeded == {}
+    assert turns.statistics() == {}
 
 
 async def test_the_same_function_is_not_logged_each_time(turns, clock, caplog):
     await beside(turns, (works, clock, 0.1, 50))
-    assert turns.exceeded == {"test_loop_monitor.works": 50}
+    assert turns.statistics() == {"test_loop_monitor.works": 50}
     assert len(caplog.records) == 1
-    clock.now += LINES_EVERY_S
+    clock.now += LOG_INTERVAL_S
     await beside(turns, (works, clock, 0.1))
     assert [each.count for each in caplog.records] == [1, 51]
 
 
 async def test_however_many_functions_there_are_they_have_few_names(turns):
     for number in range(3 * NAMES_MAX):
-        turns._exceeds(f"function {number}", 1.0)
-    assert len(turns.exceeded) == NAMES_MAX + 1
-    assert turns.exceeded[OTHERS] == 2 * NAMES_MAX
+        turns._count(f"function {number}", 1.0)
+    assert len(turns.statistics()) == NAMES_MAX + 1
+    assert turns.statistics()[OTHERS] == 2 * NAMES_MAX
 
 
 async def test_garbage_that_is_collected_is_nobodys_turn(turns, clock):
@@ -95,7 +95,7 @@ async def test_garbage_that_is_collected_is_nobodys_turn(turns, clock):
         clock.now += 0.01
 
     await beside(turns, (collects,))
-    assert turns.exceeded == {COLLECTION: 1}
+    assert turns.statistics() == {COLLECTION: 1}
 
 
 async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock):
@@ -114,20 +114,20 @@ async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock):
 
 async def test_a_process_that_was_stopped_has_no_loop_that_stood_still(clock, caplog):
     looks, stops = [], iter((7.0,))
-    turns = LoopMonitor(0.02, clock, start=looks.append)
+    turns = LoopMonitor(0.02, clock, start_thread=looks.append)
 
     def wait(_):
         stop_s = next(stops, None)
         clock.now += stop_s or 0.0
         return stop_s is None
 
-    turns._over.wait = wait
+    turns._stopped.wait = wait
     with turns.watching():
         await trio.lowlevel.checkpoint()
         clock.now += 0.1
         looks[0]()
         await trio.lowlevel.checkpoint()
-    assert "the event loop stands still" not in caplog.messages
+    assert "the event loop is blocked" not in caplog.messages
 
 
 async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog):
@@ -135,13 +135,13 @@ async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog)
 
     class Looked(logging.Handler):
         def emit(self, record):
-            if "stands still" in record.getMessage():
+            if "is blocked" in record.getMessage():
                 said.set()
 
     handler = Looked()
     logging.getLogger("supervisor.telemetry.loop_monitor").addHandler(handler)
-    turns = LoopMonitor(0.02, clock, start=lambda run: looking.append(threading.Thread(target=run)))
-    turns._over.wait = lambda _: turns._over.is_set()
+    turns = LoopMonitor(0.02, clock, start_thread=lambda run: looking.append(threading.Thread(target=run)))
+    turns._stopped.wait = lambda _: turns._stopped.is_set()
 
     def stuck_in_here():
         looking[0].start()
@@ -156,6 +156,6 @@ async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog)
         looking[0].join(20.0)
     finally:
         logging.getLogger("supervisor.telemetry.loop_monitor").removeHandler(handler)
-    (record,) = [each for each in caplog.records if each.message == "the event loop stands still"]
+    (record,) = [each for each in caplog.records if each.message == "the event loop is blocked"]
     assert any("stuck_in_here" in line for line in record.stack)
-    assert record.for_s == 5.0
+    assert record.duration_s == 5.0

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from protocol.errors import Overloaded
-from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN, TextLimits, TextThreads
+from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN, Statistics, TextLimits, TextThreads
 
 LIGHT = HEAVY_CHARACTERS_MIN - 1
 
@@ -33,7 +33,7 @@ async def together(threads, *asked):
             nursery.start_soon(hold, threads, owner, size, order)
             await trio.testing.wait_all_tasks_blocked()
     assert (threads.running, threads.waiting) == (0, 0)
-    assert not threads._lines
+    assert threads.statistics().owners == 0
     return order
 
 
@@ -118,7 +118,7 @@ async def test_whoever_leaves_while_it_waits_leaves_no_hole(autojump_clock):
             await hold(pool, "b", LIGHT, order)
         nursery.start_soon(hold, pool, "c", LIGHT, order)
     assert order == ["a", "c"]
-    assert (pool.running, pool.waiting, pool._lines) == (0, 0, {})
+    assert pool.statistics() == Statistics(running=0, waiting=0, owners=0)
 
 
 @pytest.mark.parametrize("first", ["leaves", "is given it"])
@@ -135,7 +135,7 @@ async def test_a_thread_that_is_given_to_one_who_leaves_in_that_turn_goes_to_the
         pool.release("a", heavy=False)  # to b
         leaving.cancel_scope.cancel()
     assert order[-1] == "c"
-    assert (pool.running, pool.waiting, pool._lines) == (0, 0, {})
+    assert pool.statistics() == Statistics(running=0, waiting=0, owners=0)
 
 
 async def test_what_a_thread_returns_or_raises_comes_back():

@@ -15,6 +15,7 @@ from attrs import evolve
 from openai import OpenAI
 
 from actors.engines.port import Engine
+from actors.engines.sglang import shared_memory
 from actors.engines.sglang.boot_message import SglangSpec
 from bench.rig.node import MODEL, ROOT, Node, node, place
 from supervisor.engines.sglang import spawn
@@ -50,18 +51,18 @@ Keep = Callable[..., Awaitable[None]]  # an engine, given where it is offered an
 @asynccontextmanager
 async def kept_engines(silent_s: float = 10.0) -> AsyncIterator[Keep]:
     """Run a zygote without a node around it, and say how an engine forked from it is kept."""
-    with place() as base, run_folder.run_folder(base) as folder:
+    with place() as base, run_folder.run_folder(base, shared_memory.remove) as folder:
         spec = SglangSpec(MODEL, str(ROOT / "examples" / MODEL), "cpu", slots=16, kv_tokens_max=16384)
         zygotes: Registration[spawn.Zygote] = Registration()
-        hurry = GracePeriods()
+        grace = GracePeriods()
 
         def chatter(name: str) -> OutputLog:
             return OutputLog(Path(base) / f"{name}.log")
 
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         environment["TMPDIR"] = str(base)
-        zygote = partial(spawn.zygote, zygotes, chatter("zygote"), hurry, Ladder(0.5, 0.5, 1.0), environment)
-        house = HostRuntime(folder, chatter, hurry, Ladder(), time.time, silent_s)
+        zygote = partial(spawn.zygote, zygotes, chatter("zygote"), grace, Ladder(0.5, 0.5, 1.0), environment)
+        house = HostRuntime(folder, chatter, grace, Ladder(), time.time, silent_s)
 
         async def keep(plug: Registration[Engine], *, task_status=trio.TASK_STATUS_IGNORED, **changes: object) -> None:
             await engine(evolve(spec, **changes), spawn.forked(zygotes), plug, house, task_status=task_status)
@@ -79,6 +80,6 @@ async def real_engine(**changes: object) -> AsyncIterator[Engine]:
     async with kept_engines() as keep, trio.open_nursery() as nursery:
         with trio.fail_after(STARTED_WITHIN_S):
             await nursery.start(partial(keep, engines, **changes))
-        assert engines.now is not None
-        yield engines.now
+        assert engines.current is not None
+        yield engines.current
         nursery.cancel_scope.cancel(reason="the test has ended")

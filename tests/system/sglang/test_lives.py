@@ -99,13 +99,20 @@ async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its
     async with kept_engines(silent_s) as keep:
         zygotes = set(below({os.getpid()}, 1)) - others
         for stopped, busy in ((SCHEDULER, False), (SCHEDULER, True), (HOST, False)):
-            plug: Registration[Engine] = Registration(changed=trio.lowlevel.ParkingLot())
+            changed = trio.lowlevel.ParkingLot()
+            plug: Registration[Engine] = Registration(changed.unpark_all)
 
-            async def stop(plug: Registration[Engine] = plug, stopped: int = stopped, *, busy: bool = busy) -> None:
+            async def stop(
+                plug: Registration[Engine] = plug,
+                changed: trio.lowlevel.ParkingLot = changed,
+                stopped: int = stopped,
+                *,
+                busy: bool = busy,
+            ) -> None:
                 with trio.fail_after(STARTED_WITHIN_S):
                     engine = await plug.wait()
                 await trio.sleep(silent_s)
-                assert plug.now is engine, "an idle engine is not silent"
+                assert plug.current is engine, "an idle engine is not silent"
                 if busy:
                     generation = engine.submit(request(engine, 4000))
                     await anext(generation)
@@ -113,8 +120,8 @@ async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its
                 os.kill(process, signal.SIGSTOP)
                 stopped_at = trio.current_time()
                 with trio.fail_after(1.5 * silent_s):
-                    while plug.now is not None:
-                        await plug.changed.park()
+                    while plug.current is not None:
+                        await changed.park()
                 assert silent_s / 2 < trio.current_time() - stopped_at
 
             async with trio.open_nursery() as nursery:
@@ -132,16 +139,16 @@ async def test_c11_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_b
         with trio.fail_after(STARTED_WITHIN_S):
             await nursery.start(keep, plug)
             await nursery.start(partial(keep, small, name="small", kv_tokens_max=64))
-        assert plug.now is not None
-        assert small.now is not None
-        await at_rest(plug.now)
-        await at_rest(small.now)
-        wanted = evolve(request(plug.now, 4), tokens=list(range(64)))  # the engine's own began with 32 of these
-        generation = plug.now.submit(wanted)
+        assert plug.current is not None
+        assert small.current is not None
+        await at_rest(plug.current)
+        await at_rest(small.current)
+        wanted = evolve(request(plug.current, 4), tokens=list(range(64)))  # the engine's own began with 32 of these
+        generation = plug.current.submit(wanted)
         assert await anext(generation) == Started(cached_tokens=0)
-        plug.now.abort(wanted.id)
-        await plug.now.wait_released(wanted.id)
-        await serves_on(small.now)
+        plug.current.abort(wanted.id)
+        await plug.current.wait_released(wanted.id)
+        await serves_on(small.current)
         with pytest.raises(StartFailed, match="its own first request was not answered: it ended without a token"):
             await keep(Registration[Engine](), name="smaller", kv_tokens_max=32)
         nursery.cancel_scope.cancel(reason="the test has ended")

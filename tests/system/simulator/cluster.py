@@ -72,7 +72,7 @@ class Cluster(System):
 
     def all_hosts(self) -> Iterator[FakeHost]:
         for world in self.worlds:
-            yield from (host for number, host in world.hosts.items() if world.engines[number].now is not None)
+            yield from (host for number, host in world.hosts.items() if world.engines[number].current is not None)
 
     def holding(self, prompt: list[int]) -> bool:
         return any(list(prompt_of(each)) == prompt for host in self.all_hosts() for each in host.scheduler.requests)

@@ -249,7 +249,7 @@ class Twin(LinkedAlone):
 
             async def run() -> None:
                 with life.scope:
-                    await supervise(life.tree, rng=plan.rng, watch=life.happenings.append)
+                    await supervise(life.tree, rng=plan.rng, on_event=life.happenings.append)
                 life.over.set()
 
             nursery.start_soon(run, name=f"twin of {spot.name}")

@@ -46,7 +46,7 @@ class BadEngine(SingleFault):
             await self.go_wrong()
             assert all(system.hosts[number] is host for number, host in others.items()), "a neighbour was restarted"
             with trio.fail_after(START_S + 2 * SOON_S):
-                while system.engines[self.number].now is None:  # noqa: ASYNC110  # of a tree that starts it
+                while system.engines[self.number].current is None:  # noqa: ASYNC110  # of a tree that starts it
                     await trio.sleep(0.05)
                 while not any(line.startswith("submit") for line in system.hosts[self.number].scheduler.log):  # noqa: ASYNC110
                     await trio.sleep(0.05)

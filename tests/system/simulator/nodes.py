@@ -111,6 +111,7 @@ class ClusterPlan:
             serves={(each, Generate): GuardedWorker(here) for each, here in directory.here.items()},
             listen=Endpoint(name, 7400) if listens else None,
             secret=SECRET,
+            tls=None,
             new_nonce=partial(self.rng.randbytes, 32),
             chance=self.rng,
             join=(Endpoint(self.front, 7400),) if joins else (),
@@ -157,7 +158,7 @@ class NodeLife(SmallSystem):
         if self.spot.simulated:
             for number, host in self.hosts.items():
                 host.check_free()
-                assert self.engines[number].now is host, "an engine is down"
+                assert self.engines[number].current is host, "an engine is down"
         else:
             self.check_engines()
         check_links(self.directory, gone)
@@ -201,7 +202,7 @@ class NodeSlot:
     async def _live(self, life: NodeLife) -> None:
         try:
             with life.scope:
-                await supervise(life.tree, rng=self.plan.rng, watch=life.happenings.append)
+                await supervise(life.tree, rng=self.plan.rng, on_event=life.happenings.append)
         except StartFailed:  # its engine died before all was up; whoever runs the node runs it again
             self.fell = True
             self.plan.net.cut(self.name)
@@ -227,7 +228,7 @@ class NodeSlot:
         life, plan = self.life, self.plan
         house = SimpleNamespace(directory=life.directory, door=None, links=life.links)
         node = _Node(
-            None, house, SimpleNamespace(hurry=GracePeriods()), terminal=None, drain_s=self.drain_s, tree=life.scope
+            None, house, SimpleNamespace(grace=GracePeriods()), terminal=None, drain_s=self.drain_s, tree=life.scope
         )
         life.links.drains_until = trio.current_time() + self.drain_s
         life.links.heard_at = trio.current_time() + min(plan.section.tell_s, self.drain_s)

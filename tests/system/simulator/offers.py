@@ -34,7 +34,7 @@ def offer_of(name: str, leg: Leg, costs: Costs) -> Offer:
 def plug(world: SmallSystem, directory: Directory, leg: Leg = Leg.BOTH) -> list[PriorityInbox]:
     """Offer the workers of a node in its directory, as `supervisor.node.assembly` does, and return their inboxes."""
     inboxes = []
-    world.engines = [Registration(directory.changed) for _ in range(world.workers)]
+    world.engines = [Registration(directory.changed.unpark_all) for _ in range(world.workers)]
     for number, each in enumerate(world.engines):
         offer = offer_of(f"{directory.name}-{number}", leg, world.costs)
         address, inbox = priority_inbox(max(1, world.inbox_size), urgency, owner, work_of)

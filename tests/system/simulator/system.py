@@ -156,7 +156,7 @@ class System(SmallSystem):
             keys=_keys(self.secrets),
         )
         house = SimpleNamespace(directory=self.directory, door=self.gateway, links=None)
-        world = SimpleNamespace(hurry=GracePeriods())
+        world = SimpleNamespace(grace=GracePeriods())
         self.node = _Node(None, house, world, terminal=None, drain_s=self.drain_s, tree=self.scope)
 
     def _plug_workers(self) -> None:
@@ -302,16 +302,16 @@ class System(SmallSystem):
     @property
     def way_s(self) -> float:
         """How long what is said to the workers now waits behind what was said before, ten times the usual for each roomful."""
-        if not self.far or self.front.now is None:
+        if not self.far or self.front.current is None:
             return 0.0
-        behind_bytes = self.front.now.peer.queued_bytes + self.wires["front"].in_flight
+        behind_bytes = self.front.current.peer.queued_bytes + self.wires["front"].in_flight
         return behind_bytes / self.network["room"] * 10 * self.network["delay_s"]
 
     # Looking -----------------------------------------------------------------------------
 
     def holding(self, prompt: list[int]) -> bool:
         """Whether any engine that is up holds a request with this prompt."""
-        up = (host.scheduler for number, host in self.hosts.items() if self.engines[number].now is not None)
+        up = (host.scheduler for number, host in self.hosts.items() if self.engines[number].current is not None)
         return any(list(prompt_of(each)) == prompt for scheduler in up for each in scheduler.requests)
 
     def check_backlogs(self) -> None:

@@ -114,7 +114,7 @@ class Group:
 
     def __attrs_post_init__(self):
         self.plug = self.hosts.plug
-        self.plug.changed = self.directory.changed
+        self.plug.on_change = self.directory.changed.unpark_all
         address, inbox = priority_inbox(4, lambda request: request.priority)
         offer = Offer("big", "tiny", Leg.BOTH, 4, up=False)
         self.here = LocalWorker("a", offer, address, self.plug, self.directory.changed, inbox, self.directory)
@@ -166,7 +166,7 @@ class Group:
         )
         try:
             with self.scope:
-                await supervise(tree, rng=random.Random(0), watch=self.happenings.append)
+                await supervise(tree, rng=random.Random(0), on_event=self.happenings.append)
         except StartFailed as error:
             self.failed = error
         self.over.set()
@@ -209,7 +209,7 @@ async def test_every_other_rank_is_asked_for_before_rank_0_starts_and_all_togeth
         await made.until_ready()
         assert [what for _, what in made.hosts.log] == ["1 starts", "2 starts", "0 starts"]
         assert made.ready == [LOAD_S]
-        assert made.plug.lacks is None
+        assert made.plug.blocked_by is None
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -284,13 +284,13 @@ async def test_a_lost_link_ends_every_rank_and_the_engine_waits_for_another_link
         made.cut("c")
         await trio.sleep_until(13)
         assert made.hosts.alive == {}
-        assert made.plug.lacks == "there is no link to node c"
+        assert made.plug.blocked_by == "there is no link to node c"
         await trio.sleep_until(30)
         assert made.hosts.alive == {}
         made.link("c")
         await made.until_ready(2)
         assert made.ready[1] == 30 + LOAD_S
-        assert made.plug.lacks is None
+        assert made.plug.blocked_by is None
         assert "rank 2 of engine big on node c: the link went down" in made.why[0]
 
 
@@ -344,7 +344,7 @@ async def test_a_node_that_drains_is_not_asked_for_a_rank(autojump_clock):
     async with group("b", "c") as made:
         made.directory.told("c", NodeState(draining=True))
         await trio.sleep(5)
-        assert made.plug.lacks == "node c drains"
+        assert made.plug.blocked_by == "node c drains"
         assert made.hosts.log == []
         made.directory.told("c", NodeState())
         await made.until_ready()
@@ -359,8 +359,8 @@ async def test_when_a_node_drains_the_engine_is_chosen_no_more_finishes_what_it_
         made.nodes["c"].drain()
         made.directory.told("c", NodeState(draining=True))
         await trio.sleep_until(15)
-        assert made.plug.now is None
-        assert made.plug.lacks == "node c drains"
+        assert made.plug.current is None
+        assert made.plug.blocked_by == "node c drains"
         assert set(made.hosts.alive) == {0, 1, 2}
         made.here.busy = 0
         made.directory.changed.unpark_all()
@@ -380,7 +380,7 @@ async def test_when_the_gateways_node_drains_whoever_it_has_admitted_is_served_f
         made.here.busy = 1
         made.directory.told("c", NodeState(draining=True))
         await trio.sleep(5)
-        assert made.plug.now is not None
+        assert made.plug.current is not None
         made.here.busy = 0
         made.directory.changed.unpark_all()
         await trio.sleep(LADDER_S + 1)
@@ -403,7 +403,7 @@ async def test_an_engine_whose_own_node_drains_is_left_to_that_nodes_plan(autoju
         made.directory.drain()
         made.directory.told("c", NodeState(draining=True))
         await trio.sleep(30)
-        assert made.plug.now is not None
+        assert made.plug.current is not None
         assert made.why == []
         assert made.nodes["b"].ranks == made.nodes["c"].ranks == 1
 
@@ -414,7 +414,7 @@ async def test_a_link_that_is_lost_is_not_asked_while_it_is_still_known(autojump
         link.abort(PeerLost("cut"))
         made.directory.linked("c", link)
         await trio.sleep(1)
-        assert made.plug.lacks == "there is no link to node c"
+        assert made.plug.blocked_by == "there is no link to node c"
         assert made.failed is None
 
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 from attrs import evolve
 
-from actors.engines.sglang import boot_message
+from actors.engines.sglang import boot_message, shared_memory
 from actors.kit.calls import mailbox
 from bench.rig.cluster import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
@@ -225,7 +225,7 @@ def hosts(tmp_path):
 
     cluster = read_cluster(tmp_path / "cluster.toml")
     with run_folder.run_folder(tmp_path) as folder:
-        own = {"folder": folder, "logs": tmp_path, "hurry": GracePeriods(), "metrics": Metrics(), "reserve": Reserve()}
+        own = {"folder": folder, "logs": tmp_path, "grace": GracePeriods(), "metrics": Metrics(), "reserve": Reserve()}
         runtime = SimpleNamespace(now=lambda: 5.0, environment={}, **own)
 
         def node(name):
@@ -313,7 +313,7 @@ def test_an_engine_that_waits_for_a_node_says_so(read):
     cluster = read()
     house, _ = built_assembly(cluster, "a")
     assert engine_control.unready(house.directory, ["tiny"]) == "engine big is starting"
-    house.directory.here["big"].plug.lack("there is no link to node b")
+    house.directory.here["big"].plug.set_blocked_by("there is no link to node b")
     assert engine_control.unready(house.directory, ["tiny"]) == "engine big is starting: there is no link to node b"
     assert monitoring.unready(cluster, house.directory) == "engine big is starting: there is no link to node b"
 

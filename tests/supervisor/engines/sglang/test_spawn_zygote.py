@@ -39,11 +39,11 @@ async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(tmp_pat
                 (sys.executable, "-c", STANDS_STILL),
                 task_status=task_status,
             )
-        ends.append(plug.now)
+        ends.append(plug.current)
 
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             await nursery.start(keep)
             with pytest.raises(EngineDied, match="did not fork"):
-                await plug.now.fork(BootMessage("e", str(tmp_path), {}, {}), spawn.Descriptors(0, 1, 2, 0))
+                await plug.current.fork(BootMessage("e", str(tmp_path), {}, {}), spawn.Descriptors(0, 1, 2, 0))
     assert ends == [None]
