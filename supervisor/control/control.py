@@ -9,7 +9,18 @@ import trio
 from attrs import astuple, define, evolve, field
 
 from actors.kit.calls import Function
-from protocol.cluster import ChildState, Drain, EjectionState, GateState, GetStatus, LinkState, NodeState, Reload, Reloaded, Status
+from protocol.cluster import (
+    ChildState,
+    Drain,
+    EjectionState,
+    GateState,
+    GetStatus,
+    LinkState,
+    NodeState,
+    Reload,
+    Reloaded,
+    Status,
+)
 from protocol.errors import DeadlineExceeded, InternalError, NotReady
 from protocol.kind import Message
 from protocol.messages import Done, EngineLoad
