@@ -208,7 +208,7 @@ class Cluster:
     def engines_up(self) -> set[str]:
         """Return the workers that the front could ask now."""
         text = self.front.get("/metrics")[1].decode()
-        return {each for each in self.workers if metric(text, "espalier_engine_up", of=cluster_engine_name(each))}
+        return {each for each in self.workers if metric(text, "espalier_engine_up", engine=cluster_engine_name(each))}
 
     def wait_ready(self, within_s: float = READY_WITHIN_S) -> float:
         """Return after how long every node was ready and the front could ask every engine; raises if they were not."""

@@ -166,7 +166,7 @@ async def cluster_loads(directory: Directory) -> dict[str, EngineLoad]:
 
 async def cluster_metrics_text(directory: Directory, metrics: Metrics) -> bytes:
     """Return the metrics with what `cluster_loads` returns, and without the calls of nodes that have been forgotten."""
-    metrics.keep({directory.name, *directory.nodes})
+    metrics.retain_nodes({directory.name, *directory.nodes})
     return await metrics.render_in_steps(await cluster_loads(directory))
 
 

@@ -31,6 +31,7 @@ from supervisor.engines.kind import EngineChild, NodeContext, Retried
 from supervisor.engines.kinds import KINDS
 from supervisor.engines.work import LocalEngine, work_queue
 from supervisor.links.serving import Services
+from supervisor.observers import SlotMetrics
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 
@@ -94,7 +95,7 @@ def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tre
             Child(
                 name="prefill" if section.leg == "prefill" else "decode",
                 run=_prefill if section.leg == "prefill" else _decode,
-                args=(local, context.runtime.metrics.decode(f"{section.node}/{local.name}")),
+                args=(local, SlotMetrics(context.runtime.metrics, f"{section.node}/{local.name}")),
                 stop_within_s=section.deadlines.release_s + 1.0,
                 about="one slot a prompt" if section.leg == "prefill" else "one slot a request",
                 limits=(

@@ -235,7 +235,7 @@ class RequestRunner:
         outcome, error = ended.outcome, ended.error
         if cut is not None and counted.reason is not None and outcome == counted.reason.value:
             outcome = CUT
-            self.metrics.answer_cut(counted.api, cut)
+            self.metrics.response_incomplete(counted.api, cut)
         elif outcome == AskerLeft.code and cut in DROPPED:  # it was this end that ended the connection
             outcome, error = SlowClient.code, SlowClient("the client did not read its answer")
         self.metrics.request_ended(counted.model, counted.api, outcome, ended.took_s, counted.usage)

@@ -44,6 +44,7 @@ from supervisor.links.serving import Services
 from supervisor.links.websocket import Endpoint
 from supervisor.node import gauges, monitoring, router_child
 from supervisor.node.credentials import Credentials
+from supervisor.observers import RoutingMetrics
 from supervisor.runtime import Runtime
 from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.registration import Registration
@@ -100,7 +101,7 @@ class Live:
 def assemble(cluster: Cluster, node: str, world: Runtime, credentials: Credentials) -> Assembly:
     """Return the house of one node; raises `StartFailed` if a model's files cannot be used."""
     directory = Directory(node, routes=cluster.gateway.node == node, must_meet=cluster.must_meet(node))
-    with_door = cluster.gateway.node == node
+    with_door, registry = cluster.gateway.node == node, world.metrics.registry
     texts = _texts(cluster, node, world.strftime, every=with_door)
     directory.models = ModelIdentities({name: text.digest for name, text in texts.items()})
     front: list[Child | Tree] = []
@@ -113,15 +114,17 @@ def assemble(cluster: Cluster, node: str, world: Runtime, credentials: Credentia
     links = _links(cluster, node, directory, world, serves, credentials)
     if links is not None:
         links.incarnation = Incarnation(controls.run, int(world.now()))
-        world.metrics.sources.append(partial(gauges.link_families, directory, links.traffic))
-    gauges.add_node_gauges(world.metrics, directory)
+        gauges.add_link_metrics(registry, directory, links.traffic)
+    gauges.add_node_gauges(registry, directory)
+    up = engine_control.engines_up if with_door else gauges.local_engines_up
+    gauges.add_engine_up(registry, partial(up, directory))
     door = None
     if with_door:
         served: dict[str, ServedModel] = {}
         for name in cluster.model:
             children += _asked_of(cluster, name, texts[name], directory, world, served, live, computing.served)
         controls.aside = partial(router_child.ejected, live.routings)
-        world.metrics.sources.append(partial(router_child.gauge, live.routings))
+        router_child.add_ejected_gauge(registry, live.routings)
         door = _door(cluster, served, directory, world, live, credentials)
         front.append(_gateway(cluster, door))
     about = f"node on {cluster.node[node].host}, drains for {cluster.node[node].drain_s:g} s"
@@ -173,7 +176,7 @@ def _asked_of(
         new_id=world.new_id,
         prefill_tokens_min=section.prefill_tokens_min,
         ends=text.eos_token_ids,
-        watch=world.metrics.router(name),
+        watch=RoutingMetrics(world.metrics, name),
         ranked=partial(directory.ranked, name),
     )
     child = router_child.child(name, section, work_inbox, routing)
@@ -288,11 +291,6 @@ def _door(
     section, models = cluster.gateway, tuple(cluster.model)
     never_ready = partial(engine_control.never_ready, directory, models)
     gate = AdmissionGate(section.requests_max, section.admit_s, section.waiting_max, never_ready)
-    world.metrics.gauges |= {
-        "espalier_requests_running": ("Generations being answered", lambda: {"gateway": gate.inside}),
-        "espalier_requests_waiting": ("Requests that wait at the gate", lambda: {"gateway": gate.waiting}),
-        "espalier_engine_up": ("Whether the engine can be asked", lambda: engine_control.engines_up(directory)),
-    }
     opened = Gateway(
         runner=RequestRunner(served, world.metrics, section.first_token_s, section.total_s),
         gate=gate,
@@ -313,8 +311,7 @@ def _door(
         ),
         flush_cache=partial(engine_control.flush_caches, directory),
     )
-    gauge = ("Connections of clients", lambda: {"gateway": float(len(opened.connections))})
-    world.metrics.gauges["espalier_client_connections"] = gauge
+    gauges.add_gateway_gauges(world.metrics.registry, opened)
     return opened
 
 

@@ -1,94 +1,113 @@
-"""What every node tells of itself at a scrape, beside what it has counted: its engines, its tasks, its links."""
+"""Gauges that are read from a node's state at each scrape: its tasks, its engines, its links, its gateway."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 
 import trio
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from supervisor.cluster.directory import Directory
+from supervisor.gateway.gateway import Gateway
+from supervisor.links.link import Link
 from supervisor.links.traffic import Traffic
-from supervisor.telemetry.metrics import Metrics, pieces
+from supervisor.telemetry.registry import Registry, Samples
 
 
-def add_node_gauges(metrics: Metrics, directory: Directory) -> None:
-    """Let `metrics` tell how a node and the engines that run on it are."""
-    metrics.gauges |= {
-        "espalier_node_tasks": (
-            "Tasks that live in the node",
-            lambda: {"node": trio.lowlevel.current_statistics().tasks_living},
-        ),
-        "espalier_node_draining": ("Whether the node drains", lambda: {"node": float(directory.draining)}),
-        "espalier_engine_up": (
-            "Whether the engine can be asked",
-            lambda: {each.load.name: float(each.offer.up) for each in directory.here.values()},
-        ),
-        "espalier_engine_slots": (
-            "Requests that the engine computes at once",
-            lambda: {each.load.name: float(each.offered.slots) for each in directory.here.values()},
-        ),
-        "espalier_engine_requests_assigned": (
-            "Requests that the engine was given, those that wait for a slot included",
-            lambda: {each.load.name: float(each.busy) for each in directory.here.values()},
-        ),
-        "espalier_engine_model_mismatch": (
-            "Whether the engine is never asked, since its model is another one",
-            partial(_refused, directory),
-        ),
-    }
-
-
-def _refused(directory: Directory) -> dict[str, float]:
-    whys = directory.models.rejections  # made anew each time
-    return {name: float(name in whys) for name in directory.named()}
-
-
-def link_families(directory: Directory, traffic: Mapping[str, Traffic]) -> Iterator[Metric]:
-    """Yield what is known of the links to each other node; a lost link's counts go on with the next one's."""
-    known = {node: link for node, (_, link, _) in directory.nodes.items()}
-    all_links = {node: link for node, link in known.items() if link is not None or directory.meets(node)}
-    links = [(node, link) for node, link in all_links.items() if link is not None]
-    crossed = list(traffic.items())
-    gauge, counter = partial(pieces, GaugeMetricFamily), partial(pieces, CounterMetricFamily)
-    yield from gauge(
-        *("espalier_link_up", "Whether there is a link to the node", "node"),
-        (((node,), float(link is not None)) for node, link in all_links.items()),
+def add_node_gauges(registry: Registry, directory: Directory) -> None:
+    """Define the gauges of a node, and of the engines that run on it."""
+    registry.add_value(
+        "espalier_node_tasks", "Tasks of the node", lambda: trio.lowlevel.current_statistics().tasks_living
     )
-    yield from gauge(
-        *("espalier_link_silence_seconds", "Time since the node was last heard, heartbeats included", "node"),
-        (((node,), link.silent_s) for node, link in links),
+    registry.add_value("espalier_node_draining", "Whether the node drains", lambda: float(directory.draining))
+    registry.add_gauge(
+        *("espalier_engine_slots", "Requests that the engine computes at once", "engine"),
+        lambda: [((each.load.name,), float(each.offered.slots)) for each in directory.here.values()],
     )
-    yield from gauge(
-        *("espalier_link_streams", "Streams that are open: asked from here, or served here", "node side"),
-        (
+    registry.add_gauge(
+        *("espalier_engine_requests_assigned", "Requests given to the engine, whether or not they have a slot"),
+        "engine",
+        lambda: [((each.load.name,), float(each.busy)) for each in directory.here.values()],
+    )
+    registry.add_gauge(
+        *("espalier_engine_model_mismatch", "Whether the engine is not used because its model differs", "engine"),
+        lambda: _mismatches(directory),
+    )
+
+
+def _mismatches(directory: Directory) -> Samples:
+    rejections = directory.models.rejections  # a property that is made anew each time
+    return [((name,), float(name in rejections)) for name in directory.named()]
+
+
+def add_engine_up(registry: Registry, read: Callable[[], Mapping[str, float]]) -> None:
+    """Define `espalier_engine_up`, read from this node's engines, or on the gateway's node from all of the cluster."""
+    registry.add_gauge(
+        *("espalier_engine_up", "Whether the engine accepts requests", "engine"),
+        lambda: [((name,), value) for name, value in read().items()],
+    )
+
+
+def local_engines_up(directory: Directory) -> dict[str, float]:
+    """Return 1 for each engine of this node that accepts requests, 0 for the others."""
+    return {each.load.name: float(each.offer.up) for each in directory.here.values()}
+
+
+def add_gateway_gauges(registry: Registry, gateway: Gateway) -> None:
+    """Define the gauges of a gateway."""
+    gate = gateway.gate
+    registry.add_value("espalier_requests_running", "Generations being answered", lambda: gate.inside)
+    registry.add_value("espalier_requests_waiting", "Requests that wait for admission", lambda: gate.waiting)
+    registry.add_value("espalier_client_connections", "Connections of clients", lambda: len(gateway.connections))
+
+
+def add_link_metrics(registry: Registry, directory: Directory, traffic: Mapping[str, Traffic]) -> None:
+    """Define the metrics of the links to other nodes; the counts of a lost link go on with the next one to its node."""
+
+    def links() -> list[tuple[str, Link]]:
+        return [(node, link) for node, (_, link, _) in directory.nodes.items() if link is not None]
+
+    def wanted() -> Samples:
+        nodes = {node: link for node, (_, link, _) in directory.nodes.items()}
+        return [
+            ((node,), float(link is not None))
+            for node, link in nodes.items()
+            if link is not None or directory.meets(node)
+        ]
+
+    registry.add_gauge("espalier_link_up", "Whether there is a link to the node", "peer", wanted)
+    registry.add_gauge(
+        *("espalier_link_silence_seconds", "Time since the last message of the node, heartbeats included", "peer"),
+        lambda: [((node,), link.silent_s) for node, link in links()],
+    )
+    registry.add_gauge(
+        *("espalier_link_streams", "Open streams: asked from here, or served here", "peer side"),
+        lambda: [
             ((node, side), float(len(streams)))
-            for node, link in links
+            for node, link in links()
             for side, streams in (("asked", link.peer.asked), ("served", link.peer.served))
-        ),
+        ],
     )
-    yield from gauge(
-        *("espalier_link_queued_bytes", "Bytes that wait to leave", "node"),
-        (((node,), float(link.peer.queued_bytes)) for node, link in links),
+    registry.add_gauge(
+        *("espalier_link_queued_bytes", "Bytes that wait to be sent", "peer"),
+        lambda: [((node,), float(link.peer.queued_bytes)) for node, link in links()],
     )
-    yield from counter(
-        *("espalier_link_messages", "Messages", "node direction"),
-        (
+    registry.add_counter(
+        *("espalier_link_messages", "Messages", "peer direction"),
+        lambda: [
             ((node, direction), count)
-            for node, each in crossed
-            for direction, count in (("sent", each.messages_sent), ("received", each.messages_received))
-        ),
+            for node, crossed in traffic.items()
+            for direction, count in (("sent", crossed.messages_sent), ("received", crossed.messages_received))
+        ],
     )
-    yield from counter(
-        *("espalier_link_bytes", "Bytes of messages", "node direction"),
-        (
+    registry.add_counter(
+        *("espalier_link_bytes", "Bytes of messages", "peer direction"),
+        lambda: [
             ((node, direction), count)
-            for node, each in crossed
-            for direction, count in (("sent", each.bytes_sent), ("received", each.bytes_received))
-        ),
+            for node, crossed in traffic.items()
+            for direction, count in (("sent", crossed.bytes_sent), ("received", crossed.bytes_received))
+        ],
     )
-    yield from counter(
-        *("espalier_link_stream_waits", "Waits of askers for a free stream", "node"),
-        (((node,), each.waits) for node, each in crossed),
+    registry.add_counter(
+        *("espalier_link_stream_waits", "Waits for a free stream", "peer"),
+        lambda: [((node,), crossed.waits) for node, crossed in traffic.items()],
     )

@@ -198,7 +198,7 @@ class _Node:
 
     async def _watch_turns(self) -> None:
         turns = LoopMonitor(self.cluster.node[self.house.directory.name].turn_max_s)
-        self.world.metrics.sources.append(turns.families)
+        turns.add_metrics(self.world.metrics.registry)
         with turns.watching():
             await trio.sleep_forever()
 
@@ -206,7 +206,7 @@ class _Node:
         self.terminal.on_event(happening)
         self.house.watch(happening)
         if happening.kind is ChildEventKind.RESTARTING:
-            self.world.metrics.restarted(happening.path)
+            self.world.metrics.child_restarted(happening.path)
             if not self.house.directory.draining and (why := self.house.start_failure) is not None:
                 self._failure = StartFailed(why)
                 self._tree.cancel(reason="no engine could be started")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import trio
 from attrs import asdict
-from prometheus_client.core import GaugeMetricFamily, Metric
 
 from actors.router import router
 from actors.routing.route import FailoverLimits
@@ -15,6 +14,7 @@ from protocol.cluster import EjectionState
 from supervisor.config.schema import ModelSection
 from supervisor.engines.work import Work
 from supervisor.supervision.tree import Child
+from supervisor.telemetry.registry import Registry
 
 LIMITS = (
     *("resumes_max", "drains_max", "crashes_max", "resume_tokens_max", "resume_s"),
@@ -58,9 +58,9 @@ def ejected(routings: Mapping[str, Routing]) -> tuple[EjectionState, ...]:
     )
 
 
-def gauge(routings: Mapping[str, Routing]) -> Iterator[Metric]:
-    """Yield 1 for each worker, or pair, that is set aside."""
-    family = GaugeMetricFamily("espalier_workers_ejected", "Whether a worker is set aside", labels=("model", "worker"))
-    for each in ejected(routings):
-        family.add_metric((each.model, each.worker), 1.0)
-    yield family
+def add_ejected_gauge(registry: Registry, routings: Mapping[str, Routing]) -> None:
+    """Define the gauge that is 1 for each worker, or pair, that is ejected."""
+    registry.add_gauge(
+        *("espalier_workers_ejected", "Whether a worker is ejected", "model worker"),
+        lambda: [((each.model, each.worker), 1.0) for each in ejected(routings)],
+    )

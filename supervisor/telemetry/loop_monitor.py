@@ -23,9 +23,10 @@ from contextlib import contextmanager
 
 import trio
 from attrs import define, field
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from supervisor.threads.queued_writer import start_daemon_thread
+
+from .registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -92,16 +93,16 @@ class LoopMonitor(trio.abc.Instrument):
             now = self.clock()
         self._since = now
 
-    def families(self) -> Iterator[Metric]:
-        """Yield the metric families of slow turns."""
-        turns = CounterMetricFamily(
-            "espalier_event_loop_slow_turns", "Turns of tasks beyond their budget", labels=("task",)
+    def add_metrics(self, registry: Registry) -> None:
+        """Define the metrics of slow turns."""
+        registry.add_counter(
+            *("espalier_event_loop_slow_turns", "Turns of tasks beyond their budget", "task"),
+            lambda: [((name,), slow.count) for name, slow in list(self._slow.items())],
         )
-        longest = GaugeMetricFamily("espalier_event_loop_turn_max_seconds", "The longest of these", labels=("task",))
-        for name, slow in list(self._slow.items()):  # another thread's garbage collection may add one meanwhile
-            turns.add_metric((name,), slow.count)
-            longest.add_metric((name,), slow.longest_s)
-        yield from (turns, longest)
+        registry.add_gauge(
+            *("espalier_event_loop_turn_max_seconds", "The longest of these", "task"),
+            lambda: [((name,), slow.longest_s) for name, slow in list(self._slow.items())],
+        )
 
     def statistics(self) -> Mapping[str, int]:
         """Return how many turns of each function exceeded the budget."""

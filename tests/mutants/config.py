@@ -27,14 +27,14 @@ CONFIG: Bugs = {
     "supervisor/__main__.py": (
         Bug("every collection looks through what was imported", "    gc.freeze()", "    gc.isenabled()"),
     ),
-    "supervisor/telemetry/metrics.py": (
-        Bug("a scrape is written in one turn", "SAMPLES_A_PIECE = 100", "SAMPLES_A_PIECE = 100_000"),
+    "supervisor/telemetry/registry.py": (
+        Bug("a scrape is written in one turn", "SAMPLES_PER_PIECE = 100", "SAMPLES_PER_PIECE = 100_000"),
         Bug(
             "nobody runs between two pieces of a scrape",
-            "written.append(piece)\n            await trio.lowlevel.checkpoint()",
-            "written.append(piece)",
+            "texts.append(text)\n            await trio.lowlevel.checkpoint()",
+            "texts.append(text)",
         ),
-        Bug("each piece of a family begins it anew", "if family.name != before else", "if family.name else"),
+        Bug("each piece of a family begins it anew", "if family.name != previous else", "if family.name else"),
     ),
     "supervisor/cli/commands.py": (
         Bug(

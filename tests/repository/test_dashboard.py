@@ -17,6 +17,7 @@ from protocol.messages import EngineLoad, Usage
 from protocol.peer import Peer
 from supervisor.engines.kinds import read_cluster
 from supervisor.links.link import Link
+from supervisor.observers import RoutingMetrics
 from supervisor.telemetry.loop_monitor import LoopMonitor
 from supervisor.telemetry.metrics import Metrics
 from supervisor.threads.queued_writer import QueuedWriter
@@ -50,20 +51,20 @@ def happened(metrics: Metrics) -> None:
     metrics.token_gap("tiny", 1.0, 1)
     metrics.request_ended("tiny", "chat", "stop", 1.0, Usage(3, 2))
     metrics.request_ended("tiny", "chat", "left", 1.0, Usage(3, 2))
-    metrics.restarted("back/tiny-0")
+    metrics.child_restarted("back/tiny-0")
     metrics.refused("overloaded")
     metrics.client_dropped("stalled")
-    metrics.answer_cut("chat", "drain")
+    metrics.response_incomplete("chat", "drain")
     metrics.aborted("tiny-0", 0.01)
-    metrics.slots_stuck("tiny-0", 1)
+    metrics.set_stuck_slots("tiny-0", 1)
     metrics.grammar_checked("tiny", "refused", 0.2)
-    metrics.router("tiny").call_ended("back/tiny-0", "ended")
-    metrics.router("tiny").call_resumed("engine_lost", 0)
+    RoutingMetrics(metrics, "tiny").call_ended("back/tiny-0", "ended")
+    RoutingMetrics(metrics, "tiny").call_resumed("engine_lost", 0)
     metrics.logs["tiny-0"] = QueuedWriter(bytes)
     turns = LoopMonitor()
-    turns._exceeds("links.Links.run", 1.0)
-    metrics.sources.append(turns.families)
-    metrics.router("tiny").worker_ejected("back/tiny-0", "internal")
+    turns._count("links.Links.run", 1.0)
+    turns.add_metrics(metrics.registry)
+    RoutingMetrics(metrics, "tiny").worker_ejected("back/tiny-0", "internal")
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ async def told(tmp_path) -> dict[str, set[str]]:
         for other in cluster.node.keys() - {node}:
             house.links.traffic[other].sent(1)
             house.directory.linked(other, Link(None, Peer(node, serves_max=1)))
-        text = metrics.text({name: EngineLoad(0, 0, 0) for name in house.directory.here}).decode()
+        text = metrics.render({name: EngineLoad(0, 0, 0) for name in house.directory.here}).decode()
         families += text_string_to_metric_families(text)
     named: dict[str, set[str]] = {}
     for family in families:

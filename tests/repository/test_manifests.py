@@ -322,7 +322,7 @@ def test_a_job_serves_and_ends_with_nothing_left_when_it_is_signalled(tmp_path):
         until(ready, 30.0)
         key = {"Authorization": "Bearer quetzalcoatl-quetzalcoatl"}
         assert get(ports["7500"], HOSTS[1], "/metrics")[0] == 401
-        assert 'espalier_link_up{node="front"} 1.0' in get(ports["7500"], HOSTS[1], "/metrics", **key)[1]
+        assert 'espalier_link_up{peer="front"} 1.0' in get(ports["7500"], HOSTS[1], "/metrics", **key)[1]
         status = [sys.executable, "-m", "supervisor", str(tmp_path / "job-7" / "cluster.toml"), "status"]
         seen = subprocess.run(status, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True).stdout
         assert "3 of 3 nodes answer" in seen

@@ -160,7 +160,7 @@ async def rig(
 
     async def metrics_text() -> bytes:
         await trio.lowlevel.checkpoint()
-        return metrics.text({})
+        return metrics.render({})
 
     async def aside(function, **_):
         await trio.lowlevel.checkpoint()

@@ -20,6 +20,7 @@ from supervisor.cluster.directory import FORGET_S, Directory
 from supervisor.cluster.mesh import FORGETS_S
 from supervisor.cluster.workers import LocalWorker
 from supervisor.links.link import Link
+from supervisor.observers import RoutingMetrics
 from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
@@ -122,13 +123,13 @@ async def test_what_the_server_tells_of_itself_counts_both(autojump_clock):
 
 async def test_an_engine_has_one_name_wherever_it_is_told_of(tmp_path):
     house, metrics = built_assembly(cluster(tmp_path), "back")
-    assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{of="back/tiny-0"}': 0.0}
+    assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{engine="back/tiny-0"}': 0.0}
     with house.directory.here["tiny-0"].plug.publish(Engine()):
         told = (await house.monitoring.metrics_text()).decode()
         assert 'espalier_engine_running{engine="back/tiny-0"} 1.0' in told
     assert {("tiny-0", GetLoad), ("tiny-0", FlushCache)} <= house.links.serves.keys()
     _, metrics = built_assembly(cluster(tmp_path), "front")
-    assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{of="back/tiny-0"}': 0.0}
+    assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{engine="back/tiny-0"}': 0.0}
 
 
 # Loads ----------------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ async def counted(directory, metrics):
 
 async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autojump_clock):
     metrics, passed_s = Metrics(), 0.0
-    watch = metrics.router("tiny")
+    watch = RoutingMetrics(metrics, "tiny")
     async with front(None, a=Engine(), b=None, filed=None) as (directory, wires):
         directory.expect("filed", None, [OFFER])
         every = {"main/tiny-0": 1.0, "a/tiny-0": 1.0, "b/tiny-0": 1.0, "filed/tiny-0": 1.0}

@@ -126,8 +126,8 @@ async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_n
     status = await NodeControl(directory, "run", "1", no_loads).answer(GetStatus())
     assert status.refused == (f"engine b/w0 is not asked: {why}",)
     metrics = Metrics()
-    gauges.add_node_gauges(metrics, directory)
-    assert 'espalier_engine_model_mismatch{of="b/w0"} 1.0' in metrics.text({}).decode()
+    gauges.add_node_gauges(metrics.registry, directory)
+    assert 'espalier_engine_model_mismatch{engine="b/w0"} 1.0' in metrics.render({}).decode()
     assert engine_control.engines_up(directory) == {"a/w0": 1.0, "b/w0": 0.0}
     assert engine_control.unready(directory, ["oak"]) is None
 
@@ -232,14 +232,14 @@ async def test_a_simulated_engine_tells_what_it_speaks_by(tmp_path):
     assert house.directory.models.digests.keys() == {"tiny"}
 
 
-def test_c1_why_workers_are_refused_is_told_once_at_a_scrape_and_not_for_each_of_them(monkeypatch):
+async def test_c1_why_workers_are_refused_is_told_once_at_a_scrape_and_not_for_each_of_them(monkeypatch):
     looks, metrics, directory = [], Metrics(), Directory("front", models=ModelIdentities({"tiny": OWN}))
     for number in range(20):
         engine = evolve(INFO, digest=OTHER if number < 5 else OWN)
         directory.told(f"node-{number}", NodeState((Offer("tiny-0", "tiny", Leg.BOTH, 8, True, engine),)))
-    gauges.add_node_gauges(metrics, directory)
+    gauges.add_node_gauges(metrics.registry, directory)
     whys = ModelIdentities.rejections.fget
     monkeypatch.setattr(ModelIdentities, "rejections", property(lambda self: looks.append(1) or whys(self)))
-    _, read = metrics.gauges["espalier_engine_model_mismatch"]
-    assert sum(read().values()) == 5
+    told = [line for line in metrics.render({}).decode().splitlines() if "_mismatch{" in line]
+    assert sum(line.endswith(" 1.0") for line in told) == 5
     assert len(looks) == 1

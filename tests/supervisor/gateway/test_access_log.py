@@ -53,7 +53,7 @@ def response(said="n=5", **fields):
 
 def number(made, sample: str) -> float:
     """The value of one sample as it is scraped, 0 if it is not there."""
-    lines = made.metrics.text({}).decode().splitlines()
+    lines = made.metrics.render({}).decode().splitlines()
     return sum(float(line.removeprefix(sample)) for line in lines if line.startswith(f"{sample} "))
 
 
@@ -68,7 +68,7 @@ def breaks(*_, **__):
 async def test_an_echo_is_no_token_and_has_no_gap_before_it(fields, rather_slow):
     async with rig() as made:
         assert (await (await made.client()).ask(text("n=5 s=0.1", **fields))).status == 200
-        assert " -" not in made.metrics.text({}).decode()
+        assert " -" not in made.metrics.render({}).decode()
         assert number(made, 'gen_ai_server_time_per_output_token_seconds_count{model="tiny"}') == 4
 
 
@@ -109,7 +109,7 @@ async def test_a_bug_in_an_answer_is_told_as_one_and_as_no_refusal(
         await client.stream.aclose()
         await at_rest(made)
         assert (told(), bugs()) == (INTERNAL, 1)
-        assert "espalier_refusals_total{" not in made.metrics.text({}).decode()
+        assert "espalier_refusals_total{" not in made.metrics.render({}).decode()
 
 
 @pytest.mark.parametrize("name", ["begin", "delta", "finish"])
@@ -122,7 +122,7 @@ async def test_a_bug_in_a_lane_is_told_as_one_and_as_no_refusal(name, rather_slo
         error = last["error"] if last["type"] == "error" else last["response"]["error"]
         assert error["code"] in {"internal", "server_error"}
         assert (told(), bugs()) == (INTERNAL, 1)
-        assert "espalier_refusals_total{" not in made.metrics.text({}).decode()
+        assert "espalier_refusals_total{" not in made.metrics.render({}).decode()
         monkeypatch.undo()
         await client.say(create())
         assert (await client.events())[-1]["type"] == "response.completed"
@@ -143,7 +143,7 @@ async def test_whoever_cancels_what_waits_was_not_refused(limit, rather_slow, to
         await client.say({"type": "response.cancel", "stream_id": "b"})
         assert (await client.events("response.incomplete"))[-1]["stream_id"] == "b"
         assert told() == [("request ended", 408, "left")]
-        assert "espalier_refusals_total{" not in made.metrics.text({}).decode()
+        assert "espalier_refusals_total{" not in made.metrics.render({}).decode()
 
 
 # Probes ------------------------------------------------------------------------------------------

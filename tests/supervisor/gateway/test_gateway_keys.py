@@ -208,7 +208,7 @@ async def test_a_flood_of_wrong_keys_is_few_lines_and_holds_nothing(tmp_path, ca
         lines = [each for each in caplog.records if each.name == "espalier.requests"]
         assert 10 <= len(lines) <= 40
         assert SECRET not in str([vars(each) for each in caplog.records])
-        assert b'espalier_refusals_total{code="invalid_api_key"} 60.0' in made.metrics.text({})
+        assert b'espalier_refusals_total{code="invalid_api_key"} 60.0' in made.metrics.render({})
 
 
 async def test_a_welcome_page_asks_ahead_and_reads_the_answer():
@@ -305,7 +305,7 @@ async def test_a_slow_client_over_tls_is_dropped_and_counted_and_its_request_abo
         with trio.fail_after(20):
             await at_rest(made)
         assert made.worker.left == 1
-        assert b'espalier_clients_dropped_total{reason="backlog"} 1.0' in made.metrics.text({})
+        assert b'espalier_clients_dropped_total{reason="backlog"} 1.0' in made.metrics.render({})
 
 
 async def test_a_new_certificate_serves_whoever_comes_from_now_on(tmp_path):
@@ -341,7 +341,7 @@ async def test_one_connection_too_many_is_refused_and_there_is_room_again_later(
             reply = await (await make()).reply()
             assert (reply.status, reply.headers["retry-after"]) == (503, "1")
             assert json.loads(reply.body)["error"]["code"] == "overloaded"
-        assert b'espalier_refusals_total{code="overloaded"} 1.0' in made.metrics.text({})
+        assert b'espalier_refusals_total{code="overloaded"} 1.0' in made.metrics.render({})
         await first.stream.aclose()
         with trio.fail_after(5):
             while len(made.gateway.connections) > 1:  # noqa: ASYNC110  # a door has no event for one that goes

@@ -330,7 +330,7 @@ async def test_a_backlog_drops_the_client_aborts_its_request_and_is_counted(webs
         with trio.fail_after(20):
             await at_rest(made)
         assert made.worker.left == 1
-        assert b'espalier_clients_dropped_total{reason="backlog"} 1.0' in made.metrics.text({})
+        assert b'espalier_clients_dropped_total{reason="backlog"} 1.0' in made.metrics.render({})
 
 
 async def test_a_client_that_reads_everything_is_never_dropped_however_small_its_backlog():
@@ -338,7 +338,7 @@ async def test_a_client_that_reads_everything_is_never_dropped_however_small_its
         made.worker.line = "The oak is old. " * 50
         reply = await (await made.client()).ask(post(chat("n=1900 s=0.0001", stream=True)))
         assert reply.events[-1] == "[DONE]"
-        assert b"espalier_clients_dropped_total{" not in made.metrics.text({})
+        assert b"espalier_clients_dropped_total{" not in made.metrics.render({})
 
 
 async def test_the_kernel_holds_no_more_for_a_client_than_it_may(rather_slow):

@@ -319,4 +319,4 @@ async def test_a_client_that_reads_nothing_is_dropped_as_one_that_stalls(rather_
         with trio.fail_after(200):  # the kernel moves a little more of it in its own time
             await made.gateway.connections.wait_closed()
         await at_rest(made)
-        assert b'espalier_clients_dropped_total{reason="stalled"} 1.0' in made.metrics.text({})
+        assert b'espalier_clients_dropped_total{reason="stalled"} 1.0' in made.metrics.render({})

@@ -504,7 +504,7 @@ async def test_a_flood_of_refusals_is_few_lines_and_one_number(autojump_clock, c
     assert len(lines) == 10
     assert (lines[0].status, lines[0].outcome, lines[0].key, lines[0].request_id) == (401, "invalid_api_key", "-", "r")
     assert (last.message, last.count, last.outcome) == ("more were refused", 990, "invalid_api_key")
-    assert b'espalier_refusals_total{code="invalid_api_key"} 1000.0' in made.runner.metrics.text({})
+    assert b'espalier_refusals_total{code="invalid_api_key"} 1000.0' in made.runner.metrics.render({})
 
 
 async def test_an_error_is_told_once_however_often_it_is_sent(caplog):
@@ -599,7 +599,7 @@ async def test_dropped_clients_and_refusals_are_counted():
     metrics.client_dropped("backlog")
     metrics.client_dropped("stalled")
     access.log_refused(Unauthorized("no"), request_id="r", what="connection", key="-", status=None)
-    text = metrics.text({}).decode()
+    text = metrics.render({}).decode()
     for wanted in (
         'espalier_clients_dropped_total{reason="backlog"} 1.0',
         'espalier_clients_dropped_total{reason="stalled"} 1.0',

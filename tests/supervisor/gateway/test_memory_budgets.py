@@ -293,7 +293,7 @@ async def test_d11_backlogs_of_all_clients_share_a_limit_and_an_honest_one_is_no
         made.hang_up()
         await at_rest(made)
         assert (made.gateway.backlogs.size_bytes, made.gateway.backlogs.count) == (0, 0)
-        assert b'espalier_clients_dropped_total{reason="backlog"}' in made.metrics.text({})
+        assert b'espalier_clients_dropped_total{reason="backlog"}' in made.metrics.render({})
 
 
 async def test_after_all_of_it_a_probe_is_answered(rather_slow):

@@ -183,8 +183,8 @@ async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(lines, rat
     (line,) = lines()
     assert (line.outcome, line.cut) == ("cut", "drain")
     assert 0 < line.bytes < 100_000
-    assert b'espalier_responses_incomplete_total{door="chat",reason="drain"} 1.0' in metrics.text({})
-    assert b'outcome="length"' not in metrics.text({})
+    assert b'espalier_responses_incomplete_total{api="chat",reason="drain"} 1.0' in metrics.render({})
+    assert b'outcome="length"' not in metrics.render({})
     del client
 
 
@@ -212,7 +212,7 @@ async def test_b5_a_client_that_is_dropped_because_it_reads_nothing_has_not_left
         await at_rest(made)
         (line,) = lines()
         assert line.outcome == "slow_client"
-        text = made.metrics.text({})
+        text = made.metrics.render({})
         assert b'outcome="slow_client"' in text
         assert b"espalier_requests_cancelled_total{" not in text
 

@@ -347,10 +347,10 @@ async def test_metrics_tell_how_requests_ended(rather_slow):
         await lane.events()
         text = (await client.ask(head(path="/metrics"))).body.decode()
         for line in [
-            'espalier_requests_total{door="chat",model="tiny",outcome="stop"} 1.0',
-            'espalier_requests_total{door="chat",model="tiny",outcome="engine_lost"} 1.0',
-            'espalier_requests_total{door="chat",model="tiny",outcome="overloaded"} 1.0',
-            'espalier_requests_total{door="responses",model="tiny",outcome="left"} 1.0',
+            'espalier_requests_total{api="chat",model="tiny",outcome="stop"} 1.0',
+            'espalier_requests_total{api="chat",model="tiny",outcome="engine_lost"} 1.0',
+            'espalier_requests_total{api="chat",model="tiny",outcome="overloaded"} 1.0',
+            'espalier_requests_total{api="responses",model="tiny",outcome="left"} 1.0',
             'espalier_tokens_total{kind="output",model="tiny"} 7.0',
             'gen_ai_server_time_to_first_token_seconds_count{model="tiny"} 2.0',
             'gen_ai_server_time_per_output_token_seconds_count{model="tiny"} 5.0',

@@ -11,7 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from protocol.messages import EngineLoad, Usage
 from supervisor.links.traffic import Traffic
 from supervisor.node import gauges
-from supervisor.telemetry.metrics import SAMPLES_A_PIECE, SECONDS, Metrics
+from supervisor.observers import RoutingMetrics
+from supervisor.telemetry.metrics import Metrics
+from supervisor.telemetry.registry import SAMPLES_PER_PIECE, SECONDS, render
 
 NODES = [f"node-{number:03}" for number in range(1_000)]
 LOADS = {f"{node}/tiny-0": EngineLoad(1, 2, 3) for node in NODES}
@@ -23,22 +25,22 @@ def metrics():
     """What the gateway of a thousand nodes tells."""
     made = Metrics()
     for node in NODES:
-        made.router("tiny").call_ended(f"{node}/tiny-0", "stop")
+        RoutingMetrics(made, "tiny").call_ended(f"{node}/tiny-0", "stop")
     for number in range(100):
         made.request_ended(f"model-{number}", "http", "stop", 1.0, Usage(1, 1, 0))
     link = SimpleNamespace(silent_s=1.0, peer=SimpleNamespace(asked=(), served=(), queued_bytes=0))
     directory = SimpleNamespace(nodes=dict.fromkeys(NODES, (None, link, None)), meets=lambda _: True)
     traffic = {node: Traffic() for node in NODES}
-    made.sources.append(lambda: gauges.link_families(directory, traffic))
-    made.gauges["espalier_engine_up"] = ("Whether it is up", lambda: dict.fromkeys(LOADS, 1.0))
+    gauges.add_link_metrics(made.registry, directory, traffic)
+    gauges.add_engine_up(made.registry, lambda: dict.fromkeys(LOADS, 1.0))
     return made
 
 
 def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster_is(metrics):
-    pieces = list(metrics.pieces(LOADS))
-    assert max(piece.count(b"\n") for piece in pieces) <= SAMPLES_A_PIECE + OF_HISTOGRAM + 2
+    pieces = list(render(metrics.families(LOADS)))
+    assert max(piece.count(b"\n") for piece in pieces) <= SAMPLES_PER_PIECE + OF_HISTOGRAM + 2
     text = b"".join(pieces)
-    assert text == metrics.text(LOADS)
+    assert text == metrics.render(LOADS)
     families = list(text_string_to_metric_families(text.decode()))
     sizes = {family.name: len(family.samples) for family in families}
     assert text.count(b"# TYPE ") == text.count(b"# HELP ") == len(sizes) == len(families)  # each stands there once
@@ -58,10 +60,10 @@ async def test_c1_others_run_and_count_between_any_two_pieces_of_a_scrape(metric
         while True:
             await trio.lowlevel.checkpoint()
             turns += 1
-            metrics.restarted(f"child-{turns}")
-            metrics.router("tiny").call_ended(f"new-{turns}/tiny-0", "stop")
+            metrics.child_restarted(f"child-{turns}")
+            RoutingMetrics(metrics, "tiny").call_ended(f"new-{turns}/tiny-0", "stop")
 
-    expected = len(list(metrics.pieces(LOADS)))
+    expected = len(list(render(metrics.families(LOADS))))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         text = await metrics.render_in_steps(LOADS)

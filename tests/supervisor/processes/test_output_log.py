@@ -105,14 +105,14 @@ async def test_o16_a_folder_that_fails_is_told_once_and_again_when_it_works(path
     (record,) = caplog.records
     assert (record.message, record.levelname) == ("the output of an engine cannot be written", "ERROR")
     assert (record.file, "No such file" in record.reason) == (str(place / "engine.log"), True)
-    assert 'espalier_log_failing{log="tiny-0"} 1.0' in metrics.text({}).decode()
-    assert 'espalier_log_lost_bytes_total{log="tiny-0"} 18.0' in metrics.text({}).decode()
+    assert 'espalier_log_failing{log="tiny-0"} 1.0' in metrics.render({}).decode()
+    assert 'espalier_log_lost_bytes_total{log="tiny-0"} 18.0' in metrics.render({}).decode()
     place.mkdir()
     await said(chatter, b"there again\n")
     assert file.flush(5.0)
     assert events(caplog)[1:] == ["the output of an engine is written again"]
     assert (place / "engine.log").read_text() == "\n[18 bytes of output were lost]\nthere again\n"
-    assert 'espalier_log_failing{log="tiny-0"} 0.0' in metrics.text({}).decode()
+    assert 'espalier_log_failing{log="tiny-0"} 0.0' in metrics.render({}).decode()
 
 
 async def test_o16_a_full_disk_is_told(tmp_path, caplog):

@@ -59,7 +59,7 @@ async def test_o4_slow_heads_without_a_key_keep_nobody_out_who_has_one(rather_sl
             assert len(made.gateway.connections) <= 20
             nursery.cancel_scope.cancel()
         assert answered == 15
-        assert b'espalier_clients_dropped_total{reason="stranger"}' in made.metrics.text({})
+        assert b'espalier_clients_dropped_total{reason="stranger"}' in made.metrics.render({})
 
 
 async def test_the_oldest_stranger_makes_room_and_nobody_who_has_shown_a_key(rather_slow):

@@ -52,8 +52,8 @@ async def test_a_step_beyond_its_budget_is_counted_by_its_function_and_logged(tu
     assert (record.message, record.task, record.duration_s) == ("a turn took too long", "test_loop_monitor.works", 0.5)
     assert record.awaiting.startswith("works > checkpoint")
     metrics = Metrics()
-    metrics.sources.append(turns.families)
-    text = metrics.text({}).decode()
+    turns.add_metrics(metrics.registry)
+    text = metrics.render({}).decode()
     assert 'espalier_event_loop_slow_turns_total{task="test_loop_monitor.works"} 1.0' in text
     assert 'espalier_event_loop_turn_max_seconds{task="test_loop_monitor.works"} 0.5' in text
 

@@ -16,6 +16,7 @@ from actors.engines.slots import Deadlines, SlotObserver
 from actors.kit.priority_inbox import priority_inbox
 from actors.routing.ports import RoutingObserver
 from protocol.errors import LinkLost, StartFailed
+from protocol.messages import EngineLoad
 from protocol.peer import Peer
 from supervisor.config import load
 from supervisor.engines.kinds import read_cluster
@@ -26,6 +27,7 @@ from supervisor.gateway.server import serve
 from supervisor.links.link import Link
 from supervisor.node import preview
 from supervisor.node.credentials import read_credentials
+from supervisor.observers import RoutingMetrics, SlotMetrics
 from supervisor.telemetry.metrics import Metrics
 from tests.actors.test_router import Fake, Play, routed
 from tests.rig.assembly import built_assembly
@@ -56,7 +58,7 @@ kv_tokens_max = 4096
 
 def lines(metrics: Metrics, name: str) -> dict[str, float]:
     """Return the series of a name, with their values."""
-    found = (line.rpartition(" ") for line in metrics.text({}).decode().splitlines() if line.startswith(name))
+    found = (line.rpartition(" ") for line in metrics.render({}).decode().splitlines() if line.startswith(name))
     return {series: float(value) for series, _, value in found}
 
 
@@ -93,7 +95,7 @@ async def test_the_time_to_abort_is_that_from_an_askers_leaving_to_its_slot(auto
 
 def test_slots_that_an_engine_keeps_are_told_as_long_as_it_keeps_them():
     metrics = Metrics()
-    observer = metrics.decode("main/tiny-0")
+    observer = SlotMetrics(metrics, "main/tiny-0")
     observer.stuck(2)
     assert lines(metrics, "espalier_engine_slots_stuck") == {'espalier_engine_slots_stuck{engine="main/tiny-0"}': 2.0}
     observer.stuck(0)
@@ -125,7 +127,7 @@ async def test_an_answer_that_ends_or_an_actor_that_is_stopped_is_no_abort(autoj
 
 def test_a_router_tells_how_calls_end_and_why_requests_went_on():
     metrics = Metrics()
-    watch = metrics.router("tiny")
+    watch = RoutingMetrics(metrics, "tiny")
     watch.call_ended("back/tiny-0", "hand_off_failed")
     watch.call_ended("back/tiny-0", "ended")
     watch.call_resumed("hand_off_failed", 0)
@@ -140,12 +142,27 @@ def test_a_router_tells_how_calls_end_and_why_requests_went_on():
     }
 
 
+def test_a_metric_is_defined_once():
+    metrics = Metrics()
+    with pytest.raises(ValueError, match="the metric espalier_requests is defined twice"):
+        metrics.registry.counter("espalier_requests", "Something else", "model")
+
+
+async def test_each_metric_of_a_node_stands_in_its_text_once(tmp_path):
+    for node in ("front", "back"):
+        _, metrics = built_assembly(cluster(tmp_path), node)
+        lines = metrics.render({"back/tiny-0": EngineLoad(1, 0, 2)}).decode().splitlines()
+        names = [line.split()[2] for line in lines if line.startswith("# TYPE ")]
+        assert sorted(set(names)) == sorted(names)
+        assert {"espalier_engine_up", "espalier_engine_running", "espalier_link_up"} <= set(names)
+
+
 async def test_what_crossed_a_link_is_told_though_there_is_none_now(tmp_path):
     house, metrics = built_assembly(cluster(tmp_path), "front")
     house.links.traffic["back"].received(40)
-    assert lines(metrics, 'espalier_link_up{node="back"}') == {'espalier_link_up{node="back"}': 0.0}
+    assert lines(metrics, 'espalier_link_up{peer="back"}') == {'espalier_link_up{peer="back"}': 0.0}
     house.links.traffic["back"].received(2)
-    told = lines(metrics, 'espalier_link_bytes_total{direction="received",node="back"}')
+    told = lines(metrics, 'espalier_link_bytes_total{direction="received",peer="back"}')
     assert list(told.values()) == [42.0]
     assert list(lines(metrics, 'espalier_link_messages_total{direction="received"').values()) == [2.0]
 
@@ -183,7 +200,7 @@ async def test_a_node_serves_its_numbers_and_probes_and_nothing_else(tmp_path):
     async with told(tmp_path, {}) as house:
         assert await get(house, "/health") == (200, "alive\n")
         status, text = await get(house, "/metrics")
-        assert (status, 'espalier_engine_up{of="back/tiny-0"} 0.0' in text) == (200, True)
+        assert (status, 'espalier_engine_up{engine="back/tiny-0"} 0.0' in text) == (200, True)
         for path, method in (
             ("/v1/models", "GET"),
             ("/v1/chat/completions", "POST"),

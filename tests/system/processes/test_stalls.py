@@ -58,9 +58,9 @@ def test_d8_streams_move_from_a_worker_whose_process_stands_still_and_it_is_used
             time.sleep(1.0)
             stopped(of.nodes["w1"])
             of.wait_ready(10.0)
-            asked = of.front.metric("espalier_link_messages_total", node="w1", direction="received")
+            asked = of.front.metric("espalier_link_messages_total", peer="w1", direction="received")
             time.sleep(2.0)
-            assert of.front.metric("espalier_link_messages_total", node="w1", direction="received") > asked + CLIENTS
+            assert of.front.metric("espalier_link_messages_total", peer="w1", direction="received") > asked + CLIENTS
         assert not tally.bad
         assert tally.counts["whole"] == tally.requests >= CLIENTS
         assert of.front.metric(MOVED, code="link_lost") > 0
