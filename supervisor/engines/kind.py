@@ -37,7 +37,7 @@ class NodeContext:
         path, logs = runtime.logs / f"{process}.log", runtime.metrics.logs
         if process not in logs:
             logs[process] = output_writer(path, section.output_log_bytes_max, section.log_queue_bytes_max)
-        return OutputLog(path, section.output_log_bytes_max, kept=section.logs is not None, file=logs[process])
+        return OutputLog(path, section.output_log_bytes_max, persistent=section.logs is not None, file=logs[process])
 
 
 @frozen
@@ -53,7 +53,7 @@ class EngineChild:
 class Retried(Protocol):
     """Where a child that comes and goes is published, as the node tells it of failures."""
 
-    def failed(self, why: str, wait_s: float) -> None:
+    def note_failure(self, reason: str, wait_s: float) -> None:
         """Note that the child has failed, and is started again after a wait."""
 
 

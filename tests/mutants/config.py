@@ -31,7 +31,7 @@ CONFIG: Bugs = {
         Bug("a scrape is written in one turn", "SAMPLES_PER_PIECE = 100", "SAMPLES_PER_PIECE = 100_000"),
         Bug(
             "nobody runs between two pieces of a scrape",
-            "texts.append(text)\n            await trio.lowlevel.checkpoint()",
+            "texts.append(text)\n        await trio.lowlevel.checkpoint()",
             "texts.append(text)",
         ),
         Bug("each piece of a family begins it anew", "if family.name != previous else", "if family.name else"),

@@ -113,8 +113,8 @@ async def test_who_waits_for_a_zygote_hears_why_it_cannot_start_but_waits_for_on
     killed, broken, heard = Registration(), Registration(), []
     with killed.publish("a zygote"):
         pass
-    killed.failed("the zygote died", 0.5)
-    broken.failed("the zygote could not import SGLang: no torch", 0.5)
+    killed.note_failure("the zygote died", 0.5)
+    broken.note_failure("the zygote could not import SGLang: no torch", 0.5)
 
     async def wait(plug):
         try:

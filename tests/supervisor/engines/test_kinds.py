@@ -80,7 +80,7 @@ async def _room(room: Registration[str], *, task_status: trio.TaskStatus[None]) 
 
 
 async def _run(context: NodeContext, room: Registration[str], local: LocalEngine, *, task_status) -> None:
-    assert room.now is not None, "it needs its room"
+    assert room.current is not None, "it needs its room"
     section = local.section
     spec = SimulatedSpec(slots=section.slots, kv_tokens_max=section.kv_tokens_max, context_max=2048)
     engine = SimulatedEngine(spec, context.runtime.chance(0))

@@ -224,7 +224,7 @@ def hosts(tmp_path):
         raise StartFailed("nothing starts here")
 
     cluster = read_cluster(tmp_path / "cluster.toml")
-    with run_folder.run_folder(tmp_path) as folder:
+    with run_folder.run_folder(tmp_path, shared_memory.remove) as folder:
         own = {"folder": folder, "logs": tmp_path, "grace": GracePeriods(), "metrics": Metrics(), "reserve": Reserve()}
         runtime = SimpleNamespace(now=lambda: 5.0, environment={}, **own)
 
