@@ -12,7 +12,7 @@ engines must have gone on with what they had. Of a lane the engine's place is lo
 memory. What is left in the engines after a stage's tries is leaked, in places and in KV tokens.
 
 Between engines of one host a KV cache is there before anybody could leave. So each transfer takes `TRANSFER_S`: by the
-costs of the simulated engine, and by `ESPALIER_HOLD_TRANSFER_S` of the real one
+costs of the simulated engine, and by `ESPALIER_TRANSFER_DELAY_S` of the real one
 (`actors/engines/sglang/host/transfer_delay.py`). A real engine publishes its count at each step here, where by default
 it would at every fifteenth.
 """
@@ -52,7 +52,7 @@ COSTS = {"fixed_s": 0.01, "per_prefill_token_s": 0.00005}
 HELD = """\
 prefill_chunk = {chunk}
 [engine.{name}.environment]
-ESPALIER_HOLD_TRANSFER_S = "{held_s}"
+ESPALIER_TRANSFER_DELAY_S = "{held_s}"
 [engine.{name}.settings]
 load_snapshot_publish_interval = 1
 """

@@ -1,4 +1,10 @@
-"""What every engine keeps, whatever computes inside it; `tests/contracts/engine.py` checks it."""
+"""The engine port: what the actors know of an engine, whatever its kind.
+
+An engine computes one request a slot, and a slot is freed by the engine alone: whoever asks may abort at any moment,
+but must wait for `wait_released` before it counts the slot as free. So an engine that forgets an abort is found out by
+its own slots, and never given more than it can hold. An engine may decide nothing about waiting, retries or deadlines;
+those are the actors'. `tests/contracts/engine.py` checks every kind.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +18,15 @@ Generation: TypeAlias = Answer[Started | Tokens, Finished]
 
 
 class Engine(Protocol):
-    """One engine, in whatever process it lives.
+    """One engine, in this process or another.
 
-    A request's id is its asker's and known from the moment of `submit`; the engine holds one slot for it until
+    A request's id is chosen by its asker and valid from `submit` on; the engine holds one slot for it until
     `wait_released` returns. An answer that is over has released its slot already.
     """
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine is and what it can hold."""
+        """The engine's kind, version and limits."""
 
     def submit(self, request: Generate) -> Generation:
         """Start a request; never blocks. Raises `Overloaded` without a free slot, `EngineLost` if the engine died."""
@@ -29,13 +35,13 @@ class Engine(Protocol):
         """Stop a request: at once, at any moment from `submit` on, any number of times, also after its end."""
 
     async def wait_released(self, request_id: str) -> None:
-        """Wait until the engine itself says that it holds nothing for the request any more."""
+        """Wait until the engine itself reports that it holds nothing for the request any more."""
 
     async def wait_lost(self) -> None:
-        """Wait until the engine can be asked no more, whatever the reason."""
+        """Wait until the engine is lost, for any reason."""
 
     async def load(self) -> EngineLoad:
-        """Return the engine's own count of what it runs and holds."""
+        """Return the engine's own count of its requests and of its KV tokens in use."""
 
     async def flush_cache(self) -> None:
         """Drop the prefix cache; raises `Overloaded` while requests run."""

@@ -1,4 +1,4 @@
-"""What every engine refuses, whatever computes in it."""
+"""The check of a request by every engine, of whatever kind: what would kill the engine, or be changed by it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ ROOM_MAX = 2**63 - 1  # SGLang's scheduler computes with 64 bits, one of them a 
 PORT_MAX = 65535
 
 
-def check(request: Generate, info: EngineInfo) -> None:
-    """Raise `BadRequest` for what an engine would die of, or change in silence; `ContextTooLong` if it is too long."""
+def check_request(request: Generate, info: EngineInfo) -> None:
+    """Raise `BadRequest` for what an engine would die of or change in silence, `ContextTooLong` for a long request."""
     _check_ids(request, info.vocabulary_size)
     wanted = request.sampling
     if not all(map(isfinite, wanted.logit_bias.values())):
@@ -23,8 +23,8 @@ def check(request: Generate, info: EngineInfo) -> None:
         raise Unsupported(f"this engine cannot keep an answer to a {wanted.grammar.kind}", param="grammar")
     if (request.rendezvous is None) is (info.hand_off is HandOff.RENDEZVOUS):
         raise BadRequest("one leg of a pair wants a rendezvous, and an engine that computes both knows none")
-    meeting = request.rendezvous
-    if meeting is not None and not (0 <= meeting.room <= ROOM_MAX and 0 < meeting.port <= PORT_MAX):
+    rendezvous = request.rendezvous
+    if rendezvous is not None and not (0 <= rendezvous.room <= ROOM_MAX and 0 < rendezvous.port <= PORT_MAX):
         raise BadRequest("a room is a number from 0 to 2**63 - 1, and a port one to 65535", param="rendezvous")
     if wanted.tokens_max < 1:
         raise BadRequest("an answer has at least one token", param="tokens_max")

@@ -354,6 +354,6 @@ def _text(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextMo
     try:
         own = {file: (folder / file).read_bytes() for file in FILES if (folder / file).is_file()}
         template = None if section.template is None else reading.template(cluster.folder / section.template)
-        return evolve(load(own, template, strftime=strftime), digest=model_files.told(folder))
+        return evolve(load(own, template, strftime=strftime), digest=model_files.model_digest(folder))
     except (StartFailed, OSError, UnicodeDecodeError) as error:
         raise StartFailed(f"model {name} in {folder}: {error}") from error

@@ -42,20 +42,20 @@ def test_weights_are_compared_where_both_have_some():
 def test_the_digest_of_a_folder_sees_its_files_and_its_weights(tmp_path):
     for name in FILES:
         (tmp_path / name).write_bytes((TINY / name).read_bytes())
-    without = model_files.told(tmp_path)
+    without = model_files.model_digest(tmp_path)
     weights = bytearray(range(256)) * 1024  # more than the three samples together
     (tmp_path / "model.safetensors").write_bytes(weights)
-    own = model_files.told(tmp_path)
+    own = model_files.model_digest(tmp_path)
     assert {name for name, _ in own} == {*FILES, WEIGHTS}
-    assert mismatch(without, own) is mismatch(own, without) is mismatch(model_files.told(TINY), without) is None
+    assert mismatch(without, own) is mismatch(own, without) is mismatch(model_files.model_digest(TINY), without) is None
     for name in FILES:
         (tmp_path / name).write_bytes((TINY / name).read_bytes() + b" ")
-        assert mismatch(own, model_files.told(tmp_path)) == f"its model is another one: it differs in {name}"
+        assert mismatch(own, model_files.model_digest(tmp_path)) == f"its model is another one: it differs in {name}"
         (tmp_path / name).write_bytes((TINY / name).read_bytes())
     for place in (0, len(weights) // 2, len(weights) - 1):
         weights[place] ^= 1
         (tmp_path / "model.safetensors").write_bytes(weights)
-        assert mismatch(own, model_files.told(tmp_path)) == "its model is another one: it differs in weights"
+        assert mismatch(own, model_files.model_digest(tmp_path)) == "its model is another one: it differs in weights"
         weights[place] ^= 1
 
 

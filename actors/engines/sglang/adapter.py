@@ -1,4 +1,4 @@
-"""SGLang behind the engine port: a host at the other end of a link, and the requests that would kill it refused."""
+"""SGLang behind the engine port: a host at the other end of a link, to which harmful requests are not sent."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import trio
 from attrs import define, field
 
 from actors.engines.port import Generation
-from actors.engines.request_check import check
+from actors.engines.request_check import check_request
 from actors.kit.calls import Answer, Askable
 from protocol.kind import Message
 from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Ping
 
-LOOKS = 4  # in the time that an engine may be silent
-CONTROLS_MAX = 4  # asked at a time: the host keeps some streams for them, and the others are for requests
+PROBES = 4  # in the time that an engine may be silent
+CONTROLS_MAX = 4  # control operations at a time: the host keeps some streams for them beside those for requests
 
 
 class HostLink(Askable[Message, Message, Message], Protocol):
-    """What this needs of the link to its host."""
+    """The link to a host, as far as the adapter uses it."""
 
     def open(self, request: Message, credit: int) -> tuple[int, Answer[Message, Message]]:
-        """Ask without waiting: the stream's number and its answer."""
+        """Open a stream without waiting: its number and its answer."""
 
     def cancel(self, stream: int) -> None:
         """Cancel a request; idempotent."""
@@ -32,7 +32,7 @@ class HostLink(Askable[Message, Message, Message], Protocol):
 
 @define(eq=False)
 class SglangEngine:
-    """One SGLang engine; keeps the promises of `actors.engines.port.Engine`."""
+    """One SGLang engine; implements `actors.engines.port.Engine`."""
 
     link: HostLink
     info: EngineInfo
@@ -40,20 +40,20 @@ class SglangEngine:
     _controls: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(CONTROLS_MAX))
 
     def submit(self, request: Generate) -> Generation:
-        """Start a request; raises `BadRequest` for one that would crash the engine, or be changed by it."""
-        check(request, self.info)
+        """Start a request; raises `BadRequest` for one that would crash the engine or be changed by it."""
+        check_request(request, self.info)
         stream, answer = self.link.open(request, request.sampling.tokens_max)
         generation = cast("Generation", answer)  # the host answers a Generate with nothing else
         self._streams[request.id] = stream, generation
         return generation
 
     def abort(self, request_id: str) -> None:
-        """Stop a request, whatever point it has reached."""
+        """Stop a request at whatever point it has reached."""
         if (running := self._streams.get(request_id)) is not None:
             self.link.cancel(running[0])
 
     async def wait_released(self, request_id: str) -> None:
-        """Wait until the host has closed the request's stream, which it does when the scheduler has let go."""
+        """Wait until the host has closed the request's stream, as it does once the scheduler has released the slot."""
         await trio.lowlevel.checkpoint()
         if (running := self._streams.get(request_id)) is not None:
             await running[1].over.wait()
@@ -68,18 +68,18 @@ class SglangEngine:
 
         An engine that runs requests and computes counts as answering, however long its step takes.
         """
-        look_s = silent_s / LOOKS
+        probe_s = silent_s / PROBES
         while True:
             async with self.link.ask(Ping(), 0) as answer:
-                # In several short waits: if this process stood still itself, that was one of them.
-                for _ in range(LOOKS - 1):
-                    with trio.move_on_after(look_s):
+                # In several short waits: a time in which this process itself was stopped counts as one of them.
+                for _ in range(PROBES - 1):
+                    with trio.move_on_after(probe_s):
                         await answer.over.wait()
                         break
                 if not answer.over.is_set():
                     return
                 await answer.result()
-            await trio.sleep(look_s)
+            await trio.sleep(probe_s)
 
     async def load(self) -> EngineLoad:
         """Return the scheduler's own count."""

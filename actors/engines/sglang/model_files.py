@@ -1,4 +1,4 @@
-"""The digest of an engine's model, read where its files are; the weights by samples, for they may be hundreds of GB."""
+"""The digest of a model's folder; of the weights, which may be hundreds of GB, samples are read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from protocol.model_folder import FILES, WEIGHTS, Digest, digest
 SAMPLE_BYTES = 64 * 1024
 
 
-def told(folder: Path) -> Digest:
-    """Return the digest of a model's folder: its files, and of its weights the sizes and three samples of each."""
+def model_digest(folder: Path) -> Digest:
+    """Return the digest of a model's folder: of its files, and of the size and three samples of its weights."""
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     weights = sorted(folder.glob("*.safetensors"))
     if weights:
@@ -20,7 +20,7 @@ def told(folder: Path) -> Digest:
 
 
 def _sampled(file: Path) -> bytes:
-    """Return what stands for a file: its name, its size, and a digest of its beginning, its middle and its end."""
+    """Return a line for a file: its name, its size, and a digest of its beginning, its middle and its end."""
     size, read = file.stat().st_size, blake2b()
     with file.open("rb") as opened:
         for place in (0, size // 2, max(0, size - SAMPLE_BYTES)):

@@ -1,7 +1,7 @@
-"""Which of SGLang's own arguments an operator may set: those that change how it computes, not what the host needs.
+"""Rules for SGLang's own arguments: an operator may set those that change how it computes, not what the host relies on.
 
-An argument that a key of ours decides, or that the host sets for itself, would win in silence and break a promise
-later: an engine of embeddings dies at its first request, one with two data-parallel ranks is asked on one of them.
+An argument that a key of ours decides, or that the host sets for itself, would win in silence and break something
+later: an engine of embeddings dies at its first request, one with two data-parallel ranks is asked on only one of them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def wrong(name: str, value: object) -> str | None:
+def setting_mistake(name: str, value: object) -> str | None:
     """Return what is wrong with a setting, None if SGLang may have it."""
     kind = TYPES.get(name)
     if kind is None:
@@ -103,7 +103,7 @@ def wrong(name: str, value: object) -> str | None:
     if kind == "choice":
         return None if value in CHOICES[name] else f"must be one of {', '.join(CHOICES[name])}"
     kinds = _KINDS.get(kind)
-    # A boolean is an integer to Python, and to nobody who wrote `true`.
+    # To Python a boolean is an integer.
     if kinds is None or (isinstance(value, kinds) and isinstance(value, bool) is (kind == "boolean")):
         return None
     return f"must be {'an' if kind == 'integer' else 'a'} {kind}, got {value!r:.60}"

@@ -1,7 +1,9 @@
-"""What a host leaves behind outside its folder, and how whoever outlives it removes that.
+"""Shared memory that outlives a host: the list of its names, and their removal.
 
-SGLang and multiprocessing make names under /dev/shm that a killed process cannot remove. A host writes each down in its
-folder as early as it knows of it; its node, or the next node's sweep, reads the list and removes both.
+SGLang and multiprocessing create names under /dev/shm that a killed process cannot remove. A host records each in a
+list in its folder as early as it knows the name; the node, or the next node that starts, reads the list and removes
+both. The list is the host's word, so nothing is trusted in it: only names that SGLang's libraries make, only files of
+this user.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ MADE_BY_HOSTS = ("sglang", "sgl_", "psm_", "sem.", "torch_", "nccl-", "gloo", "m
 
 
 def record(folder: Path, names: set[str]) -> None:
-    """Write down names under /dev/shm that would outlive the host of `folder`."""
+    """Add names under /dev/shm to the list of the host of `folder`."""
     path = folder / LIST
-    known = set(path.read_text().split()) if path.exists() else set()
-    path.write_text("\n".join(sorted(known | names)))
+    recorded = set(path.read_text().split()) if path.exists() else set()
+    path.write_text("\n".join(sorted(recorded | names)))
 
 
 def mapped() -> set[str]:
-    """Return the names under /dev/shm that this process's group has mapped."""
+    """Return the names under /dev/shm that the processes of this group have mapped."""
     names: set[str] = set()
     group = os.getpgrp()
     for entry in Path("/proc").iterdir():
@@ -45,9 +47,9 @@ def _shared(maps: str) -> set[str]:
 
 
 def remove(folder: Path | str, within: int | None = None) -> None:
-    """Remove a host's folder, in the open folder `within` if it is given, and the shared memory it lists; idempotent.
+    """Remove a host's folder and the shared memory that it lists; idempotent. `within` is an open folder that it is in.
 
-    Nothing is followed out of it, and nobody else's is removed: neither a folder nor shared memory.
+    No link is followed, and neither a folder nor shared memory of another user is removed.
     """
     with suppress(OSError):
         opened = os.open(folder, AS_FOLDER, dir_fd=within)

@@ -9,7 +9,7 @@ import trio
 from attrs import define, evolve, field
 
 from actors.engines.port import Generation
-from actors.engines.request_check import check
+from actors.engines.request_check import check_request
 from actors.engines.simulated.batch import Batch, Turn
 from actors.engines.simulated.faults import Chance, Faults
 from actors.engines.simulated.output import OutputGenerator
@@ -67,7 +67,7 @@ class SimulatedEngine:
         """Start a request; raises `BadRequest`, `Overloaded` with all places taken, `EngineLost` after the end."""
         if self._lost.is_set():
             raise EngineLost("the engine has ended")
-        check(request, self.info)
+        check_request(request, self.info)
         self._check_part(request)
         if self._batch.full:
             raise Overloaded(f"{self.spec.slots} requests run and {self.spec.waiting_max} wait")

@@ -83,7 +83,7 @@ class SglangSection(EngineSection):
         yield from self._bootstrap_mistakes(cluster, path)
         yield from self._rank_mistakes(cluster, path)
         for key, value in self.settings.items():
-            if (why := setting_rules.wrong(key, value)) is not None:
+            if (why := setting_rules.setting_mistake(key, value)) is not None:
                 yield Mistake(join(f"{path}.settings", segment(key)), why)
         for name in self.environment:
             if not name or "=" in name:

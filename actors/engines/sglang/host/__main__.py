@@ -1,4 +1,4 @@
-"""`python -m actors.engines.sglang.host LINK NODE LOG BOOT`: become a host without a zygote, as CUDA demands."""
+"""`python -m actors.engines.sglang.host LINK NODE LOG BOOT`: a host that is spawned, since CUDA cannot be forked."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import sys
 from pathlib import Path
 
 from actors.engines.sglang import boot_message
-from actors.engines.sglang.host.watchdog import stand
+from actors.engines.sglang.host.watchdog import start_watchdog
 
 
 def main() -> None:
-    """Read three descriptors and a boot message from the command line, and run the host."""
-    link, node, _log = (int(number) for number in sys.argv[1:4])  # the log is this process's output already
+    """Run the host of the command line's boot message, over its three descriptors: link, node, log."""
+    link, node, _log = (int(number) for number in sys.argv[1:4])  # the log is already this process's output
     boot = boot_message.decode(sys.argv[4].encode())
-    guard = stand(Path(boot.folder), link, node)  # before SGLang is imported, which takes many seconds
+    watchdog = start_watchdog(Path(boot.folder), link, node)  # before SGLang is imported, which takes many seconds
     if boot.checks is not None:
         from actors.engines.sglang.host import grammar_checker
 
-        grammar_checker.run(boot, socket.socket(fileno=link), guard)
+        grammar_checker.run(boot, socket.socket(fileno=link), watchdog)
     from actors.engines.sglang.host import server
 
-    server.run(boot, socket.socket(fileno=link), guard)
+    server.run(boot, socket.socket(fileno=link), watchdog)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,28 @@
-"""How often an engine has failed requests by itself: a rate of that is no request's fault any more."""
+"""The rate at which an engine fails requests by itself: above a limit the engine is at fault, and not the requests."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 
-MOST = 5
+FAILURES_MAX = 5  # in a window
 WINDOW_S = 60.0
-WORDS_MAX = 300  # characters
+REASON_LENGTH_MAX = 300  # characters
 
 
-class Failures:
-    """Counts an engine's bugs: more than `MOST` in `WINDOW_S` and it had better be started again."""
+class FailureRate:
+    """Counts the requests that an engine fails by itself: more than `FAILURES_MAX` in `WINDOW_S` end the engine."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._at: deque[float] = deque()
+        self._times: deque[float] = deque()
 
-    def count(self, last: str) -> str | None:
-        """Note a failure by its last words; return why the engine should end if this was one too many."""
+    def count(self, error: str) -> str | None:
+        """Count a failure with its error; return why the engine is to end if this was one too many."""
         now = self._now()
-        self._at.append(now)
-        while self._at[0] <= now - WINDOW_S:
-            self._at.popleft()
-        if len(self._at) <= MOST:
+        self._times.append(now)
+        while self._times[0] <= now - WINDOW_S:
+            self._times.popleft()
+        if len(self._times) <= FAILURES_MAX:
             return None
-        return f"it failed {len(self._at)} requests within {WINDOW_S:g} s, the last by {last[:WORDS_MAX]}"
+        return f"it failed {len(self._times)} requests within {WINDOW_S:g} s, the last by {error[:REASON_LENGTH_MAX]}"

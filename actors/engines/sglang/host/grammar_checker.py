@@ -1,8 +1,10 @@
 """The grammar checker: a process that compiles and walks each grammar in a fork of its own, which may be killed.
 
-It builds SGLang's own grammar backend, from the arguments of the engine that it checks for, so that what it compiles is
-what the engine will. It answers its node over a link, as an engine's host does; a stream that is left ends its fork.
-Written for SGLang 0.5.23 and xgrammar 0.2.7.
+A grammar of a few bytes may take minutes to compile, or gigabytes, and a compiler cannot be interrupted: only a process
+can be ended. The checker builds SGLang's own grammar backend, from the arguments of the engine that it checks for, so
+that it compiles what the engine will compile. It answers its node over a link, as an engine's host does; a stream that
+is cancelled ends its fork. It may keep nothing of a grammar: its text is the client's, and is neither logged nor
+stored. Written for SGLang 0.5.23 and xgrammar 0.2.7.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 from xgrammar import GrammarCompiler, allocate_token_bitmask
 
 from actors.engines.sglang import boot_message, shared_memory
-from actors.engines.sglang.host.grammar_walk import Ids, Walk
+from actors.engines.sglang.host.grammar_walk import TokenIds, Walk
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from protocol import codec
 from protocol.errors import AskerLeft, EngineRefused, Overloaded, PeerViolation
@@ -44,20 +46,20 @@ from protocol.messages import CheckGrammar, GrammarChecked, GrammarKind
 from protocol.peer import Peer
 
 READ_BYTES = 256 * 1024
-STREAMS_BESIDE = 4  # of those who have just left
-SLOWER_MAX = 20.0  # times the processor's time that a check may take by the clock, on a busy machine
-SLOWER_BESIDE_S = 5.0
+STREAMS_BESIDE = 4  # of checks that were cancelled and are not over yet
+SLOWDOWN_MAX = 20.0  # elapsed time over processor time of a check, on a busy machine
+SLOWDOWN_GRACE_S = 5.0
 NICE = 10  # engines go first
 PR_SET_PDEATHSIG = 1
-PLACE = re.compile(r"^\[[0-9:]+\] \S+?:\d+: ")  # in xgrammar's own source, where it found a mistake
-KEYS = {GrammarKind.JSON_SCHEMA: "json"}  # SGLang's name of a kind, where it is not ours
+SOURCE_LOCATION = re.compile(r"^\[[0-9:]+\] \S+?:\d+: ")  # in xgrammar's source, before each of its errors
+SGLANG_NAMES = {GrammarKind.JSON_SCHEMA: "json"}  # of kinds of grammars, where they differ
 
 Report: TypeAlias = dict[str, float | str]
 
 
 @define(eq=False)
 class _State:
-    """An xgrammar matcher, and the mask of what may be next."""
+    """An xgrammar matcher, and the mask of the tokens that may be next."""
 
     grammar: XGrammarGrammar
     stops: list[int]  # ids that end an answer
@@ -73,10 +75,10 @@ class _State:
     def fill(self) -> None:
         self.grammar.fill_vocab_mask(self.mask, 0)
 
-    def ids(self) -> Ids:
+    def ids(self) -> TokenIds:
         bits = np.unpackbits(self.mask.numpy().view(np.uint8).ravel(), bitorder="little")
         ids = np.flatnonzero(bits[: self.grammar.vocab_size])
-        allowed: Ids = ids[~np.isin(ids, self.stops)]
+        allowed: TokenIds = ids[~np.isin(ids, self.stops)]
         return allowed
 
     def fork(self) -> _State:
@@ -87,18 +89,18 @@ class _State:
 
 @define(eq=False)
 class _Check:
-    """One grammar in its fork; `said` is what the fork has reported."""
+    """One check and its fork; `report` is what the fork has written, a JSON object a line."""
 
     stream: int
     kind: GrammarKind
     pid: int
-    left: bool = False
-    said: bytes = b""
+    cancelled: bool = False
+    report: bytes = b""
 
 
 @define(eq=False)
-class Checker:
-    """Serves one link, each check in a fork of this process."""
+class CheckServer:
+    """Serves one link: each check in a fork of this process."""
 
     backend: XGrammarGrammarBackend
     limits: boot_message.GrammarLimits
@@ -108,13 +110,13 @@ class Checker:
     _checks: dict[int, _Check] = field(factory=dict)  # by stream
 
     def serve(self) -> str:
-        """Answer the node until it says Bye, and return its reason."""
+        """Answer the node until its Bye, and return the reason in it."""
         self._selector.register(self.link, selectors.EVENT_READ)
-        self._flush()  # Hello: this one is ready
+        self._flush()  # Hello: the checker is ready
         while True:
             for key, _ in self._selector.select():
                 if key.data is not None:
-                    self._heard(key.fd, key.data)
+                    self._on_report(key.fd, key.data)
                     continue
                 data = self.link.recv(READ_BYTES)
                 if not data:
@@ -137,7 +139,7 @@ class Checker:
             else:
                 self._send(Fail(frame.stream, EngineRefused.code, f"this checks grammars, no {type(request).__name__}"))
         elif isinstance(frame, Cancel) and (check := self._checks.get(frame.stream)) is not None:
-            check.left = True
+            check.cancelled = True
             os.kill(check.pid, signal.SIGKILL)
 
     def _begin(self, stream: int, request: CheckGrammar) -> None:
@@ -155,21 +157,21 @@ class Checker:
         check = self._checks[stream] = _Check(stream, request.grammar.kind, pid)
         self._selector.register(read, selectors.EVENT_READ, check)
 
-    def _heard(self, fd: int, check: _Check) -> None:
+    def _on_report(self, fd: int, check: _Check) -> None:
         if data := os.read(fd, READ_BYTES):
-            check.said += data
+            check.report += data
             return
         self._selector.unregister(fd)
         os.close(fd)
         _, status = os.waitpid(check.pid, 0)
         del self._checks[check.stream]
-        if check.left:
+        if check.cancelled:
             self._send(Fail(check.stream, AskerLeft.code, "the asker left"))
         elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
             self._send(Fail(check.stream, Overloaded.code, "the machine is too busy to check the grammar"))
         else:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-            self._send(End(check.stream, codec.encode(verdict(check.kind, check.said, number, self.limits))))
+            self._send(End(check.stream, codec.encode(verdict(check.kind, check.report, number, self.limits))))
 
     def _send(self, frame: Frame) -> None:
         self.peer.send(frame)
@@ -180,25 +182,25 @@ class Checker:
             self.link.sendall(data)
 
 
-def verdict(kind: GrammarKind, said: bytes, number: int, limits: boot_message.GrammarLimits) -> GrammarChecked:
-    """Return what a check has found, from what its fork reported and the signal that ended it, 0 if none did."""
-    report: Report = {}
-    for line in said.decode().splitlines():
-        report |= json.loads(line)
-    compile_s, step_ms = float(report.get("compile_s", 0)), float(report.get("step_ms", 0))
-    size = int(report.get("bytes", 0))
-    if "mistake" in report:
-        refusal = f"{WORDS[kind]} cannot be used: {report['mistake']}"
-    elif number == signal.SIGPROF and "compile_s" not in report:
+def verdict(kind: GrammarKind, report: bytes, number: int, limits: boot_message.GrammarLimits) -> GrammarChecked:
+    """Return the result of a check, from its fork's report and the signal that ended the fork, 0 if none did."""
+    found: Report = {}
+    for line in report.decode().splitlines():
+        found |= json.loads(line)
+    compile_s, step_ms = float(found.get("compile_s", 0)), float(found.get("step_ms", 0))
+    size = int(found.get("bytes", 0))
+    if "mistake" in found:
+        refusal = f"{WORDS[kind]} cannot be used: {found['mistake']}"
+    elif number == signal.SIGPROF and "compile_s" not in found:
         refusal = f"{WORDS[kind]} takes more than {limits.compile_s:g} s of a processor to compile; make it simpler"
-    elif number == signal.SIGPROF or report.get("kept") is False:
+    elif number == signal.SIGPROF or found.get("kept") is False:
         refusal = (
             f"{WORDS[kind]} takes more than {limits.step_ms:g} ms of a processor for a single token;"
             " repeat or leave out less of what may itself be empty or repeated"
         )
-    elif size > limits.bytes_max or "memory" in report:
+    elif size > limits.bytes_max or "memory" in found:
         refusal = f"{WORDS[kind]} needs more than {limits.bytes_max / 2**20:g} MiB of memory; make it simpler"
-    elif number or "kept" not in report:
+    elif number or "kept" not in found:
         refusal = f"{WORDS[kind]} ends whatever compiles it; make it simpler"
     else:
         refusal = ""
@@ -218,13 +220,15 @@ def examine(
 
     _confine(limits)
     logging.disable(logging.CRITICAL)  # SGLang would log the grammar, which is the client's
-    signal.setitimer(signal.ITIMER_PROF, limits.compile_s)  # its signal ends a process that does nothing about it
+    signal.setitimer(signal.ITIMER_PROF, limits.compile_s)  # its signal ends a process that has no handler for it
     try:
         kind, text = request.grammar.kind, request.grammar.text
-        grammar = backend._init_value_dispatch((KEYS.get(kind, kind.value), text), False)  # noqa: SLF001
+        grammar = backend._init_value_dispatch((SGLANG_NAMES.get(kind, kind.value), text), False)  # noqa: SLF001
         if isinstance(grammar, InvalidGrammarObject):
-            wrong = grammar.error_message
-            report(**({"memory": 1.0} if "bad_alloc" in wrong else {"mistake": PLACE.sub("", wrong).strip()}))
+            message = grammar.error_message
+            report(
+                **({"memory": 1.0} if "bad_alloc" in message else {"mistake": SOURCE_LOCATION.sub("", message).strip()})
+            )
         else:
             report(compile_s=time.process_time(), bytes=grammar.ctx.memory_size_bytes)
             signal.setitimer(signal.ITIMER_PROF, 2 * limits.walk_s + 10 * limits.step_ms / 1000)
@@ -238,12 +242,12 @@ def examine(
 
 
 def _confine(limits: boot_message.GrammarLimits) -> None:
-    """Bound what this process may take: memory, time by the clock, its place beside the engines; and let it end."""
+    """Limit this process: its memory, its elapsed time, its priority beside the engines; and let signals end it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGPROF, signal.SIGALRM, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    within_s = SLOWER_BESIDE_S + SLOWER_MAX * (limits.compile_s + limits.walk_s)
+    within_s = SLOWDOWN_GRACE_S + SLOWDOWN_MAX * (limits.compile_s + limits.walk_s)
     signal.setitimer(signal.ITIMER_REAL, within_s)
     status = Path("/proc/self/status").read_text()
     own = int(status.partition("VmData:")[2].split()[0]) * 1024
@@ -258,8 +262,8 @@ def _walk(grammar: XGrammarGrammar, text: str, limits: boot_message.GrammarLimit
     return Walk(
         start=_State(grammar, stops, allocate_token_bitmask(1, grammar.vocab_size)),
         clock=time.thread_time,
-        chance=random.Random(text),  # noqa: S311  # the same walk each time; nobody must be kept from foreseeing it
-        length_of=lambda token: len(lengths[token]),
+        rng=random.Random(text),  # noqa: S311  # the same walk each time; it is no secret
+        token_bytes=lambda token: len(lengths[token]),
         step_s=limits.step_ms / 1000,
         within_s=limits.walk_s,
     )
@@ -268,25 +272,25 @@ def _walk(grammar: XGrammarGrammar, text: str, limits: boot_message.GrammarLimit
 # The process ---------------------------------------------------------------------------
 
 
-def backend_of(arguments: dict[str, boot_message.Setting]) -> XGrammarGrammarBackend:
+def grammar_backend(arguments: dict[str, boot_message.Setting]) -> XGrammarGrammarBackend:
     """Return the grammar backend of an engine with these arguments, as its scheduler would make it."""
     args = ServerArgs(**arguments)
     args.resolve_once()
-    known = args.resolved_dict()
+    resolved = args.resolved_dict()
     model = ModelConfig.from_server_args(args)
     tokenizer = get_tokenizer(
-        known["tokenizer_path"],
-        tokenizer_mode=known["tokenizer_mode"],
-        trust_remote_code=known["trust_remote_code"],
-        revision=known["revision"],
-        tokenizer_backend=known["tokenizer_backend"],
+        resolved["tokenizer_path"],
+        tokenizer_mode=resolved["tokenizer_mode"],
+        trust_remote_code=resolved["trust_remote_code"],
+        revision=resolved["revision"],
+        tokenizer_backend=resolved["tokenizer_backend"],
     )
     backend = XGrammarGrammarBackend(
         tokenizer,
         vocab_size=model.vocab_size,
         model_eos_token_ids=list(model.hf_eos_token_id) if model.hf_eos_token_id else None,
-        any_whitespace=not known["constrained_json_disable_any_whitespace"],
-        max_whitespace_cnt=known["constrained_json_max_whitespace_cnt"],
+        any_whitespace=not resolved["constrained_json_disable_any_whitespace"],
+        max_whitespace_cnt=resolved["constrained_json_max_whitespace_cnt"],
     )
     # In one thread, so that all its time is this process's; nothing is kept, because each check has a fork of its own.
     info = backend._tokenizer_info  # noqa: SLF001
@@ -294,22 +298,22 @@ def backend_of(arguments: dict[str, boot_message.Setting]) -> XGrammarGrammarBac
     return backend
 
 
-def run(boot: boot_message.BootMessage, link: socket.socket, guard: Watchdog) -> NoReturn:
-    """Check grammars for engines like the one that `boot` describes, as long as the guard lets this process live."""
+def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog) -> NoReturn:
+    """Check grammars for engines like the one that `boot` describes, as long as the watchdog lets this process live."""
     assert boot.checks is not None
     setproctitle("espalier::grammars")
     tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
     os.environ.update(boot.environment)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the node's to judge
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the node to handle
     try:
-        backend = backend_of(boot.arguments)
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is why no grammar can be checked
+        backend = grammar_backend(boot.arguments)
+    except Exception as error:  # noqa: BLE001  # of any kind: it is the reason why no grammar can be checked
         peer = Peer(boot.name, serves_max=0)
         peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
         link.sendall(peer.take())
-        guard.end(f"grammars cannot be checked: {error!r}")
+        watchdog.end(f"grammars cannot be checked: {error!r}")
     peer = Peer(boot.name, serves_max=boot.checks.at_once + STREAMS_BESIDE)
-    print_reason(Checker(backend, boot.checks, peer, link).serve())
+    print_reason(CheckServer(backend, boot.checks, peer, link).serve())
     shared_memory.remove(Path(boot.folder))
     os.killpg(0, signal.SIGKILL)  # its forks with it
-    raise AssertionError("nobody survives SIGKILL")
+    raise AssertionError("no process survives SIGKILL")

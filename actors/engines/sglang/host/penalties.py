@@ -1,11 +1,11 @@
-"""Penalties that go on where another engine stopped.
+"""Penalties of resumed answers: the tokens that another engine has generated count as well.
 
-SGLang counts the tokens that it says, and of a resumed answer it says only the rest: what was said before stands at the
-end of the prompt, and is counted here. A scheduler that runs one step ahead of its results counts each token one step
-late, and at first the prompt's last one instead; what such a one would have counted by then is counted for it. Where
-another prompt is computed between two of its steps it counts one token twice and another never, so that with penalties
-an answer depends on what is beside it, resumed or not: `disable_overlap_schedule` makes it exact.
-Written for SGLang 0.5.23; called in the scheduler's process.
+SGLang counts the tokens that it generates, and of a resumed answer that is only the rest: the tokens from before stand
+at the end of the prompt, and are counted here. A scheduler that runs one step ahead of its results counts each token
+one step late, and at first the prompt's last one instead; what such a scheduler would have counted by then is counted
+for it. Where another prompt is computed between two of its steps it counts one token twice and another never, so that
+with penalties an answer depends on the other requests of its batch, resumed or not: `disable_overlap_schedule` makes it
+exact. Written for SGLang 0.5.23; called in the scheduler's process.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sglang.srt.sampling.penaltylib import (
     BatchedRepetitionPenalizer,
 )
 
-SAID = "espalier_said"
-"""The name under which a request's `custom_params` say how many of its prompt's last tokens are the answer's own."""
+RESUMED_TOKENS = "espalier_resumed_tokens"
+"""The key of a request's `custom_params` for how many of its prompt's last tokens are the answer's own."""
 
 
 class _Batch(Protocol):
@@ -49,7 +49,7 @@ Count = Callable[[_Penalizer, Req, int, torch.Tensor], None]
 
 
 def count_resumed_tokens() -> None:
-    """Let every penalizer of this process begin with what was said before; to be called once."""
+    """Make every penalizer of this process count resumed tokens first; to be called once."""
     _after(BatchedFrequencyPenalizer, _frequency)
     _after(BatchedPresencePenalizer, _presence)
     _after(BatchedRepetitionPenalizer, _repetition)
@@ -62,10 +62,10 @@ def _after(kind: type[_Penalizer], count: Count) -> None:
         prepare(self)
         orchestrator = self.orchestrator
         for row, req in enumerate(orchestrator.reqs()):
-            said = (req.sampling_params.custom_params or {}).get(SAID, 0)
-            if said:
+            resumed = (req.sampling_params.custom_params or {}).get(RESUMED_TOKENS, 0)
+            if resumed:
                 end = len(req.origin_input_ids) - orchestrator.batch.enable_overlap
-                ids = torch.tensor(req.origin_input_ids[max(0, end - said) : end], dtype=torch.int64)
+                ids = torch.tensor(req.origin_input_ids[max(0, end - resumed) : end], dtype=torch.int64)
                 count(self, req, row, ids.to(orchestrator.device))
 
     kind._prepare = prepared  # type: ignore[method-assign]  # noqa: SLF001

@@ -1,8 +1,12 @@
-"""The engine's host: one SGLang engine in a process of its own, answering its node over a link.
+"""The engine's host: one SGLang engine in a process of its own, which answers its node over a link.
 
-It speaks the frames of any link, with the same state table, over a Unix socket. The scheduler keeps its tokenizer
-(grammars and `min_new_tokens` need it), but no detokeniser runs: its token ids come straight here, and each engine step
-becomes one frame. Written for SGLang 0.5.23; what is private to it is touched here and in the files beside this one.
+SGLang blocks its interpreter while it loads, installs signal handlers, and ends by killing its process group: so it has
+a process, and the node only ever sees a link that ends. The link has the frames and the state table of any other, over
+a Unix socket. The scheduler keeps its tokenizer (grammars and `min_new_tokens` need it), but no detokenizer process
+runs: token ids come straight here, and each engine step becomes one frame, so that the price of a step on the node does
+not grow with the requests in it. asyncio is SGLang's own loop and stays in this folder. The host may decide nothing
+about a request: deadlines, retries and admission are the node's. Written for SGLang 0.5.23; what is private to SGLang
+is touched in this folder alone.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from sglang.srt.server_args import PortArgs
 
 from actors.engines.sglang import boot_message, model_files, shared_memory
 from actors.engines.sglang.host import scheduler, transfer_delay, translation
-from actors.engines.sglang.host.failures import Failures
+from actors.engines.sglang.host.failures import FailureRate
 from actors.engines.sglang.host.follower_rank import pin_to_core, serve_follower_rank
 from actors.engines.sglang.host.liveness import LivenessProbe
 from actors.engines.sglang.host.warm_up import warm_up
@@ -53,7 +57,7 @@ CONTROL_STREAMS = 16  # beside one stream a slot
 
 
 class _Engine(Engine):
-    """SGLang's engine without its detokeniser process, and with a scheduler that lets go at once."""
+    """SGLang's engine without its detokenizer process, and with a scheduler that aborts at once."""
 
     run_scheduler_process_func = staticmethod(scheduler.run)
 
@@ -63,7 +67,7 @@ class _Engine(Engine):
 
 
 def _hook_ports(folder: Path) -> None:
-    """Send the scheduler's output to the tokenizer manager, and note what the engine will leave in /dev/shm."""
+    """Send the scheduler's output to the tokenizer manager, and record what the engine will leave in /dev/shm."""
     init_new = PortArgs.init_new
 
     def hooked(*args: object, **kwargs: object) -> PortArgs:
@@ -81,7 +85,7 @@ class _Running:
 
     id: str
     stream: int
-    logprobs: int | None = None  # how many of the likeliest tokens to tell of
+    logprobs: int | None = None  # how many of the likeliest tokens are reported
     task: asyncio.Task[None] | None = None
     begun: bool = False
 
@@ -89,36 +93,36 @@ class _Running:
 class Host:
     """Serves one link from one engine."""
 
-    def __init__(self, engine: _Engine, info: EngineInfo, peer: Peer, link: socket.socket, guard: Watchdog) -> None:
+    def __init__(self, engine: _Engine, info: EngineInfo, peer: Peer, link: socket.socket, watchdog: Watchdog) -> None:
         self.engine = engine
         self.info = info
         self.manager = engine.tokenizer_manager
         self.peer = peer
         self.link = link
-        self.guard = guard
+        self.watchdog = watchdog
         self.running: dict[str, _Running] = {}
         self.streams: dict[int, _Running] = {}
         self.controls: set[asyncio.Task[None]] = set()
-        self.pulse = LivenessProbe(self.manager, engine.get_all_child_pids())
-        self.failures = Failures(time.monotonic)
+        self.liveness = LivenessProbe(self.manager, engine.get_all_child_pids())
+        self.failures = FailureRate(time.monotonic)
         self.failing = asyncio.Event()
-        self.why = ""
+        self.end_reason = ""
         self._handle_other_output = self.manager._handle_batch_output  # noqa: SLF001
 
     async def start(self) -> None:
         """Warm the engine; raises `RuntimeError` if it cannot answer."""
         loop = asyncio.get_running_loop()
         self.manager.auto_create_handle_loop()
-        # SGLang has just installed handlers that drain for seconds, and a watchdog that polls; the guard does better.
+        # SGLang has just installed handlers that drain for seconds, and a watchdog that polls: ours needs neither.
         for sign in (signal.SIGTERM, signal.SIGQUIT):
-            loop.add_signal_handler(sign, self.guard.end, sign.name)
+            loop.add_signal_handler(sign, self.watchdog.end, sign.name)
         if self.manager._subprocess_watchdog is not None:  # noqa: SLF001
             self.manager._subprocess_watchdog.stop()  # noqa: SLF001
         await warm_up(self.manager, self.info, self.engine.server_args.disaggregation_mode)
         self.manager._handle_batch_output = self._stepped  # noqa: SLF001
 
     async def serve(self) -> str:
-        """Answer the node until it says Bye or the engine has failed too often, and return the reason."""
+        """Answer the node until its Bye, or until the engine has failed too often, and return the reason."""
         loop = asyncio.get_running_loop()
         reader, self.writer = await asyncio.open_connection(sock=self.link)
         self._flush()  # Hello: this engine is ready
@@ -126,9 +130,9 @@ class Host:
         await asyncio.wait({reading, failing}, return_when=asyncio.FIRST_COMPLETED)
         if reading.done():
             return reading.result()
-        self._send(Bye("failing", self.why))
+        self._send(Bye("failing", self.end_reason))
         await self.writer.drain()
-        return self.why
+        return self.end_reason
 
     async def _read(self, reader: asyncio.StreamReader) -> str:
         while data := await reader.read(READ_BYTES):
@@ -137,11 +141,11 @@ class Host:
                     if isinstance(frame, Bye):
                         return frame.detail
                     self._received(frame)
-                self._flush()  # what the peer itself has to say
+                self._flush()  # what the state machine of the link sends by itself
             except PeerViolation as error:
                 self._send(Bye("peer_violation", str(error)))
                 raise
-        return self.guard.end("the link to the node is closed")
+        return self.watchdog.end("the link to the node is closed")
 
     def _received(self, frame: Frame) -> None:
         match frame:
@@ -169,31 +173,33 @@ class Host:
         """Drive SGLang's own bookkeeping of one request; its tokens and its end come through `_stepped`."""
         last = None
         try:
-            asked = translation.asked(request, honours_seed=self.info.honours_seed, traced=self.manager.enable_trace)
-            async for out in self.manager.generate_request(asked, None):
+            sglang_request = translation.sglang_request(
+                request, honours_seed=self.info.honours_seed, traced=self.manager.enable_trace
+            )
+            async for out in self.manager.generate_request(sglang_request, None):
                 last = out
         except (ValueError, TypeError, OverflowError) as error:  # SGLang's own checks
             self._fail(running, EngineRefused(str(error)))
-        except Exception as error:  # noqa: BLE001  # a bug of SGLang's: this request's, and others' if there are more
+        except Exception as error:  # noqa: BLE001  # a fault of SGLang: this request fails, and the engine ends at a rate of them
             self._fail(
                 running, InternalError(f"the engine failed the request: {type(error).__name__}"), _last_line(error)
             )
         else:
             if running.id in self.running:  # ended outside a step: refused or aborted while it waited
-                self._fail(running, translation.failure(last["meta_info"]["finish_reason"] if last else {}))
+                self._fail(running, translation.abort_error(last["meta_info"]["finish_reason"] if last else {}))
 
     def _abort(self, running: _Running) -> None:
         """Stop a request at whatever point it has reached."""
         state = self.manager.rid_to_state.get(running.id)
         if state is not None and state.dispatched:
             self.manager.abort_request(running.id)  # the scheduler answers with the end
-        elif running.task is not None:  # the scheduler has not heard of it, so SGLang holds nothing for it
+        elif running.task is not None:  # it was not sent to the scheduler yet, so SGLang holds nothing for it
             running.task.cancel()
             self._fail(running, AskerLeft("the asker left"))
 
     async def _stepped(self, out: object) -> None:
         """Turn one engine step into one frame; runs in place of SGLang's handler, for every output it sends."""
-        self.pulse.heard()
+        self.liveness.on_output()
         if not isinstance(out, BatchTokenIDOutput):
             await self._handle_other_output(out)
             return
@@ -206,7 +212,7 @@ class Host:
             reason = out.finished_reasons[i]
             if reason is not None and reason["type"] == "abort":
                 # Its tokens are garbage where the scheduler found an error.
-                failed.append((running, translation.failure(reason)))
+                failed.append((running, translation.abort_error(reason)))
                 self._forget(running, reason)
                 continue
             if not running.begun:
@@ -237,7 +243,7 @@ class Host:
         self._flush()
 
     def _forget(self, running: _Running, reason: dict[str, object]) -> None:
-        """End a request in our books and in SGLang's, as its own handler would have."""
+        """End a request in our records and in SGLang's, as its own handler would have."""
         del self.running[running.id], self.streams[running.stream]
         state = self.manager.rid_to_state.pop(running.id, None)
         if state is not None:
@@ -248,18 +254,18 @@ class Host:
             state.out_list.append({"output_ids": [], "meta_info": {"id": running.id, "finish_reason": reason}})
             state.event.set()
 
-    def _fail(self, running: _Running, error: RequestError, last: str = "") -> None:
+    def _fail(self, running: _Running, error: RequestError, cause: str = "") -> None:
         if self.running.pop(running.id, None) is not None:
             del self.streams[running.stream]
-            self._failed(running.stream, error, last)
+            self._failed(running.stream, error, cause)
             self._flush()
 
-    def _failed(self, stream: int, error: RequestError, last: str = "") -> None:
-        """Fail a stream; many bugs of SGLang's in a short time end the engine, and the node hears of the last."""
+    def _failed(self, stream: int, error: RequestError, cause: str = "") -> None:
+        """Fail a stream; a high rate of faults of SGLang ends the engine, with the `cause` of the last."""
         self.peer.send(Fail(stream, error.code, error.detail))
-        why = self.failures.count(last or error.detail) if isinstance(error, InternalError) else None
-        if why is not None and not self.failing.is_set():
-            self.why = why
+        reason = self.failures.count(cause or error.detail) if isinstance(error, InternalError) else None
+        if reason is not None and not self.failing.is_set():
+            self.end_reason = reason
             self.failing.set()
 
     # Control operations ----------------------------------------------------------------
@@ -270,8 +276,8 @@ class Host:
         except RequestError as error:
             self._send(Fail(stream, error.code, error.detail))
         except Exception as error:  # noqa: BLE001  # as with a request
-            words = f"{type(request).__name__} failed: {type(error).__name__}"
-            self._failed(stream, InternalError(words), _last_line(error))
+            sentence = f"{type(request).__name__} failed: {type(error).__name__}"
+            self._failed(stream, InternalError(sentence), _last_line(error))
             self._flush()
 
     async def _controlled(self, request: Message) -> Message:
@@ -279,7 +285,7 @@ class Host:
             case GetInfo():
                 return self.info
             case Ping():
-                await self.pulse.beat(running=bool(self.running))
+                await self.liveness.probe(running=bool(self.running))
                 return Done()
             case GetLoad():
                 loads = await self.manager.get_loads()
@@ -295,7 +301,7 @@ class Host:
             case _:
                 raise EngineRefused(f"this engine knows no {type(request).__name__}")
 
-    # The wire --------------------------------------------------------------------------
+    # The link --------------------------------------------------------------------------
 
     def _send(self, frame: Frame) -> None:
         self.peer.send(frame)
@@ -312,39 +318,39 @@ def _last_line(error: Exception) -> str:
     return "".join(traceback.format_exception_only(error)).strip()
 
 
-def run(boot: boot_message.BootMessage, link: socket.socket, guard: Watchdog) -> NoReturn:
-    """Become the engine that `boot` describes, at the end `link`, for as long as its guard lets it live."""
+def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog) -> NoReturn:
+    """Run the engine that `boot` describes, at the end `link`, until the node ends it or its watchdog does."""
     folder = Path(boot.folder)
     tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
     os.environ.update(boot.environment)
-    if (held_s := boot.environment.get(transfer_delay.VARIABLE)) is not None:
-        transfer_delay.delay_transfers(float(held_s))
+    if (delay_s := boot.environment.get(transfer_delay.VARIABLE)) is not None:
+        transfer_delay.delay_transfers(float(delay_s))
     rank = boot.arguments.get("node_rank")
     if isinstance(rank, int) and boot.arguments.get("device") == "cpu":
         pin_to_core(rank)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the node's to judge
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the node to handle
     _hook_ports(folder)
     try:
         engine = _Engine(**boot.arguments)
         for pid in engine.get_all_child_pids():
-            guard.watch_child(pid)
+            watchdog.watch_child(pid)
         shared_memory.record(folder, shared_memory.mapped())
         peer = Peer(boot.name, serves_max=engine.server_args.max_running_requests + CONTROL_STREAMS)
-        host = None if rank else Host(engine, _told(engine), peer, link, guard)
+        host = None if rank else Host(engine, _info(engine), peer, link, watchdog)
         if host is not None:
             engine.loop.run_until_complete(host.start())
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is why this engine did not start
+    except Exception as error:  # noqa: BLE001  # of any kind: it is the reason why this engine did not start
         peer = Peer(boot.name, serves_max=0)
         peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
         link.sendall(peer.take())
-        guard.end(f"the engine could not start: {error!r}")
-    why = serve_follower_rank(peer, link, guard) if host is None else engine.loop.run_until_complete(host.serve())
-    print_reason(why)
-    guard.unwatch_children()
+        watchdog.end(f"the engine could not start: {error!r}")
+    reason = serve_follower_rank(peer, link, watchdog) if host is None else engine.loop.run_until_complete(host.serve())
+    print_reason(reason)
+    watchdog.unwatch_children()
     engine.shutdown()
     shared_memory.remove(folder)
     os._exit(0)
 
 
-def _told(engine: _Engine) -> EngineInfo:
-    return translation.info(engine, model_files.told(Path(engine.server_args.model_path)))
+def _info(engine: _Engine) -> EngineInfo:
+    return translation.engine_info(engine, model_files.model_digest(Path(engine.server_args.model_path)))

@@ -1,7 +1,7 @@
-"""A hook for measurements: hold the transfer of each KV cache open for a while, as a slow network would.
+"""A hook for measurements: delay the transfer of each KV cache, as a slow network would.
 
-SGLang has none of its own, and between two engines of one host a transfer is over before anybody could meet it. An
-engine whose `environment` does not name `ESPALIER_HOLD_TRANSFER_S` runs SGLang's own code. For Mooncake's transfers,
+SGLang has none of its own, and between two engines of one host a transfer is over before a test could abort it. An
+engine whose `environment` does not set `ESPALIER_TRANSFER_DELAY_S` runs SGLang's own code. For Mooncake's transfers,
 and for schedulers that are forked from their host, as on a CPU.
 """
 
@@ -14,9 +14,9 @@ from attrs import frozen
 from sglang.srt.disaggregation.base import KVPoll
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-VARIABLE = "ESPALIER_HOLD_TRANSFER_S"
-SENDS = "sglang.srt.disaggregation.mooncake.conn.MooncakeKVManager.add_transfer_request"
-LOOK_S = 0.001
+VARIABLE = "ESPALIER_TRANSFER_DELAY_S"
+HOOKED = "sglang.srt.disaggregation.mooncake.conn.MooncakeKVManager.add_transfer_request"
+POLL_S = 0.001
 
 
 class _Manager(Protocol):
@@ -24,31 +24,31 @@ class _Manager(Protocol):
 
 
 @frozen
-class _Held:
-    """Stands where SGLang's sender waits for a computation before it reads a piece of the KV memory."""
+class _Delay:
+    """The event that SGLang's sender waits for before it reads a piece of the KV memory: here, a time."""
 
     manager: _Manager
     room: int
     until: float
 
     def synchronize(self) -> None:
-        """Wait until the time has come; an aborted request waits no more."""
+        """Wait until the time has come, or until the request is aborted."""
         while time.monotonic() < self.until and self._wanted:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     @property
     def _wanted(self) -> bool:
         return bool(self.manager.request_status.get(self.room, KVPoll.Failed) != KVPoll.Failed)
 
 
-def delay_transfers(held_s: float) -> None:
-    """Let the last piece of each prompt wait so long before it is sent; to be called before the engine is made."""
+def delay_transfers(delay_s: float) -> None:
+    """Delay the last piece of each prompt by so many seconds; to be called before the engine is made."""
 
-    def hold(
+    def delay(
         manager: _Manager, room: int, indices: object, place: object, last: bool, *more: object, **named: object
     ) -> tuple[tuple[object, ...], dict[str, object]]:
         if last:
-            named["wait_event"] = _Held(manager, room, time.monotonic() + held_s)
+            named["wait_event"] = _Delay(manager, room, time.monotonic() + delay_s)
         return (manager, room, indices, place, last, *more), named
 
-    HookRegistry.register(SENDS, hold, HookType.BEFORE)
+    HookRegistry.register(HOOKED, delay, HookType.BEFORE)

@@ -1,4 +1,4 @@
-"""What SGLang's words mean in ours, and the other way round: requests, log probabilities, ends, what an engine is."""
+"""Translation between SGLang's objects and the project's messages: requests, log probabilities, errors, engine info."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sglang.srt.managers.io_struct import BatchTokenIDOutput, GenerateReqInput
 from sglang.version import __version__
 
 from actors.engines.sglang.boot_message import GRAMMAR_TOO_SLOW
-from actors.engines.sglang.host.penalties import SAID
+from actors.engines.sglang.host.penalties import RESUMED_TOKENS
 from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalError, Overloaded, RequestError
 from protocol.messages import (
     EngineInfo,
@@ -22,12 +22,12 @@ from protocol.messages import (
 )
 from protocol.trace import as_headers
 
-HAND_OFF = ("KVTransferError", "transfer failed", "bootstrap")  # SGLang's words where a pair did not find together
-KEPT = 6  # tokens; SGLang: `max_req_input_len`
+HAND_OFF_ERRORS = ("KVTransferError", "transfer failed", "bootstrap")  # in SGLang's errors, where a hand-off failed
+RESERVED_TOKENS = 6  # of either limit of a request; SGLang: `max_req_input_len`
 
 
-def asked(request: Generate, *, honours_seed: bool, traced: bool) -> GenerateReqInput:
-    """Return a request as SGLang takes it."""
+def sglang_request(request: Generate, *, honours_seed: bool, traced: bool) -> GenerateReqInput:
+    """Return a request as SGLang's `GenerateReqInput`."""
     trace = request.trace if traced else None
     return GenerateReqInput(
         input_ids=request.tokens,
@@ -38,11 +38,11 @@ def asked(request: Generate, *, honours_seed: bool, traced: bool) -> GenerateReq
         top_logprobs_num=request.logprobs or 0,
         cache_salt=request.cache_salt,
         external_trace_header=None if trace is None else as_headers(trace),
-        **_meeting(request.rendezvous),
+        **_bootstrap(request.rendezvous),
     )
 
 
-def _sampling(wanted: Sampling, said: int, *, honours_seed: bool) -> dict[str, object]:
+def _sampling(wanted: Sampling, resumed: int, *, honours_seed: bool) -> dict[str, object]:
     return {
         "max_new_tokens": wanted.tokens_max,
         "min_new_tokens": wanted.tokens_min,
@@ -57,14 +57,14 @@ def _sampling(wanted: Sampling, said: int, *, honours_seed: bool) -> dict[str, o
         "ignore_eos": wanted.ignore_eos,
         "sampling_seed": wanted.seed if honours_seed else None,
         "logit_bias": {str(token): bias for token, bias in wanted.logit_bias.items()} or None,
-        "custom_params": {SAID: said} if said and wanted.penalised else None,
+        "custom_params": {RESUMED_TOKENS: resumed} if resumed and wanted.penalised else None,
         # SGLang has a field of this name for each kind of grammar
         **({} if wanted.grammar is None else {wanted.grammar.kind.value: wanted.grammar.text}),
     }
 
 
-def _meeting(rendezvous: Rendezvous | None) -> dict[str, object]:
-    """Return where SGLang's two engines of a pair find each other."""
+def _bootstrap(rendezvous: Rendezvous | None) -> dict[str, object]:
+    """Return the arguments by which a decode finds its prefill."""
     if rendezvous is None:
         return {}
     host = f"[{rendezvous.host}]" if ":" in rendezvous.host else rendezvous.host
@@ -72,7 +72,7 @@ def _meeting(rendezvous: Rendezvous | None) -> dict[str, object]:
 
 
 def logprobs(out: BatchTokenIDOutput, i: int, top: int) -> tuple[Logprob, ...]:
-    """Return what SGLang says of the tokens that request `i` of a step got."""
+    """Return the log probabilities of the tokens that request `i` of a step got, with the `top` likeliest of each."""
     values = out.output_token_logprobs_val[i]
     if not top:
         return tuple(map(Logprob, values))
@@ -81,16 +81,16 @@ def logprobs(out: BatchTokenIDOutput, i: int, top: int) -> tuple[Logprob, ...]:
     return tuple(map(Logprob, values, likeliest))
 
 
-def failure(reason: dict[str, object]) -> RequestError:
-    """Return what an abort means: the scheduler's word for whatever did not end well."""
+def abort_error(reason: dict[str, object]) -> RequestError:
+    """Return the error of a request that SGLang's scheduler has aborted, from its finish reason."""
     status, detail = reason.get("status_code"), str(reason.get("message") or "aborted")
-    if not isinstance(status, int):  # nobody's error: the asker left
+    if not isinstance(status, int):  # no error: the asker left
         return AskerLeft(detail)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return Overloaded(detail)
     if status < HTTPStatus.INTERNAL_SERVER_ERROR or GRAMMAR_TOO_SLOW in detail:
         return EngineRefused(detail)
-    return HandOffFailed(detail) if any(word in detail for word in HAND_OFF) else InternalError(detail)
+    return HandOffFailed(detail) if any(word in detail for word in HAND_OFF_ERRORS) else InternalError(detail)
 
 
 def honours_seed(engine: Engine) -> bool:
@@ -98,8 +98,8 @@ def honours_seed(engine: Engine) -> bool:
     return bool(engine.server_args.enable_deterministic_inference)
 
 
-def info(engine: Engine, digest: tuple[tuple[str, str], ...]) -> EngineInfo:
-    """Return what an engine is; `digest` is of its model's folder."""
+def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...]) -> EngineInfo:
+    """Return the properties and limits of an engine; `digest` is of its model's folder."""
     arguments, manager = engine.server_args, engine.tokenizer_manager
     scheduler = engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001
     context_max, kv_tokens_max = manager.context_len, scheduler["max_total_num_tokens"]
@@ -110,9 +110,11 @@ def info(engine: Engine, digest: tuple[tuple[str, str], ...]) -> EngineInfo:
         vocabulary_size=manager.model_config.vocab_size,
         context_max=context_max,
         kv_tokens_max=kv_tokens_max,
-        # SGLang keeps a page of the KV memory for itself, and refuses prompts of the last `KEPT` tokens of either
-        # limit, however little is asked for; what passes the limits otherwise it cuts short without a word.
-        request_tokens_max=min(context_max - KEPT, kv_tokens_max - max(arguments.page_size, KEPT)),
+        # SGLang keeps a page of KV memory for itself and refuses a prompt that reaches into the last `RESERVED_TOKENS`
+        # of either limit; an answer that would exceed them it truncates without an error.
+        request_tokens_max=min(
+            context_max - RESERVED_TOKENS, kv_tokens_max - max(arguments.page_size, RESERVED_TOKENS)
+        ),
         running_max=arguments.max_running_requests,
         page_size=arguments.page_size,
         honours_seed=honours_seed(engine),

@@ -1,8 +1,8 @@
-"""The requests that an engine answers before it says that it is ready, so that no client's is the one that warms it.
+"""The requests that an engine answers before it is ready, so that no client's request is the one that warms it up.
 
 The first request of each kind compiles kernels and allocates what later ones find: for a prompt, a decoded token, a
-sampled one, a prompt whose beginning is in the prefix cache, and a grammar. A leg of a pair has no other leg yet: for
-it SGLang has a transfer that moves nothing, named by an address.
+sampled one, a prompt whose beginning is in the prefix cache, and a grammar. A prefill or a decode has no
+partner yet: for it SGLang has a transfer that moves nothing, which is chosen by an address.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from protocol.messages import EngineInfo
 
 PROMPT_TOKENS = 32
 ANSWER_TOKENS = 4
-FLUSHED_WITHIN_S = 10.0
+FLUSH_WITHIN_S = 10.0
 
 GREEDY: dict[str, object] = {"temperature": 0.0}
 SAMPLED: dict[str, object] = {"temperature": 1.0, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "frequency_penalty": 0.1}
@@ -23,29 +23,29 @@ GRAMMAR: dict[str, object] = {"temperature": 0.0, "regex": "[0-9]+"}
 
 
 async def warm_up(manager: TokenizerManager, info: EngineInfo, mode: str) -> None:
-    """Answer some short requests, and forget them; raises `RuntimeError` if one of them is not answered whole.
+    """Answer some short requests and drop them from the cache; raises `RuntimeError` if one is not answered in full.
 
-    `mode` is SGLang's word for the leg of a pair, "null" for an engine that computes both.
+    `mode` is SGLang's disaggregation mode, "null" for an engine that computes both legs.
     """
-    # A decode that nobody gives a KV cache begins with whatever token, which a grammar would refuse.
+    # A decode without a KV cache from a prefill begins with an arbitrary token, which a grammar would refuse.
     kinds = [GREEDY, SAMPLED, *([GRAMMAR] if info.grammars and mode != "decode" else [])]
     half = max(1, info.request_tokens_max // 2)
     prompt = [place % info.vocabulary_size for place in range(min(PROMPT_TOKENS, half))]
     for room, sampling in enumerate(kinds):
-        met = {} if mode == "null" else {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_room": room}
-        wanted = GenerateReqInput(
+        bootstrap = {} if mode == "null" else {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_room": room}
+        request = GenerateReqInput(
             input_ids=prompt,
             sampling_params={"max_new_tokens": min(ANSWER_TOKENS, half), "ignore_eos": True, **sampling},
             rid=f"{room:032x}",
             stream=True,
-            **met,
+            **bootstrap,
         )
         reason, tokens = None, 0
-        async for out in manager.generate_request(wanted, None):
+        async for out in manager.generate_request(request, None):
             reason, tokens = out["meta_info"]["finish_reason"], out["meta_info"]["completion_tokens"]
-        # Without room for a token SGLang ends a request without one, as if that were whole.
+        # Without memory for a token SGLang ends a request without one, as if it were complete.
         if reason is None or reason["type"] == "abort" or not tokens:
             why = None if reason is None else reason.get("message")
             raise RuntimeError(f"its own first request was not answered: {why or 'it ended without a token'}")
-    if not (flushed := await manager.flush_cache(timeout_s=FLUSHED_WITHIN_S)).success:
+    if not (flushed := await manager.flush_cache(timeout_s=FLUSH_WITHIN_S)).success:
         raise RuntimeError(f"its first requests could not be forgotten: {flushed.message}")

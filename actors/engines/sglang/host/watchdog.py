@@ -1,8 +1,9 @@
-"""Keeps a host from outliving what it belongs to: its node, its link, its own children.
+"""The watchdog of a host: ends the host with its node, with its link, and with any of its own children.
 
-A thread watches them from before the engine is loaded, because loading blocks the main thread for seconds. It watches
-file descriptors only: a parent-death signal would belong to the thread that forked, and the host's parent is a zygote
-that may die without consequence.
+It runs in a thread of its own, from before the engine is loaded, because loading blocks the main thread for seconds. It
+polls file descriptors (sockets and pidfds) and not a parent-death signal: that would be tied to the thread that forked,
+and the host's parent is a zygote, which may die without consequence. It may never wait for the main thread, nor for
+SGLang: a host that hangs must end all the same, so its end is SIGKILL to the whole process group.
 """
 
 from __future__ import annotations
@@ -19,36 +20,36 @@ from typing import NoReturn
 from actors.engines.sglang import shared_memory
 
 
-def print_reason(why: str) -> None:
-    """Say in the host's log why it ends."""
-    with suppress(OSError):  # a node that was killed reads no more
-        print(f"host ends: {why}", file=sys.stderr, flush=True)
+def print_reason(reason: str) -> None:
+    """Write into the host's log why it ends."""
+    with suppress(OSError):  # a node that was killed no longer reads
+        print(f"host ends: {reason}", file=sys.stderr, flush=True)
 
 
 class Watchdog:
-    """Watches from a thread of its own, and ends the whole process group when something it watches is gone."""
+    """Polls descriptors in a thread, and kills the process group when what one of them stands for is gone."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._poll = select.epoll()
-        self._why: dict[int, str] = {}
-        self._children: list[int] = []
+        self._reasons: dict[int, str] = {}  # by descriptor
+        self._children: list[int] = []  # pidfds
 
     def start(self) -> None:
-        """Watch from now on."""
-        threading.Thread(target=self._watch, name="guard", daemon=True).start()
+        """Start the thread."""
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def unwatch_children(self) -> None:
-        """Let this process's children end: it is about to end them itself. The node and the link are watched on."""
+        """Stop watching the children, which this process is about to end; the node and the link are still watched."""
         for pidfd in self._children:
             self._poll.unregister(pidfd)
 
     def watch_link(self, fd: int) -> None:
-        """End when the other end of the socket `fd` is closed."""
+        """End the host when the other end of the socket `fd` is closed."""
         self._add(fd, select.EPOLLRDHUP, "the link to the node is closed")
 
     def watch_process(self, pidfd: int, name: str) -> None:
-        """End when the process behind `pidfd` has ended."""
+        """End the host when the process of `pidfd` has ended."""
         self._add(pidfd, select.EPOLLIN, f"{name} has ended")
 
     def watch_child(self, pid: int) -> None:
@@ -56,27 +57,27 @@ class Watchdog:
         self._children.append(os.pidfd_open(pid))
         self.watch_process(self._children[-1], f"the engine's process {pid}")
 
-    def end(self, why: str) -> NoReturn:
-        """Remove what would be left behind and kill every process of this group, this one included."""
-        print_reason(why)
+    def end(self, reason: str) -> NoReturn:
+        """Remove the host's folder and its shared memory, and kill every process of this group, this one included."""
+        print_reason(reason)
         shared_memory.remove(self._folder)
         os.killpg(0, signal.SIGKILL)
-        raise AssertionError("nobody survives SIGKILL")
+        raise AssertionError("no process survives SIGKILL")
 
-    def _add(self, fd: int, events: int, why: str) -> None:
-        self._why[fd] = why
+    def _add(self, fd: int, events: int, reason: str) -> None:
+        self._reasons[fd] = reason
         self._poll.register(fd, events)
 
     def _watch(self) -> None:
         while True:
             for fd, _ in self._poll.poll():
-                self.end(self._why[fd])
+                self.end(self._reasons[fd])
 
 
-def stand(folder: Path, link: int, node: int) -> Watchdog:
-    """Return a guard that already watches a host's link and its node: the first thing that a host does."""
-    guard = Watchdog(folder)
-    guard.watch_link(link)
-    guard.watch_process(node, "the node")
-    guard.start()
-    return guard
+def start_watchdog(folder: Path, link: int, node: int) -> Watchdog:
+    """Return a watchdog that already runs, on a host's link and on its node: the first thing that a host does."""
+    watchdog = Watchdog(folder)
+    watchdog.watch_link(link)
+    watchdog.watch_process(node, "the node")
+    watchdog.start()
+    return watchdog

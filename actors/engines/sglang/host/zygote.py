@@ -1,9 +1,10 @@
-"""A process that has imported SGLang once and forks hosts from itself: 1 to 2 s a start instead of 13 to 19.
+"""The zygote: a process that has imported SGLang once and forks hosts from itself, in 1 to 2 s instead of 13 to 19.
 
-For engines on a CPU only, because CUDA cannot be forked. It talks to its node over a socket of whole messages: a boot
-message with the host's descriptors in, the host's process id with a pidfd out, or a sentence why there is none. A host
-that has ended is not reaped before the node says that it has done with it, by its process id: until then that id is
-nobody else's. The zygote dies with its node; the hosts that it forked do not die with it.
+For engines on a CPU only, because CUDA cannot be forked. Its control socket keeps message boundaries: a boot message
+with the host's descriptors comes in, and the host's process id with a pidfd goes out, or a sentence why there is no
+host. A host that has ended is reaped only when the node has released its process id: until then no other process can
+get that id. The zygote dies with its node; the hosts that it forked do not die with it. It may never start a thread,
+nor touch a device: neither survives a fork.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ import traceback
 from pathlib import Path
 
 from actors.engines.sglang import boot_message
-from actors.engines.sglang.host.watchdog import stand
+from actors.engines.sglang.host.watchdog import start_watchdog
 
 READY = b"ready"
 MESSAGE_BYTES_MAX = 128 * 1024
-DESCRIPTORS = 4  # of a host
+DESCRIPTORS = 4  # that a host inherits
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Run as `python -m actors.engines.sglang.host.zygote CONTROL PARENT`: a descriptor, and the node's process id."""
     control, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    # The node forks its zygote from its main thread, whose death is the node's own.
+    # The signal is tied to the thread that forks: the node's main thread, which ends with the node.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import_everything()
     control.send(READY)
-    released: set[int] = set()  # hosts that the node has done with
+    released: set[int] = set()  # process ids of hosts that the node no longer watches
     while True:
         message, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES_MAX, DESCRIPTORS)
         if not message:
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def _answer(control: socket.socket, message: bytes, fds: list[int]) -> None:
-    """Fork a host, and answer with its process id and a pidfd, or with a sentence."""
+    """Fork a host, and reply with its process id and a pidfd, or with a sentence why there is none."""
     try:
         if len(fds) < DESCRIPTORS:
             control.send(b"it has no descriptors left")
@@ -74,7 +75,7 @@ def _answer(control: socket.socket, message: bytes, fds: list[int]) -> None:
 
 
 def _import_everything() -> None:
-    """Import what a host will need, and keep SGLang from starting its children any other way than by fork."""
+    """Import what a host will need, and make SGLang start its own child processes by fork alone."""
     import espalier_sglang_cpu
 
     espalier_sglang_cpu.prepare()
@@ -97,10 +98,10 @@ def _become_host(message: bytes, fds: list[int]) -> None:
         os.setsid()
         link, node, log, _lock = fds  # the lock is held, not used
         boot = boot_message.decode(message)
-        guard = stand(Path(boot.folder), link, node)
+        watchdog = start_watchdog(Path(boot.folder), link, node)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        (server if boot.checks is None else grammar_checker).run(boot, socket.socket(fileno=link), guard)
+        (server if boot.checks is None else grammar_checker).run(boot, socket.socket(fileno=link), watchdog)
     except BaseException:  # noqa: BLE001  # a fork must never return into its zygote's loop
         traceback.print_exc()
     finally:

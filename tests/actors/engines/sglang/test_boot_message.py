@@ -91,7 +91,7 @@ def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg, dev
     given = boot(spec, "folder").arguments
     assert ALWAYS.keys() <= given.keys()
     assert device != "cpu" or ON_CPU.keys() <= given.keys()
-    own = {name: setting_rules.wrong(name, value) for name, value in given.items()}
+    own = {name: setting_rules.setting_mistake(name, value) for name, value in given.items()}
     assert not [why for why in own.values() if why is not None and why.startswith(("must", "is no"))]
 
 

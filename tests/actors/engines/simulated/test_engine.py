@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from actors.engines.request_check import check
+from actors.engines.request_check import check_request
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
@@ -110,14 +110,14 @@ INFO = EngineInfo("any", "1", 100, 64, 128, 60, 4, 16, honours_seed=True)
 )
 def test_what_no_engine_could_do_is_refused_with_the_field_at_fault(changes, param):
     with pytest.raises(BadRequest) as caught:
-        check(generate("a", **changes), INFO)
+        check_request(generate("a", **changes), INFO)
     assert caught.value.param == param
 
 
 def test_a_request_may_be_as_long_as_the_engine_says():
-    check(generate("a", prompt=57), INFO)
+    check_request(generate("a", prompt=57), INFO)
     with pytest.raises(ContextTooLong, match="holds 60"):
-        check(generate("a", prompt=58), INFO)
+        check_request(generate("a", prompt=58), INFO)
 
 
 @pytest.mark.parametrize(("kv_tokens_max", "most"), [(64, 64), (70, 64), (1000, 100)])

@@ -1,4 +1,4 @@
-"""The host's own parts, with SGLang imported and no engine: its scheduler's pulse, and the failures that it counts."""
+"""The host's own parts, with SGLang imported and no engine: its scheduler's liveness, the failures that it counts, its warm-up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import espalier_sglang_cpu; espalier_sglang_cpu.prepare()
 import asyncio, os, signal, socket, subprocess, sys
 from types import SimpleNamespace
 """
-PULSE = (
+LIVENESS = (
     HEAD
     + """
 from actors.engines.sglang.host.liveness import LivenessProbe
@@ -35,29 +35,29 @@ async def main():
     def process(code):
         return subprocess.Popen([sys.executable, "-c", code])
     busy, waiting = process("while True: pass"), process("import time; time.sleep(60)")
-    async def beats(manager, *processes, running, meanwhile=lambda pulse: None):
-        pulse = LivenessProbe(manager, [each.pid for each in processes])
-        asyncio.get_running_loop().call_later(0.2, meanwhile, pulse)
+    async def alive(manager, *processes, running, meanwhile=lambda probe: None):
+        probe = LivenessProbe(manager, [each.pid for each in processes])
+        asyncio.get_running_loop().call_later(0.2, meanwhile, probe)
         try:
-            await asyncio.wait_for(pulse.beat(running=running), 2.0)
+            await asyncio.wait_for(probe.probe(running=running), 2.0)
         except TimeoutError:
             return False
         return True
     living = Manager()
     living.answers = True
-    assert await beats(living, waiting, running=False), "it answers"
-    assert await beats(Manager(), waiting, running=False, meanwhile=lambda pulse: pulse.heard()), "it says anything"
-    assert await beats(Manager(), busy, running=True), "a long step is no silence"
-    assert not await beats(Manager(), busy, running=False), "who computes with nothing to compute is lost"
-    assert not await beats(Manager(), waiting, running=True)
-    assert not await beats(Manager(), busy, waiting, running=True), "one rank of two waits for ever"
+    assert await alive(living, waiting, running=False), "it answers"
+    assert await alive(Manager(), waiting, running=False, meanwhile=lambda probe: probe.on_output()), "any output is an answer"
+    assert await alive(Manager(), busy, running=True), "a long step counts as alive"
+    assert not await alive(Manager(), busy, running=False), "one that computes without a request is lost"
+    assert not await alive(Manager(), waiting, running=True)
+    assert not await alive(Manager(), busy, waiting, running=True), "one rank of two waits for ever"
     os.kill(busy.pid, signal.SIGSTOP)
-    assert not await beats(Manager(), busy, running=True)
+    assert not await alive(Manager(), busy, running=True)
     quiet = Manager()
-    pulse = LivenessProbe(quiet, [waiting.pid])
+    probe = LivenessProbe(quiet, [waiting.pid])
     for _ in range(3):
         try:
-            await asyncio.wait_for(pulse.beat(running=False), 0.1)
+            await asyncio.wait_for(probe.probe(running=False), 0.1)
         except TimeoutError:
             pass
     assert quiet.asked == 1, "one question at a time, however often it is asked for"
@@ -105,11 +105,11 @@ async def main():
         assert stream > 9 or not serving.done(), "a request that is refused is no failure of the engine"
     if not isinstance(seen[-1], Bye):
         await until(Bye)
-    said = {each.detail for each in seen if isinstance(each, Fail) and each.code == "internal"}
-    assert said == {"the engine failed the request: KeyError"}, said
-    why = await serving
-    assert seen[-1] == Bye("failing", why), seen[-1]
-    assert why == "it failed 6 requests within 60 s, the last by KeyError: \\"of SGLang's: bad5\\"", why
+    details = {each.detail for each in seen if isinstance(each, Fail) and each.code == "internal"}
+    assert details == {"the engine failed the request: KeyError"}, details
+    reason = await serving
+    assert seen[-1] == Bye("failing", reason), seen[-1]
+    assert reason == "it failed 6 requests within 60 s, the last by KeyError: \\"of SGLang's: bad5\\"", reason
 
 asyncio.run(main())
 """
@@ -150,7 +150,7 @@ async def main():
     small = Manager()
     await warm_up(small, evolve(INFO, request_tokens_max=7), "null")
     assert {(len(each.input_ids), each.sampling_params["max_new_tokens"]) for each in small.asked} == {(3, 3)}
-    for broken, said in [
+    for broken, sentence in [
         (Manager(ends={"type": "abort", "message": "no memory"}), "its own first request was not answered: no memory"),
         (Manager(ends=None), "its own first request was not answered: it ended without a token"),
         (Manager(tokens=0), "its own first request was not answered: it ended without a token"),
@@ -159,16 +159,16 @@ async def main():
         try:
             await warm_up(broken, INFO, "null")
         except RuntimeError as error:
-            assert str(error) == said, error
+            assert str(error) == sentence, error
         else:
-            raise AssertionError(f"it says nothing of: {said}")
+            raise AssertionError(f"it does not raise: {sentence}")
 
 asyncio.run(main())
 """
 )
 
 
-@pytest.mark.parametrize("code", [PULSE, FAILING, WARM], ids=["c8_pulse", "b11_failing", "c11_warm"])
+@pytest.mark.parametrize("code", [LIVENESS, FAILING, WARM], ids=["c8_liveness", "b11_failing", "c11_warm"])
 def test_the_hosts_own_parts(code):
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -1,4 +1,4 @@
-"""A host's guard ends its whole group and removes its folder, whatever is gone, and whoever still reads what it says."""
+"""A host's watchdog ends its process group and removes its folder, whatever is gone and whether its log is read or not."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ WITHIN_S = 5.0
 HOST = """
 import os, subprocess, sys, time
 from pathlib import Path
-from actors.engines.sglang.host.watchdog import stand
-stand(Path(sys.argv[3]), int(sys.argv[1]), int(sys.argv[2]))
+from actors.engines.sglang.host.watchdog import start_watchdog
+start_watchdog(Path(sys.argv[3]), int(sys.argv[1]), int(sys.argv[2]))
 child = subprocess.Popen(["sleep", "60"])
 print(child.pid, flush=True)
 time.sleep(60)
@@ -30,7 +30,7 @@ time.sleep(60)
 
 
 class Guarded:
-    """A process with a guard, its child, and everything that it watches."""
+    """A process with a watchdog, its child, and everything that is watched."""
 
     def __init__(self, stack, folder):
         self.ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
@@ -64,22 +64,22 @@ def folder(tmp_path) -> Path:
 
 
 @pytest.fixture
-def guarded(folder):
+def watched(folder):
     with ExitStack() as stack:
         yield Guarded(stack, folder)
 
 
 @pytest.mark.parametrize("read", [True, False])
 @pytest.mark.parametrize("gone", ["link", "node"])
-def test_a_guard_ends_its_group_and_removes_its_folder_even_when_nobody_reads_its_log(guarded, folder, gone, read):
+def test_a_watchdog_ends_its_group_and_removes_its_folder_even_when_its_log_is_not_read(watched, folder, gone, read):
     if not read:
-        guarded.host.stderr.close()
+        watched.host.stderr.close()
     if gone == "link":
-        guarded.ours.close()
+        watched.ours.close()
     else:
-        guarded.node.kill()
-    assert guarded.host.wait(WITHIN_S) == -signal.SIGKILL
+        watched.node.kill()
+    assert watched.host.wait(WITHIN_S) == -signal.SIGKILL
     assert not folder.exists()
     ended = select.poll()
-    ended.register(guarded.child, select.POLLIN)
+    ended.register(watched.child, select.POLLIN)
     assert ended.poll(1000 * WITHIN_S)
