@@ -68,10 +68,10 @@ class Trusting(FakeEngine):
 
 
 class Short(FakeEngine):
-    def _tell(self, turn):
-        for _, finished in turn.ended:
+    def _deliver(self, update):
+        for _, finished in update.ended:
             object.__setattr__(finished.usage, "completion_tokens", finished.usage.completion_tokens - 1)
-        super()._tell(turn)
+        super()._deliver(update)
 
 
 @pytest.mark.parametrize("liar", [Forgetful, Leaky, Hasty, Trusting, Short])

@@ -17,7 +17,7 @@ from zlib import crc32
 import trio
 from attrs import Factory, define, field, frozen
 
-from actors.engines.simulated.batch import Batch, Turn, _Held
+from actors.engines.simulated.batch import Batch, BatchUpdate, _Held
 from actors.engines.simulated.costs import Costs as Prices
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
@@ -134,7 +134,7 @@ class Predictable(OutputGenerator):
         ids = answer_to(request, self.spec.vocabulary_size)
         return OutputSequence(ids, frozenset(request.sampling.stop_token_ids), b"", greedy=True)
 
-    def logprob(self, voice: OutputSequence, place: int, token: int, most: int) -> Logprob:
+    def logprob(self, sequence: OutputSequence, place: int, token: int, most: int) -> Logprob:
         return logprob_at(token, place - 1, most, self.spec.vocabulary_size)
 
 
@@ -175,38 +175,38 @@ class Scheduler(Batch):
         self.faults = Faults(stuck=float(self.live.stuck))
         return Batch.next_at(self)
 
-    def _begin(self, held: _Held, turn: Turn) -> None:
+    def _begin(self, held: _Held, update: BatchUpdate) -> None:
         if self.live.refused(held.request.id):
-            self._fail(held, EngineRefused("the engine does not like it"), turn)
+            self._fail(held, EngineRefused("the engine does not like it"), update)
         elif self.fails is None:
-            Batch._begin(self, held, turn)
+            Batch._begin(self, held, update)
         else:
-            self._fail_as_all(held, turn)
+            self._fail_as_all(held, update)
 
-    def _speak(self, held: _Held, turn: Turn) -> None:
+    def _emit(self, held: _Held, update: BatchUpdate) -> None:
         if self.fails is not None:
-            self._fail_as_all(held, turn)
+            self._fail_as_all(held, update)
             return
         if held.request.id in self.silent:
             return
-        Batch._speak(self, held, turn)
+        Batch._emit(self, held, update)
         if self.spec.leg is not Leg.PREFILL:
             self.given[prompt_of(held.request), held.request.sampling.seed] = held.request.said + len(held.output)
 
-    def _fail_as_all(self, held: _Held, turn: Turn) -> None:
+    def _fail_as_all(self, held: _Held, update: BatchUpdate) -> None:
         assert self.fails is not None
         self.failed += 1
-        self._fail(held, self.fails, turn)
+        self._fail(held, self.fails, update)
 
-    def _fail(self, held: _Held, error: RequestError, turn: Turn) -> None:
+    def _fail(self, held: _Held, error: RequestError, update: BatchUpdate) -> None:
         self._drop(held)
-        turn.failed.append((held.request.id, error))
+        update.failed.append((held.request.id, error))
 
     def _drop(self, held: _Held) -> None:
         self.log.append(f"{'ended' if held.free_at == inf else 'released'} {held.request.id}")
         Batch._drop(self, held)
 
-    def _lasts_s(self, answering: list[_Held], pieces: list[tuple[_Held, int]], prefill_tokens: int) -> float:
+    def _step_s(self, decoding: list[_Held], pieces: list[tuple[_Held, int]], prefill_tokens: int) -> float:
         return self.live.slow * (self.live.step_s + self.live.prefill_s * prefill_tokens)
 
 

@@ -9,7 +9,7 @@ import trio
 from attrs import define, field, frozen
 
 from actors.engines.sglang.adapter import SglangEngine
-from actors.engines.simulated.batch import Turn
+from actors.engines.simulated.batch import BatchUpdate
 from protocol import codec
 from protocol.errors import EngineLost, Overloaded, PeerLost, PeerViolation
 from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
@@ -38,7 +38,7 @@ class FakeHost:
 
     def __attrs_post_init__(self) -> None:
         self.engine = self._engine()
-        self.engine._tell = self._told
+        self.engine._deliver = self._told
         self.peer = Peer("fake", serves_max=self.costs.slots + self.costs.waiting_max + CONTROL_STREAMS)
 
     def _engine(self) -> FakeEngine:
@@ -74,7 +74,7 @@ class FakeHost:
                     self.streams[frame.stream] = request.id
                     self.numbers[request.id] = frame.stream
                     self.scheduler.submit(request, trio.current_time())
-                    self.engine._look()
+                    self.engine._wake_if_due()
                 else:
                     self._control(frame.stream, request)
             case Cancel() if frame.stream in self.streams and not self.engine.crashed:
@@ -99,10 +99,10 @@ class FakeHost:
                 return
         self._send(End(stream, codec.encode(result)))
 
-    def _told(self, turn: Turn) -> None:
-        begun = [Begun(self.numbers[request_id], cached) for request_id, cached in turn.begun]
-        streams = [self.numbers[request_id] for request_id in turn.spoke]
-        logprobs = {stream: (each,) for stream, each in zip(streams, turn.logprobs, strict=True) if each is not None}
+    def _told(self, update: BatchUpdate) -> None:
+        begun = [Begun(self.numbers[request_id], cached) for request_id, cached in update.begun]
+        streams = [self.numbers[request_id] for request_id in update.emitted]
+        logprobs = {stream: (each,) for stream, each in zip(streams, update.logprobs, strict=True) if each is not None}
         ended = [
             Ended(
                 self._forget(request_id),
@@ -112,11 +112,11 @@ class FakeHost:
                 finished.usage.cached_tokens,
                 finished.matched,
             )
-            for request_id, finished in turn.ended
+            for request_id, finished in update.ended
         ]
         if streams:
-            self._send(Step(streams, [1] * len(streams), turn.tokens, begun, ended, logprobs))
-        for request_id, error in turn.failed:
+            self._send(Step(streams, [1] * len(streams), update.tokens, begun, ended, logprobs))
+        for request_id, error in update.failed:
             self._send(Fail(self._forget(request_id), error.code, error.detail))
 
     def _forget(self, request_id: str) -> int:

@@ -1,14 +1,15 @@
-"""Continuous batching as a function of time: what is asked goes in, and each turn says what has come out by `now`.
+"""Continuous batching as a function of time: requests go in, and `advance(now)` returns what has happened by `now`.
 
-A step gives one token to every request that answers, and computes at most `prefill_chunk` tokens of the prompts that
-are not computed yet, first come, first served; a prompt's last piece gives the first token. Whoever is admitted has
+A step gives one token to every request that decodes, and computes at most `prefill_chunk` tokens of the prompts that
+are not computed yet, first come, first served; a prompt's last chunk gives the first token. An admitted request has
 pages for its prompt and its longest answer from then on, so what runs never waits for memory, and nothing is preempted.
 
-A prefill's answer ends with its first token, which comes when the prompt is computed and a decode that it meets has
-a slot and pages for it. A decode has those for what another engine computes: the first token is there with the prompt,
-when that engine alone would have computed it and `transfer_s` has passed.
+A prefill's answer ends with its first token, which comes when the prompt is computed and the decode of the same
+rendezvous has a slot and pages for it. A decode takes those for a prompt that another engine computes: its first token
+comes when that engine alone would have computed the prompt and `transfer_s` has passed.
 
-There is no clock in here: times come in as `now`, in seconds, and never go back.
+There is no clock in here: times come in as `now`, in seconds, and never go back. So a day of traffic is simulated in
+seconds, and the same calls at the same times give the same answers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from math import inf
 from attrs import Factory, define, field, frozen
 
 from actors.engines.simulated.faults import Chance, Faults
-from actors.engines.simulated.kv_memory import Lease, Memory, chain, packed, root
+from actors.engines.simulated.kv_memory import KvMemory, Lease, pack_tokens, page_digests, root_digest
 from actors.engines.simulated.output import OutputGenerator, OutputSequence
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
@@ -31,11 +32,11 @@ from protocol.messages import EngineLoad, Finished, FinishReason, Generate, Logp
 
 
 @frozen
-class Turn:
-    """What has happened, by request id; `spoke`, `tokens` and `logprobs` are parallel."""
+class BatchUpdate:
+    """What has happened since the last update, by request id; `emitted`, `tokens` and `logprobs` are parallel."""
 
     begun: list[tuple[str, int]] = Factory(list)  # with how many tokens of the prompt were cached
-    spoke: list[str] = Factory(list)
+    emitted: list[str] = Factory(list)
     tokens: list[int] = Factory(list)
     logprobs: list[Logprob | None] = Factory(list)
     ended: list[tuple[str, Finished]] = Factory(list)
@@ -47,36 +48,36 @@ class _Held:
     """One request, from its submission until nothing is held for it."""
 
     request: Generate
-    digests: list[bytes] | None = None  # of the prompt's full pages, once somebody wanted to know
-    voice: OutputSequence | None = None
+    digests: list[bytes] | None = None  # of the prompt's full pages, computed when it is first considered
+    sequence: OutputSequence | None = None
     lease: Lease | None = None
     cached: int = 0
     computed: int = 0  # tokens of the prompt
     output: list[int] = Factory(list)
-    ready_at: float = inf  # when the prompt is there that another engine computes, or can be handed to that one
+    ready_at: float = inf  # when a prompt of another engine has arrived, or can be handed to that one
     free_at: float = inf  # set by an abort
     stuck: bool = False
 
     @property
     def room(self) -> int:
-        """Where a prefill and a decode meet for it."""
+        """The room of its rendezvous, which a prefill and a decode share."""
         assert self.request.rendezvous is not None
         return self.request.rendezvous.room
 
     @property
     def kv_tokens(self) -> int:
-        """How many tokens are in its pages; the last one that was said is not yet."""
+        """How many tokens are in its pages; the last one of the answer is not there yet."""
         return self.computed + max(len(self.output) - 1, 0)
 
 
 @frozen
 class _Step:
-    """One step on its way, and what takes part in it."""
+    """One step that is being computed, and the requests in it."""
 
     began_at: float
-    planned_at: float  # what comes in the same instant still joins
+    planned_at: float  # a request that is submitted in the same instant still joins
     ends_at: float
-    answering: list[_Held]
+    decoding: list[_Held]
     pieces: list[tuple[_Held, int]]
 
 
@@ -89,21 +90,21 @@ class Batch:
     chance: Chance
     faults: Faults = field(default=Faults())
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
-    wake: Callable[[], object] = field(default=lambda: None)  # called when a decode has taken what waited for it
-    memory: Memory = field(init=False)
-    waiting: OrderedDict[str, _Held] = field(init=False, factory=OrderedDict)  # a dict finds its first slowly
+    wake: Callable[[], object] = field(default=lambda: None)  # called when a decode has accepted a prompt
+    memory: KvMemory = field(init=False)
+    waiting: OrderedDict[str, _Held] = field(init=False, factory=OrderedDict)  # a dict is slow to find its first entry
     running: dict[str, _Held] = field(init=False, factory=dict)
     _leaving: dict[str, _Held] = field(init=False, factory=dict)
-    # Those that run, and whose prompts are on their way: a decode's to it, a prefill's to decodes.
-    _coming: dict[str, _Held] = field(init=False, factory=dict)
+    # Those that run, and whose prompts are being transferred: to a decode, or from a prefill.
+    _transferring: dict[str, _Held] = field(init=False, factory=dict)
     _step: _Step | None = field(init=False, default=None)
     _stalled_until: float = field(init=False, default=-inf)
     _news: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
-        self.memory = Memory(self.spec.pages)
+        self.memory = KvMemory(self.spec.pages)
 
-    # What is asked ---------------------------------------------------------------------
+    # Requests --------------------------------------------------------------------------
 
     @property
     def full(self) -> bool:
@@ -111,7 +112,7 @@ class Batch:
         return len(self.running) + len(self.waiting) >= self.spec.slots + self.spec.waiting_max
 
     def submit(self, request: Generate, now: float) -> None:
-        """Let a request wait for its slot."""
+        """Queue a request for a slot."""
         assert request.id not in self.running, "an id that is in use"
         assert request.id not in self.waiting, "an id that is in use"
         self.waiting[request.id] = held = _Held(request)
@@ -121,7 +122,7 @@ class Batch:
             self._news = True
 
     def abort(self, request_id: str, now: float) -> None:
-        """Let a request go: at once if it still waits, else `release_s` from now."""
+        """Abort a request: released at once if it still waits, else `release_s` from now."""
         held = self.running.get(request_id) or self.waiting.get(request_id)
         if held is None or held.free_at < inf:
             return
@@ -129,17 +130,17 @@ class Batch:
         if request_id in self.running:
             held.free_at += self.spec.costs.release_s
             held.stuck = self._happens(self.faults.stuck)
-        self._coming.pop(request_id, None)
+        self._transferring.pop(request_id, None)
         self._leaving[request_id] = held
         self._news = True
 
     def inject(self, faults: Faults) -> None:
-        """Take other faults; what is on its way ends as it began."""
+        """Replace the faults; a step that is being computed ends as it began."""
         self.faults = faults
         self._news = True
 
     def stall(self, until: float) -> None:
-        """Let nothing happen before `until`."""
+        """Stop everything until `until`."""
         self._stalled_until = max(self._stalled_until, until)
         self._news = True
 
@@ -148,12 +149,12 @@ class Batch:
         self.memory.flush()
 
     def close(self) -> None:
-        """Let nobody wait for this engine, which has ended."""
+        """Release the prefills that wait for this engine, which has ended."""
         for held in (*self.running.values(), *self.waiting.values()):
             self._leave(held)
 
     def load(self) -> EngineLoad:
-        """Count requests, and the KV memory that they hold: pages that several share count once."""
+        """Count requests and the KV tokens that they hold; pages that several share count once."""
         shared = self.memory.referenced * self.spec.page_size
         own = sum(
             held.kv_tokens - len(held.lease.shared) * self.spec.page_size
@@ -162,40 +163,40 @@ class Batch:
         )
         return EngineLoad(len(self.running), len(self.waiting), shared + own)
 
-    # What happens ----------------------------------------------------------------------
+    # Time ------------------------------------------------------------------------------
 
     def next_at(self) -> float:
-        """Return when something happens next if nothing more is asked; `inf` for never, the past for at once."""
+        """Return when something happens next without further calls: `inf` for never, a time in the past for at once."""
         if self._news:
             return self._stalled_until
         at = inf if self._step is None else self._step.ends_at
         for held in self._leaving.values():
             if held.free_at < at and not self._is_stuck(held):
                 at = held.free_at
-        at = min(at, *(held.ready_at for held in self._coming.values())) if self._coming else at
+        at = min(at, *(held.ready_at for held in self._transferring.values())) if self._transferring else at
         return max(at, self._stalled_until)
 
-    def advance(self, now: float) -> Turn:
-        """Return what has happened by now; at most one step ends in one turn, however late it is."""
-        turn = Turn()
+    def advance(self, now: float) -> BatchUpdate:
+        """Return what has happened by `now`; at most one step ends in one call, however late it is."""
+        update = BatchUpdate()
         if now < self._stalled_until:
-            return turn
+            return update
         self._news = False
         due, step = now, self._step
         if step is not None and step.ends_at <= now:
             due, self._step = max(step.ends_at, self._stalled_until), None
-            self._complete(step, turn)
+            self._complete(step, update)
             if self._happens(self.faults.stall):
                 self.stall(now + self.faults.stall_s)
-        self._release(now, turn)
+        self._release(now, update)
         if now < self._stalled_until:
-            return turn
-        self._arrive(now, turn)
+            return update
+        self._finish_transfers(now, update)
         if self._step is None:
             self._plan(due, now)
         elif self._step.planned_at == now:
             self._plan(self._step.began_at, now)
-        return turn
+        return update
 
     def _happens(self, share: float) -> bool:
         return share > 0 and self.chance.random() < share
@@ -203,89 +204,89 @@ class Batch:
     def _is_stuck(self, held: _Held) -> bool:
         return held.stuck and self.faults.stuck > 0
 
-    def _release(self, now: float, turn: Turn) -> None:
+    def _release(self, now: float, update: BatchUpdate) -> None:
         gone = [held for held in self._leaving.values() if held.free_at <= now and not self._is_stuck(held)]
         for held in gone:
             del self._leaving[held.request.id]
             self._drop(held)
-            turn.failed.append((held.request.id, AskerLeft("aborted")))
+            update.failed.append((held.request.id, AskerLeft("aborted")))
 
-    def _arrive(self, now: float, turn: Turn) -> None:
-        for held in [held for held in self._coming.values() if held.ready_at <= now]:
-            del self._coming[held.request.id]
+    def _finish_transfers(self, now: float, update: BatchUpdate) -> None:
+        for held in [held for held in self._transferring.values() if held.ready_at <= now]:
+            del self._transferring[held.request.id]
             held.computed = len(held.request.tokens)
-            self._begin(held, turn)
+            self._begin(held, update)
 
     # A step begins ---------------------------------------------------------------------
 
     def _plan(self, due: float, now: float) -> None:
-        """Begin a step at `due`, which makes good what was lost between steps; at `now` if it would be over already."""
+        """Begin a step at `due`, so that no time is lost between steps; at `now` if it would be over already."""
         self._step = None
         self._admit(now)
-        answering: list[_Held] = []
+        decoding: list[_Held] = []
         pieces: list[tuple[_Held, int]] = []
         room = self.spec.prefill_chunk
         for held in self.running.values():
             if held.free_at < inf:
                 continue
             if held.output:
-                answering.append(held)
-            elif room and held.request.id not in self._coming:
+                decoding.append(held)
+            elif room and held.request.id not in self._transferring:
                 size = min(room, len(held.request.tokens) - held.computed)
                 pieces.append((held, size))
                 room -= size
-        if not answering and not pieces:
+        if not decoding and not pieces:
             return
-        lasts_s = self._lasts_s(answering, pieces, self.spec.prefill_chunk - room)
+        lasts_s = self._step_s(decoding, pieces, self.spec.prefill_chunk - room)
         began_at = due if due + lasts_s > now else now
-        self._step = _Step(began_at, now, began_at + lasts_s, answering, pieces)
+        self._step = _Step(began_at, now, began_at + lasts_s, decoding, pieces)
 
-    def _lasts_s(self, answering: list[_Held], pieces: list[tuple[_Held, int]], prefill_tokens: int) -> float:
+    def _step_s(self, decoding: list[_Held], pieces: list[tuple[_Held, int]], prefill_tokens: int) -> float:
         costs, kv_tokens = self.spec.costs, 0
         if costs.per_kv_token_s:
-            kv_tokens = sum(held.kv_tokens for held in answering) + sum(held.computed for held, _ in pieces)
-        return self.faults.slow * costs.step_s(prefill_tokens, len(answering) + len(pieces), kv_tokens)
+            kv_tokens = sum(held.kv_tokens for held in decoding) + sum(held.computed for held, _ in pieces)
+        return self.faults.slow * costs.step_s(prefill_tokens, len(decoding) + len(pieces), kv_tokens)
 
     def _admit(self, now: float) -> None:
-        """Give slots and pages to those who wait, in their order: nobody is overtaken by a smaller one."""
+        """Give slots and pages to the requests that wait, in their order: a smaller one does not overtake."""
         while self.waiting and len(self.running) < self.spec.slots:
             request_id, held = next(iter(self.waiting.items()))
             tokens, size = held.request.tokens, self.spec.page_size
-            prompt = packed(tokens) if held.digests is None else b""
+            prompt = pack_tokens(tokens) if held.digests is None else b""
             if held.digests is None:
-                salt = root(held.request.cache_salt)
-                held.digests = chain(salt, prompt, size) if self._caches else []
-                held.voice = self.speech.answer(held.request, prompt)
+                salt = root_digest(held.request.cache_salt)
+                held.digests = page_digests(salt, prompt, size) if self._caches else []
+                held.sequence = self.speech.answer(held.request, prompt)
             # At least one token is computed, because the first token of the answer comes out of that.
             sharable = held.digests[: (len(tokens) - 1) // size]
-            held.lease = self.memory.take(sharable, -(-(len(tokens) + self._most(held)) // size))
+            held.lease = self.memory.take(sharable, -(-(len(tokens) + self._tokens_max(held)) // size))
             if held.lease is None:
                 return
             held.cached = held.computed = len(held.lease.shared) * size
             self.running[request_id] = self.waiting.pop(request_id)
             if self.spec.leg is Leg.DECODE:
-                held.ready_at = now + self._elsewhere_s(len(tokens))
-                self._coming[request_id] = held
-                self.rendezvous_rooms.take(held.room)
+                held.ready_at = now + self._prefill_and_transfer_s(len(tokens))
+                self._transferring[request_id] = held
+                self.rendezvous_rooms.accept(held.room)
 
     @property
     def _caches(self) -> bool:
-        """Whether there is a prefix cache; a decode is given every prompt, and has no use for one."""
+        """Whether there is a prefix cache; a decode receives every prompt's KV cache, and has no use for one."""
         return self.spec.prefix_cache and self.spec.leg is not Leg.DECODE
 
-    def _most(self, held: _Held) -> int:
-        """Return how many tokens a request gets here at the most."""
+    def _tokens_max(self, held: _Held) -> int:
+        """Return the most tokens that a request gets from this engine."""
         return 1 if self.spec.leg is Leg.PREFILL else held.request.sampling.tokens_max
 
-    def _elsewhere_s(self, tokens: int) -> float:
-        """Return how long an engine like this one takes for a prompt alone and nothing cached, and to hand it over."""
+    def _prefill_and_transfer_s(self, tokens: int) -> float:
+        """Return how long an engine like this one takes for a prompt alone, nothing cached, and for its transfer."""
         costs, chunk = self.spec.costs, self.spec.prefill_chunk
         steps = (costs.step_s(min(chunk, tokens - done), 1, done) for done in range(0, tokens, chunk))
         return self.faults.slow * (sum(steps) + costs.transfer_s)
 
     # A step ends -----------------------------------------------------------------------
 
-    def _complete(self, step: _Step, turn: Turn) -> None:
+    def _complete(self, step: _Step, update: BatchUpdate) -> None:
         for held, size in step.pieces:
             if held.free_at < inf:
                 continue
@@ -293,45 +294,45 @@ class Batch:
             self._publish_prompt(held)
             if held.computed < len(held.request.tokens):
                 continue
-            if self.spec.leg is Leg.PREFILL and self.rendezvous_rooms.wait(held.room, partial(self._taken, held)):
-                self._coming[held.request.id] = held
+            if self.spec.leg is Leg.PREFILL and self.rendezvous_rooms.wait(held.room, partial(self._accepted, held)):
+                self._transferring[held.request.id] = held
                 continue
-            self._begin(held, turn)
-        for held in step.answering:
+            self._begin(held, update)
+        for held in step.decoding:
             if held.free_at == inf:
-                self._speak(held, turn)
+                self._emit(held, update)
 
-    def _taken(self, held: _Held) -> None:
-        """Let a prompt go on its way: a decode has taken it, or never will."""
+    def _accepted(self, held: _Held) -> None:
+        """End a prefill's wait: a decode has accepted the prompt, or never will."""
         held.ready_at = -inf
-        if self._coming.get(held.request.id) is held:
+        if self._transferring.get(held.request.id) is held:
             self.wake()
 
-    def _begin(self, held: _Held, turn: Turn) -> None:
+    def _begin(self, held: _Held, update: BatchUpdate) -> None:
         if self._happens(self.faults.refuse):
             self._drop(held)
-            turn.failed.append((held.request.id, EngineRefused("the engine does not like it")))
+            update.failed.append((held.request.id, EngineRefused("the engine does not like it")))
             return
-        turn.begun.append((held.request.id, held.cached))
-        self._speak(held, turn)
+        update.begun.append((held.request.id, held.cached))
+        self._emit(held, update)
 
-    def _speak(self, held: _Held, turn: Turn) -> None:
-        request, voice = held.request, held.voice
-        assert voice is not None
+    def _emit(self, held: _Held, update: BatchUpdate) -> None:
+        request, sequence = held.request, held.sequence
+        assert sequence is not None
         wanted = request.sampling
-        token = next(voice.ids)
+        token = next(sequence.ids)
         held.output.append(token)
         number = len(held.output)
-        turn.spoke.append(request.id)
-        turn.tokens.append(token)
+        update.emitted.append(request.id)
+        update.tokens.append(token)
         most = request.logprobs
         place = request.said + number
-        turn.logprobs.append(None if most is None else self.speech.logprob(voice, place, token, most))
-        stops = token in voice.ends and number > wanted.tokens_min and self.spec.leg is not Leg.PREFILL
-        if stops or number == self._most(held):
+        update.logprobs.append(None if most is None else self.speech.logprob(sequence, place, token, most))
+        stops = token in sequence.ends and number > wanted.tokens_min and self.spec.leg is not Leg.PREFILL
+        if stops or number == self._tokens_max(held):
             reason = FinishReason.STOP if stops else FinishReason.LENGTH
             usage = Usage(len(request.tokens), number, held.cached)
-            turn.ended.append((request.id, Finished(reason, usage, token if stops else None)))
+            update.ended.append((request.id, Finished(reason, usage, token if stops else None)))
             self._drop(held)
 
     def _publish_prompt(self, held: _Held) -> None:
@@ -343,21 +344,21 @@ class Batch:
             self.memory.publish(held.lease, digest)
 
     def _drop(self, held: _Held) -> None:
-        """Free what a request holds; its pages, those of its answer too, stay cached for who continues it."""
+        """Release a request; its pages, those of its answer too, stay cached for a request that continues it."""
         self._leave(held)
         self.waiting.pop(held.request.id, None)
         if self.running.pop(held.request.id, None) is None or held.lease is None:
             return
-        self._coming.pop(held.request.id, None)
+        self._transferring.pop(held.request.id, None)
         if self._caches and held.output:
             shared, size = held.lease.shared, self.spec.page_size
             rest = (held.request.tokens[len(shared) * size :] + held.output)[: held.kv_tokens - len(shared) * size]
-            before = shared[-1] if shared else root(held.request.cache_salt)
-            for digest in chain(before, packed(rest), size):
+            before = shared[-1] if shared else root_digest(held.request.cache_salt)
+            for digest in page_digests(before, pack_tokens(rest), size):
                 self.memory.publish(held.lease, digest)
         self.memory.release(held.lease)
 
     def _leave(self, held: _Held) -> None:
-        """Let no prefill wait for what this engine does not take."""
+        """Release the prefill that waits for a request which this engine does not accept."""
         if self.spec.leg is Leg.DECODE:
-            self.rendezvous_rooms.take(held.room)
+            self.rendezvous_rooms.accept(held.room)

@@ -1,4 +1,4 @@
-"""What an engine step costs: a sum of a few prices, each in seconds."""
+"""The duration of an engine step: a sum of a few costs, each in seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Price = Annotated[float, Within(at_least=0)]
 
 @frozen(kw_only=True)
 class Costs:
-    """The prices of one engine step, and of what happens beside it.
+    """`[engine.NAME.simulated.costs]`: the costs of one engine step, of an abort and of a transfer.
 
     The defaults are of the order of an 8B model on one recent GPU, and measured on none: `python -m bench.fit` fits
     them to a server that runs.

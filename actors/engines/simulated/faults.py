@@ -1,4 +1,4 @@
-"""What can be wrong with a simulated engine, on request."""
+"""Faults that can be injected into a simulated engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Share = Annotated[float, Within(at_least=0, at_most=1)]
 
 
 class Chance(Protocol):
-    """Where luck comes from: a seeded `random.Random`, for example."""
+    """A source of random numbers, such as a seeded `random.Random`."""
 
     def random(self) -> float:
         """Return the next number from 0 up to 1."""
@@ -20,7 +20,7 @@ class Chance(Protocol):
 
 @frozen(kw_only=True)
 class Faults:
-    """How an engine misbehaves: by default not at all."""
+    """`[engine.NAME.simulated.faults]`: how an engine misbehaves; not at all by default."""
 
     slow: Annotated[float, Within(above=0)] = 1.0  # steps last so many times longer than their cost
     stuck: Share = 0.0  # of aborted requests, those that keep slot and memory while this is above 0

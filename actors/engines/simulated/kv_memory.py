@@ -1,8 +1,9 @@
 """Paged KV memory with a prefix cache: only counts and digests, as nothing is stored in the pages.
 
-A page that is full is known by a digest of its tokens and of all before them, so equal digests mean equal prefixes, and
-requests with the same prefix share its pages. A page that nobody references any more stays until its place is needed;
-the least recently used goes first, and of one request's pages the last.
+A full page is identified by a digest of its tokens and of all before them, so equal digests mean equal prefixes, and
+requests with the same prefix share its pages. A page that no request references any more stays until its place is
+needed; the least recently used is evicted first, and of one request's pages the last. Pages for the prompt and for the
+longest answer are taken before a request runs, so that one that runs never waits for memory.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ TOKEN_BYTES = 8
 _DIGEST_BYTES = 16
 
 
-def packed(tokens: Iterable[int]) -> bytes:
+def pack_tokens(tokens: Iterable[int]) -> bytes:
     """Return token ids as bytes, `TOKEN_BYTES` each."""
     return array("q", tokens).tobytes()
 
 
-def root(salt: str | None) -> bytes:
+def root_digest(salt: str | None) -> bytes:
     """Return the digest before the first page; requests with different salts share nothing."""
     return bytes(_DIGEST_BYTES) if salt is None else blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
 
 
-def chain(before: bytes, tokens: bytes, page_size: int) -> list[bytes]:
-    """Return the digest of every full page of packed `tokens` that follow what `before` is the digest of."""
+def page_digests(before: bytes, tokens: bytes, page_size: int) -> list[bytes]:
+    """Return the digest of every full page of pack_tokens `tokens` that follow the page whose digest is `before`."""
     size, digests = page_size * TOKEN_BYTES, []
     for start in range(0, len(tokens) - size + 1, size):
         before = blake2b(before + tokens[start : start + size], digest_size=_DIGEST_BYTES).digest()
@@ -39,15 +40,15 @@ def chain(before: bytes, tokens: bytes, page_size: int) -> list[bytes]:
 
 @define(eq=False)
 class Lease:
-    """The pages that one request holds: those that others may share, in the order of its tokens, and its own."""
+    """The pages of one request: those that others may share, in the order of its tokens, and the count of its own."""
 
     shared: list[bytes]
     own: int
 
 
 @define(eq=False)
-class Memory:
-    """All pages of one engine; each is free, own to one request, referenced by some, or idle (cached for nobody)."""
+class KvMemory:
+    """All pages of one engine; each is free, one request's own, referenced by some, or idle (cached, unreferenced)."""
 
     pages_max: int
     _own: int = 0
@@ -61,16 +62,16 @@ class Memory:
 
     @property
     def referenced(self) -> int:
-        """How many shared pages somebody holds, each counted once."""
+        """How many shared pages are referenced, each counted once."""
         return len(self._references)
 
     @property
     def idle(self) -> int:
-        """How many pages are cached for nobody in particular."""
+        """How many pages are cached and unreferenced."""
         return len(self._idle)
 
-    def known(self, digests: Iterable[bytes]) -> int:
-        """Return how many pages of this prefix are cached."""
+    def cached_prefix(self, digests: Iterable[bytes]) -> int:
+        """Return how many pages of a prefix are cached, from its first page on."""
         count = 0
         for digest in digests:
             if digest not in self._references and digest not in self._idle:
@@ -79,11 +80,11 @@ class Memory:
         return count
 
     def take(self, digests: Sequence[bytes], pages: int) -> Lease | None:
-        """Lease so many pages, those of a known prefix shared; None while there are too few."""
-        known = self.known(digests)
-        found = list(digests[:known])
-        assert known <= pages, "a prefix is part of the whole"
-        missing = pages - known
+        """Lease so many pages, those of a cached prefix shared; None while there are too few."""
+        cached = self.cached_prefix(digests)
+        found = list(digests[:cached])
+        assert cached <= pages, "a prefix is part of the whole"
+        missing = pages - cached
         evictable = len(self._idle) - sum(digest in self._idle for digest in found)
         if missing > self.free + evictable:
             return None
@@ -95,7 +96,7 @@ class Memory:
         return Lease(found, missing)
 
     def publish(self, lease: Lease, digest: bytes) -> None:
-        """Share the next page of a lease, which is full now; if its like is shared already, one of the two is freed."""
+        """Share the next page of a lease, which is full; if an equal one is shared already, one of the two is freed."""
         assert lease.own > 0, "only a page that is there can be shared"
         lease.own -= 1
         self._own -= 1
@@ -103,10 +104,10 @@ class Memory:
         lease.shared.append(digest)
 
     def release(self, lease: Lease) -> None:
-        """Give all pages of a lease back; the shared ones stay cached."""
+        """Return all pages of a lease; the shared ones stay cached."""
         self._own -= lease.own
         lease.own = 0
-        while lease.shared:  # the last goes first: a prefix without its end is of use, an end without its prefix is not
+        while lease.shared:  # the last first: a prefix without its end can be used, an end without its prefix cannot
             digest = lease.shared.pop()
             self._references[digest] -= 1
             if not self._references[digest]:
@@ -114,7 +115,7 @@ class Memory:
                 self._idle[digest] = None
 
     def flush(self) -> None:
-        """Forget every page that nobody holds."""
+        """Drop every page that is not referenced."""
         self._idle.clear()
 
     def _reference(self, digest: bytes) -> None:

@@ -1,7 +1,8 @@
-"""What a simulated engine says: sentences that somebody encoded, or else ids drawn from the whole vocabulary.
+"""The output of a simulated engine: sentences as token ids, or else ids drawn from the whole vocabulary.
 
-Everything depends on the engine's seed, the prompt and, at a temperature above 0, the request's own seed or its id.
-What the request has `said` already is no part of the prompt: the answer goes on behind it.
+Everything depends on the engine's seed, the prompt and, at a temperature above 0, the request's own seed or its id, so
+that an answer which another engine resumes goes on as the same answer: its resumed tokens (`said`) are no part of the
+prompt. There is no clock and no state in here: a request's output can be computed anew at any time.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from protocol.messages import Generate, Logprob
 
 FORCED = 100.0  # OpenAI: a bias of so much makes a token certain, and its opposite impossible
 _HALF = log(0.5)
-_LENGTH, _SENTENCE, _LOGPROB = range(3)  # what a draw is for, so that draws do not depend on each other
+_LENGTH, _SENTENCE, _LOGPROB = range(3)  # the purposes of draws, so that they are independent
 
 
 @define(eq=False)
 class OutputSequence:
-    """One answer on its way: its ids without end, and those of them that end it."""
+    """One answer: its token ids without end, and those of them that end it."""
 
     ids: Iterator[int]
     ends: frozenset[int]
@@ -35,21 +36,21 @@ class OutputSequence:
 
 @frozen
 class OutputGenerator:
-    """How one engine speaks; raises `ValueError` for `lines` that its vocabulary does not have."""
+    """Makes the answers of one engine."""
 
     spec: SimulatedSpec
-    lines: tuple[tuple[int, ...], ...] = ()
+    sentences: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
-    def of(cls, spec: SimulatedSpec, lines: Sequence[Sequence[int]]) -> OutputGenerator:
-        """Return the speech made of these sentences, an eos token in them left out."""
-        sentences = [tuple(token for token in line if token != spec.eos_id) for line in lines]
-        if any(not 0 <= token < spec.vocabulary_size for line in sentences for token in line):
+    def from_sentences(cls, spec: SimulatedSpec, sentences: Sequence[Sequence[int]]) -> OutputGenerator:
+        """Return the generator of these sentences without their eos tokens; raises `ValueError` for an unknown id."""
+        without_eos = [tuple(token for token in sentence if token != spec.eos_id) for sentence in sentences]
+        if any(not 0 <= token < spec.vocabulary_size for sentence in without_eos for token in sentence):
             raise ValueError(f"a line has a token id outside 0 to {spec.vocabulary_size - 1}")
-        return cls(spec, tuple(filter(None, sentences)))
+        return cls(spec, tuple(filter(None, without_eos)))
 
     def answer(self, request: Generate, prompt: bytes) -> OutputSequence:
-        """Return what this engine still says to a request; `prompt` is its packed tokens."""
+        """Return what this engine still says to a request; `prompt` is its pack_tokens tokens."""
         wanted, eos = request.sampling, self.spec.eos_id
         greedy = wanted.temperature <= 0
         own = "" if greedy else f"id {request.id}" if wanted.seed is None else f"seed {wanted.seed}"
@@ -63,7 +64,7 @@ class OutputGenerator:
         return OutputSequence(islice(ids, request.said, None), ends, key, greedy)
 
     def logprob(self, voice: OutputSequence, place: int, token: int, most: int) -> Logprob:
-        """Return a likely log probability for the token at a place, and the `most` likeliest there.
+        """Return a plausible log probability for the token at a place, and those of the `most` likeliest.
 
         The likeliest has half of all probability or more, each further one half of what is left, so the sum is below 1.
         """
@@ -89,7 +90,7 @@ class OutputGenerator:
         return Logprob(at(rank), top)
 
     def _biased(self, request: Generate, key: bytes, ends: frozenset[int], tokens_min: int) -> Iterator[int]:
-        """Return the ids of the whole answer: forced ones, or else speech without those that must not be said."""
+        """Return the ids of the whole answer: a forced one, or else sentences without the ids that are ruled out."""
         wanted = request.sampling
         never = frozenset(token for token, bias in wanted.logit_bias.items() if bias <= -FORCED)
         forced = [(-bias, token) for token, bias in wanted.logit_bias.items() if bias >= FORCED]
@@ -97,40 +98,40 @@ class OutputGenerator:
             ids: Iterator[int] = repeat(min(forced)[1])
         else:
             eos = self.spec.eos_id
-            ids = self._spoken(key, tokens_min, itself=eos in ends and eos not in never)
+            ids = self._sentence_ids(key, tokens_min, itself=eos in ends and eos not in never)
         if not never and not (ends and tokens_min):
             return ids
         return self._replaced(ids, never, ends, tokens_min)
 
-    def _spoken(self, key: bytes, tokens_min: int, *, itself: bool) -> Iterator[int]:
+    def _sentence_ids(self, key: bytes, tokens_min: int, *, itself: bool) -> Iterator[int]:
         """Yield sentence after sentence; where an answer ends by `itself`, eos tokens follow at its drawn length."""
         if not itself:
             yield from chain.from_iterable(self._sentences(key))
-        spec, said = self.spec, 0
+        spec, given = self.spec, 0
         drawn = spec.length_min + _draw(key, _LENGTH, 0) % (spec.length_max - spec.length_min + 1)
         length = max(drawn, tokens_min)
         for sentence in self._sentences(key):
-            # A sentence is said to its end; what is none may end anywhere.
-            yield from sentence if self.lines else sentence[: length - said]
-            said += len(sentence)
-            if said >= length:
+            # A sentence is given to its end; drawn ids may end anywhere.
+            yield from sentence if self.sentences else sentence[: length - given]
+            given += len(sentence)
+            if given >= length:
                 break
         assert spec.eos_id is not None
         yield from repeat(spec.eos_id)
 
     def _sentences(self, key: bytes) -> Iterator[tuple[int, ...]]:
-        many = len(self.lines)
+        many = len(self.sentences)
         if not many:
-            yield from self._babble(key)
+            yield from self._drawn_ids(key)
         elif many == 1:
-            yield from cycle(self.lines)
+            yield from cycle(self.sentences)
         at = _draw(key, _SENTENCE, 0) % many
         for number in count(1):
-            yield self.lines[at]
+            yield self.sentences[at]
             at = (at + 1 + _draw(key, _SENTENCE, number) % (many - 1)) % many  # never the same one twice in a row
 
-    def _babble(self, key: bytes) -> Iterator[tuple[int, ...]]:
-        """Yield ids without meaning, eight at a time; the eos token is none of them."""
+    def _drawn_ids(self, key: bytes) -> Iterator[tuple[int, ...]]:
+        """Yield drawn ids, eight at a time; the eos token is none of them."""
         size, eos = self.spec.vocabulary_size, self.spec.eos_id
         for number in count():
             block = blake2b(number.to_bytes(8), key=key).digest()
@@ -140,7 +141,7 @@ class OutputGenerator:
     def _replaced(
         self, ids: Iterator[int], never: frozenset[int], ends: frozenset[int], tokens_min: int
     ) -> Iterator[int]:
-        """Yield `ids` with another in place of each that must never be said, or not yet, as it would end the answer.
+        """Yield `ids` with another in place of each that is ruled out, or that would end the answer too early.
 
         Where every id is ruled out, none is: all are equally unlikely then.
         """

@@ -1,4 +1,4 @@
-"""Where simulated prefills wait for simulated decodes of the same process, as prefills do until a KV cache is taken."""
+"""The rooms in which simulated prefills wait for decodes of the same process, as real ones wait for a transfer."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from attrs import define, field
 
 @define(eq=False)
 class RendezvousRooms:
-    """The rooms in which decodes are to take a KV cache and have no slot or no memory for it yet.
+    """The rooms of decodes that have no slot or no memory for their KV cache yet.
 
-    A decode of another process is in none of them, so nobody waits for it.
+    A decode of another process is in none of them, so that no prefill waits for it.
     """
 
-    _awaited: dict[int, list[Callable[[], None]]] = field(factory=dict)  # whom to tell, by room
+    _awaited: dict[int, list[Callable[[], None]]] = field(factory=dict)  # callbacks of prefills, by room
 
     def expect(self, room: int) -> None:
-        """Note that a decode was asked to take a cache there."""
+        """Note that a decode is to accept a KV cache in this room."""
         self._awaited.setdefault(room, [])
 
-    def take(self, room: int) -> None:
-        """Note that it has room for the cache, or never will have, and tell whoever waits."""
-        for tell in self._awaited.pop(room, ()):
-            tell()
+    def accept(self, room: int) -> None:
+        """Note that the decode has accepted the KV cache, or never will, and call the prefills that wait."""
+        for notify in self._awaited.pop(room, ()):
+            notify()
 
-    def wait(self, room: int, tell: Callable[[], None]) -> bool:
-        """Return whether a decode must be waited for there; then `tell` is called once it need not be."""
+    def wait(self, room: int, notify: Callable[[], None]) -> bool:
+        """Return whether a prefill must wait in this room; then `notify` is called when it need not any more."""
         if room not in self._awaited:
             return False
-        self._awaited[room].append(tell)
+        self._awaited[room].append(notify)
         return True

@@ -1,4 +1,4 @@
-"""What a simulated engine says when nobody gave it anything to say."""
+"""The sentences that simulated engines answer with."""
 
 SENTENCES = (
     "The river is wide, and the old bridge is made of stone.",

@@ -1,4 +1,4 @@
-"""What a simulated engine is made of, as it stands in `cluster.toml`."""
+"""The sizes, costs and faults of a simulated engine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from protocol.messages import EngineInfo, HandOff
 from protocol.strict.mistakes import Mistake
 
 BOOTSTRAP = ("simulated", 1)
-"""Where every prefill's rendezvous is said to be: nothing listens there."""
+"""The bootstrap address of every simulated prefill: nothing listens there."""
 
 Count = Annotated[int, Within(at_least=1, at_most=2**31 - 1)]
 
 
 @frozen(kw_only=True)
 class SimulatedSpec:
-    """Sizes, prices and faults of one simulated engine; lengths in tokens."""
+    """Sizes, costs and faults of one simulated engine; lengths in tokens."""
 
     leg: Leg = Leg.BOTH  # which part of a request it computes
     slots: Count = 64  # requests that run at once
@@ -47,7 +47,7 @@ class SimulatedSpec:
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine says of itself."""
+        """The properties and limits that the engine reports."""
         return EngineInfo(
             kind="simulated",
             version="1",

@@ -32,8 +32,10 @@ def _engine(context: NodeContext, rendezvous_rooms: RendezvousRooms, local: Loca
     assert model is not None  # the section says that it reads text
     eos_id = min(model.eos_token_ids, default=None)
     spec = _spec(section, model.tokenizer.get_vocab_size(), eos_id)
-    lines = tuple(tuple(model.encode_text(f" {line}", special=False)) for line in SENTENCES)
-    simulated = partial(SimulatedEngine, spec, lines=lines, digest=model.digest, rendezvous_rooms=rendezvous_rooms)
+    sentences = tuple(tuple(model.encode_text(f" {sentence}", special=False)) for sentence in SENTENCES)
+    simulated = partial(
+        SimulatedEngine, spec, sentences=sentences, digest=model.digest, rendezvous_rooms=rendezvous_rooms
+    )
     child = Child(
         name="engine",
         run=_run,

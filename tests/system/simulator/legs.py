@@ -8,7 +8,7 @@ from math import inf
 import trio
 from attrs import Factory, define, evolve, field
 
-from actors.engines.simulated.batch import Turn, _Held
+from actors.engines.simulated.batch import BatchUpdate, _Held
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from protocol.cluster import Leg
 from protocol.errors import RequestError
@@ -87,7 +87,7 @@ class Rooms(RendezvousRooms):
     def expect(self, room: int) -> None:
         """A decode was asked: `enter` has noted it."""
 
-    def take(self, room: int) -> None:
+    def accept(self, room: int) -> None:
         """The decode of a room has a slot and memory, or has gone."""
         self._meet(self.rooms[room])
 
@@ -149,7 +149,7 @@ class LegScheduler(Scheduler):
 
     def arrives(self, request_id: str, at: float) -> None:
         """Let a KV cache be there, or be taken, at that time."""
-        held = self._coming.get(request_id) or self.running[request_id]
+        held = self._transferring.get(request_id) or self.running[request_id]
         held.ready_at = at
         self.wake()
 
@@ -157,16 +157,16 @@ class LegScheduler(Scheduler):
         self.crashed = True
         Scheduler.close(self)
 
-    def _elsewhere_s(self, tokens: int) -> float:
+    def _prefill_and_transfer_s(self, tokens: int) -> float:
         return inf if self.fails is None else 0.0
 
-    def _begin(self, held: _Held, turn: Turn) -> None:
+    def _begin(self, held: _Held, update: BatchUpdate) -> None:
         if self.spec.leg is Leg.DECODE and self.fails is None and self.rendezvous_rooms.fails(held.request):
             engine, error = self.rendezvous_rooms.sick
             engine.failed += 1
-            self._fail(held, error, turn)
+            self._fail(held, error, update)
         else:
-            Scheduler._begin(self, held, turn)
+            Scheduler._begin(self, held, update)
 
 
 class LegEngine(FakeEngine):

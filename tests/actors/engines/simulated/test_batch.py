@@ -10,7 +10,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engines.simulated.batch import Batch, Turn
+from actors.engines.simulated.batch import Batch, BatchUpdate
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
 from actors.engines.simulated.output import OutputGenerator
@@ -24,7 +24,7 @@ PRICED = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.125, per_k
 
 def batch(seed: int = 0, **changes) -> Batch:
     made = spec(**changes)
-    return Batch(made, OutputGenerator.of(made, ()), random.Random(seed))
+    return Batch(made, OutputGenerator.from_sentences(made, ()), random.Random(seed))
 
 
 # What time costs --------------------------------------------------------------------------
@@ -141,7 +141,7 @@ async def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_later(autoj
         assert trio.current_time() == 3, "it had the rest of the first chunk"
 
 
-# Memory -----------------------------------------------------------------------------------
+# KvMemory -----------------------------------------------------------------------------------
 
 
 async def test_what_runs_has_all_the_memory_that_it_may_need(autojump_clock):
@@ -174,10 +174,10 @@ def test_whatever_is_asked_everything_ends_and_all_memory_comes_home(asked, page
     tokens: dict[str, int] = {}
     over: list[str] = []
 
-    def note(turn: Turn) -> None:
-        for name in turn.spoke:
+    def note(update: BatchUpdate) -> None:
+        for name in update.emitted:
             tokens[name] = tokens.get(name, 0) + 1
-        over.extend(name for name, _ in (*turn.ended, *turn.failed))
+        over.extend(name for name, _ in (*update.ended, *update.failed))
 
     for at, number, what in sorted(moves):
         while engine.next_at() <= at:
@@ -280,7 +280,7 @@ def ends_of(engine: Batch, turns: list[float]) -> list[float]:
     engine.advance(0.0)
     ends = [engine.next_at()]
     for now in turns:
-        assert len(engine.advance(now).spoke) <= 1, "no burst"
+        assert len(engine.advance(now).emitted) <= 1, "no burst"
         ends.append(engine.next_at())
     return ends
 
@@ -304,7 +304,7 @@ def test_the_time_of_a_stall_is_not_made_good():
     engine.advance(0.0)
     engine.stall(1.25)
     assert engine.next_at() == 1.25
-    assert len(engine.advance(1.25).spoke) == 1
+    assert len(engine.advance(1.25).emitted) == 1
     assert engine.next_at() == 2.25
 
 
@@ -341,7 +341,7 @@ def test_the_same_load_has_the_same_outcome_to_the_instant():
 
 
 def test_the_batch_alone_is_a_function_of_what_it_is_asked():
-    def run() -> list[Turn]:
+    def run() -> list[BatchUpdate]:
         engine = batch(costs=COSTS)
         for number in range(8):
             engine.submit(generate(str(number), number + 1, 5), 0.0)

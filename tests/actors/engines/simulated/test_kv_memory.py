@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engines.simulated.batch import Batch
-from actors.engines.simulated.kv_memory import Lease, Memory, chain, packed, root
+from actors.engines.simulated.kv_memory import KvMemory, Lease, pack_tokens, page_digests, root_digest
 from actors.engines.simulated.output import OutputGenerator
 from protocol.errors import AskerLeft
 from protocol.messages import Usage
@@ -22,7 +22,7 @@ salts = st.sampled_from([None, "", "one", "other"])
 
 
 def digests(tokens, salt=None):
-    return chain(root(salt), packed(tokens), SIZE)
+    return page_digests(root_digest(salt), pack_tokens(tokens), SIZE)
 
 
 @given(prompts, prompts, salts, salts)
@@ -39,7 +39,7 @@ def test_digests_agree_as_far_as_the_prefixes_do(one, other, salt, another):
 def test_a_chain_goes_on_where_it_was_left():
     tokens = list(range(20))
     whole = digests(tokens)
-    assert whole[:4] + chain(whole[3], packed(tokens[8:]), SIZE) == whole
+    assert whole[:4] + page_digests(whole[3], pack_tokens(tokens[8:]), SIZE) == whole
 
 
 # Few prompts, most of them with a prefix in common, so that pages are found again before they are evicted.
@@ -51,14 +51,14 @@ other = st.tuples(st.sampled_from(["publish", "publish", "release", "release", "
 @settings(max_examples=300)
 @given(st.integers(4, 12), st.lists(st.one_of(ask, other, other), min_size=5, max_size=60))
 def test_pages_are_conserved_and_nobody_loses_a_page_that_it_holds(pages_max, moves):
-    memory = Memory(pages_max)
+    memory = KvMemory(pages_max)
     held: list[tuple[Lease, list[bytes], int]] = []
     published: set[bytes] = set()
     for move in moves:
         match move:
             case ["take", tokens, more]:
                 known, wanted = digests(tokens), len(tokens) // SIZE + more
-                before = memory.known(known)
+                before = memory.cached_prefix(known)
                 free, idle = memory.free, memory.idle
                 lease = memory.take(known, wanted)
                 if lease is None:
@@ -87,7 +87,7 @@ def test_pages_are_conserved_and_nobody_loses_a_page_that_it_holds(pages_max, mo
     assert memory.take([], pages_max) is not None, "idle pages give way"
 
 
-def check(memory: Memory, held: list[tuple[Lease, list[bytes], int]]) -> None:
+def check(memory: KvMemory, held: list[tuple[Lease, list[bytes], int]]) -> None:
     own = sum(lease.own for lease, _, _ in held)
     shared = {digest for lease, _, _ in held for digest in lease.shared}
     assert memory.free >= 0
@@ -97,10 +97,10 @@ def check(memory: Memory, held: list[tuple[Lease, list[bytes], int]]) -> None:
     for lease, known, wanted in held:
         assert lease.shared == known[: len(lease.shared)], "a cached prefix is a prefix"
         assert lease.own + len(lease.shared) == wanted, "what was leased stays leased"
-        assert memory.known(lease.shared) == len(lease.shared), "what is held is not evicted"
+        assert memory.cached_prefix(lease.shared) == len(lease.shared), "what is held is not evicted"
 
 
-def stored(memory: Memory, tokens: list[int]) -> list[bytes]:
+def stored(memory: KvMemory, tokens: list[int]) -> list[bytes]:
     """Cache all pages of some tokens for nobody."""
     known = digests(tokens)
     lease = memory.take(known, len(known))
@@ -112,35 +112,35 @@ def stored(memory: Memory, tokens: list[int]) -> list[bytes]:
 
 
 def test_the_least_recently_used_page_is_evicted_first():
-    memory = Memory(6)
+    memory = KvMemory(6)
     first, second, third = (stored(memory, [number] * 4) for number in range(3))
     again = memory.take(first, 2)
     assert again is not None
     memory.release(again)
     assert memory.take([], 3) is not None
-    assert [memory.known(known) for known in (first, second, third)] == [2, 0, 1]
+    assert [memory.cached_prefix(known) for known in (first, second, third)] == [2, 0, 1]
 
 
 def test_of_one_prefix_the_end_is_evicted_first():
-    memory = Memory(4)
+    memory = KvMemory(4)
     known = stored(memory, [0] * 8)
     assert memory.take([], 1) is not None
-    assert memory.known(known) == 3
+    assert memory.cached_prefix(known) == 3
 
 
 def test_a_page_that_is_used_again_is_not_evicted():
-    memory = Memory(4)
+    memory = KvMemory(4)
     known = stored(memory, [0] * 4)
     lease = memory.take(known, 2)
     assert lease is not None
     assert (memory.idle, memory.free) == (0, 2)
     assert memory.take([], 3) is None
     assert memory.take([], 2) is not None
-    assert memory.known(known) == 2
+    assert memory.cached_prefix(known) == 2
 
 
 def test_the_pages_that_a_lease_shares_do_not_make_room_for_it():
-    memory = Memory(4)
+    memory = KvMemory(4)
     known = stored(memory, [0] * 4)
     assert memory.take(known, 5) is None
     assert memory.take(known, 4) is not None
@@ -224,7 +224,7 @@ async def test_a_page_that_several_hold_counts_once(autojump_clock):
 
 def batch(**changes) -> Batch:
     made = spec(**changes)
-    return Batch(made, OutputGenerator.of(made, ()), random.Random(0))
+    return Batch(made, OutputGenerator.from_sentences(made, ()), random.Random(0))
 
 
 def test_two_that_compute_the_same_at_once_end_with_one_copy():

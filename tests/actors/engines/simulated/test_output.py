@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.kv_memory import packed
+from actors.engines.simulated.kv_memory import pack_tokens
 from actors.engines.simulated.output import OutputGenerator
 from protocol.messages import FinishReason
 from tests.rig.simulated_engines import generate, read, running, spec
@@ -122,9 +122,9 @@ async def test_where_every_token_is_forbidden_none_is(autojump_clock):
 
 
 def first(request, *, seed=0, lines=(), many=30):
-    speech = OutputGenerator.of(spec(seed=seed), lines)
-    voice = speech.answer(request, packed(request.tokens))
-    return [next(voice.ids) for _ in range(many)]
+    speech = OutputGenerator.from_sentences(spec(seed=seed), lines)
+    sequence = speech.answer(request, pack_tokens(request.tokens))
+    return [next(sequence.ids) for _ in range(many)]
 
 
 PROMPT = [1, 2, 3]
@@ -164,10 +164,10 @@ def test_lines_must_be_in_the_vocabulary():
 @given(st.integers(0, 1000), st.integers(0, 5), st.integers(0, 30), st.integers(2, 50), st.sampled_from([0.0, 1.0]))
 def test_log_probabilities_are_ordered_distinct_and_sum_to_less_than_one(place, token, most, vocabulary, temperature):
     made = spec(vocabulary_size=vocabulary)
-    speech, token, most = OutputGenerator.of(made, ()), token % vocabulary, min(most, vocabulary)
-    voice = speech.answer(generate("a", [1], temperature=temperature), packed([1]))
-    told = speech.logprob(voice, place, token, most)
-    assert told == speech.logprob(voice, place, token, most)
+    speech, token, most = OutputGenerator.from_sentences(made, ()), token % vocabulary, min(most, vocabulary)
+    sequence = speech.answer(generate("a", [1], temperature=temperature), pack_tokens([1]))
+    told = speech.logprob(sequence, place, token, most)
+    assert told == speech.logprob(sequence, place, token, most)
     ids, values = [each for each, _ in told.top], [value for _, value in told.top]
     assert len(ids) == len(set(ids)) == most
     assert all(0 <= each < vocabulary for each in ids)

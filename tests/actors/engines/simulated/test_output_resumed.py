@@ -34,15 +34,15 @@ SAMPLINGS = {
 def whole(request: Generate, lines, **changes):
     """Return the ids, log probabilities and end of an answer."""
     made = spec(eos_id=EOS, length_min=3, length_max=24, **changes)
-    batch = Batch(made, OutputGenerator.of(made, lines), random.Random(0))
+    batch = Batch(made, OutputGenerator.from_sentences(made, lines), random.Random(0))
     batch.submit(request, 0.0)
     ids, told, now = [], [], 0.0
     while True:
-        turn = batch.advance(now)
-        ids += turn.tokens
-        told += turn.logprobs
-        if turn.ended:
-            return ids, told, turn.ended[0][1]
+        update = batch.advance(now)
+        ids += update.tokens
+        told += update.logprobs
+        if update.ended:
+            return ids, told, update.ended[0][1]
         now = batch.next_at()
 
 
