@@ -222,7 +222,7 @@ def _logged(call: Call[Generate, Started | Tokens, Finished]) -> Iterator[None]:
         if trace is not None and trace.followed:
             cancelled = AskerLeft.code if call.scope.cancel_called else ActorLost.code
             extra = {"request_id": call.request.id, **fields(trace), "outcome": outcome or cancelled}
-            log.info("generation ended", extra={**extra, "took_s": round(trio.current_time() - began_at, 4)})
+            log.info("generation ended", extra={**extra, "duration_s": round(trio.current_time() - began_at, 4)})
 
 
 @define(eq=False)

@@ -78,24 +78,27 @@ def _file_is_missing(cluster: Cluster, name: str, at: str) -> Iterator[Mistake]:
 
 def _gateway_disagrees(cluster: Cluster) -> Iterator[Mistake]:
     gateway = cluster.gateway
-    for index, name in enumerate(gateway.names):
+    for index, name in enumerate(gateway.allowed_hosts):
         if name != WILDCARD and not is_host(name):
-            yield Mistake(f"gateway.names[{index}]", f"must be a host without scheme or port, got {describe(name)}")
+            yield Mistake(
+                f"gateway.allowed_hosts[{index}]", f"must be a host without scheme or port, got {describe(name)}"
+            )
     if gateway.host and not is_host(gateway.host):
         yield Mistake("gateway.host", f"must be a host or an address without brackets, got {describe(gateway.host)}")
-    if gateway.host in WILDCARD_HOSTS and not gateway.names:
+    if gateway.host in WILDCARD_HOSTS and not gateway.allowed_hosts:
         every = f"{gateway.host or 'an empty host'} is every address"
-        yield Mistake("gateway.names", f"is missing: {every}, so say what clients call this server")
+        yield Mistake("gateway.allowed_hosts", f"is missing: {every}, so say what clients call this server")
     for key in ("keys", "tls_certificate", "tls_key"):
         if (file := getattr(gateway, key)) is not None:
             yield from _file_is_missing(cluster, file, f"gateway.{key}")
     if (gateway.tls_certificate is None) != (gateway.tls_key is None):
         one, other = ("tls_certificate", "tls_key")[:: 1 if gateway.tls_key is None else -1]
         yield Mistake(f"gateway.{one}", f"means nothing without {other}")
-    for index, origin in enumerate(gateway.origins):
+    for index, origin in enumerate(gateway.allowed_origins):
         if origin != WILDCARD and not ORIGIN.fullmatch(origin.lower()):
             yield Mistake(
-                f"gateway.origins[{index}]", f"must be like https://app.example, without a path; got {describe(origin)}"
+                f"gateway.allowed_origins[{index}]",
+                f"must be like https://app.example, without a path; got {describe(origin)}",
             )
 
 

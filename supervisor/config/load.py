@@ -122,7 +122,7 @@ def _placed(cluster: Cluster, path: Path, joined: Sequence[str]) -> Cluster:
 def _with_names(cluster: Cluster) -> Cluster:
     """Return the same cluster with the names that its gateway answers to, as `Host` and `Origin` are compared."""
     gateway = cluster.gateway
-    names = gateway.names or dict.fromkeys((*LOOPBACK_HOSTS, gateway.host))
-    names, origins = (tuple(each.lower() for each in some) for some in (names, gateway.origins))
-    changed = evolve(cluster, gateway=evolve(gateway, names=names, origins=origins))
+    names = gateway.allowed_hosts or dict.fromkeys((*LOOPBACK_HOSTS, gateway.host))
+    names, origins = (tuple(each.lower() for each in some) for some in (names, gateway.allowed_origins))
+    changed = evolve(cluster, gateway=evolve(gateway, allowed_hosts=names, allowed_origins=origins))
     return _placed(changed, cluster.file, cluster.joined)

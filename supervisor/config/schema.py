@@ -93,8 +93,8 @@ class GatewaySection:
     node: NodeName = "main"
     host: str = "127.0.0.1"
     port: Annotated[int, Within(at_least=0, at_most=65535)] = 8000
-    names: tuple[str, ...] = ()  # that clients may call this server by; none: loopback's names, and `host`
-    origins: tuple[str, ...] = ()  # of web pages that may use this server
+    allowed_hosts: tuple[str, ...] = ()  # names of this server, as clients call it; none: loopback's names, and `host`
+    allowed_origins: tuple[str, ...] = ()  # of web pages that may use this server, beside its own
     grammars: tuple[GrammarName, ...] = get_args(GrammarName)  # of requests whose key does not say which it may use
     keys: str | None = None  # a file of keys; paths are relative to the file they stand in
     tls_certificate: str | None = None

@@ -98,7 +98,7 @@ class AccessLog:
                 "request_id": request_id,
                 **fields(trace),
                 "key": key,
-                "what": _short(what),
+                "request": _short(what),
                 "status": status or error.http_status,
                 "outcome": error.code,
             }
@@ -121,10 +121,10 @@ class AccessLog:
             "request_id": request_id,
             **fields(trace),
             "key": key,
-            "what": _short(what),
+            "request": _short(what),
             "status": status,
             "outcome": "answered",
-            "took_s": round(took_s, 4),
+            "duration_s": round(took_s, 4),
         }
         log.log(logging.DEBUG if probe else logging.INFO, "request ended", extra=extra)
 

@@ -27,7 +27,7 @@ def check_client_keys(cluster: Cluster, known: Keys) -> None:
             raise Misconfigured(
                 "gateway.host", f"gateway.host {section.host} is not loopback, so clients need keys: {where}"
             )
-        for key in ("names", "origins"):
+        for key in ("allowed_hosts", "allowed_origins"):
             if WILDCARD in getattr(section, key):
                 said = f'gateway.{key} = ["{WILDCARD}"] opens this server to every web page without keys: {where}'
                 raise Misconfigured(f"gateway.{key}", said)

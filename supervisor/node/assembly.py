@@ -300,7 +300,7 @@ def _door(
         tls=credentials.client_tls,
         reserve=world.reserve,
         aside=world.aside,
-        origins=Origins(frozenset(section.names), frozenset(section.origins)),
+        origins=Origins(frozenset(section.allowed_hosts), frozenset(section.allowed_origins)),
         grammars=frozenset(section.grammars),
         unready=partial(engine_control.unready, directory, models),
         metrics_text=partial(engine_control.cluster_metrics_text, directory, world.metrics),

@@ -75,12 +75,13 @@ def _admission(cluster: Cluster, known: Keys) -> str:
     tls = "plain" if section.tls_certificate is None else f"TLS with {section.tls_certificate}"
     admins = ", ".join(known.names(admin=True)) or ("nobody" if known.wanted else "everybody")
     of_keys = [(name, own) for name, own in known.grammars().items() if own is not None]
+    origins = ", ".join(section.allowed_origins) or "the same names"
     lines = [
         f"clients: {', '.join(known.names(admin=False)) or 'nobody'}"
         if known.wanted
         else "clients: everybody, no keys",
         f"admin: {admins}",
-        f"names: {', '.join(section.names)}; web pages of: {', '.join(section.origins) or 'the same names'}; {tls}",
+        f"names: {', '.join(section.allowed_hosts)}; web pages of: {origins}; {tls}",
         f"grammars: {_listed(section.grammars)}{''.join(f'; of {key}: {_listed(own)}' for key, own in of_keys)}",
     ]
     return "\n".join(lines)

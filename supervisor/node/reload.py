@@ -274,8 +274,8 @@ class Reloader:
                 setattr(door.runner, key, getattr(section, key))
             case ("prompt_tokens_max",):
                 self.house.live.prompt_tokens_max = section.prompt_tokens_max
-            case ("names" | "origins" | "grammars",):
-                door.origins = Origins(frozenset(section.names), frozenset(section.origins))
+            case ("allowed_hosts" | "allowed_origins" | "grammars",):
+                door.origins = Origins(frozenset(section.allowed_hosts), frozenset(section.allowed_origins))
                 door.grammars = frozenset(section.grammars)
             case ("keys",) if read.keys is not None:  # else the gateway is another node's now, by the file
                 door.keys.sources = read.keys.sources

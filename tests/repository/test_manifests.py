@@ -125,7 +125,9 @@ def test_a_service_leads_to_pods_and_ports_that_exist(cluster, service):
         ports = {port["name"]: port["containerPort"] for port in container(name)["ports"]}
         assert all(ports[port["targetPort"]] == port["port"] for port in spec["ports"])
     if service == "espalier":
-        assert {"espalier", "espalier.espalier", "espalier.espalier.svc.cluster.local"} <= set(cluster.gateway.names)
+        assert {"espalier", "espalier.espalier", "espalier.espalier.svc.cluster.local"} <= set(
+            cluster.gateway.allowed_hosts
+        )
 
 
 @pytest.mark.parametrize("name", NODES)

@@ -208,7 +208,7 @@ async def test_a_worker_tells_of_its_part_of_a_trace_that_is_followed(
             await asked(worker, evolve(generate("r"), trace=GATEWAY), within_s)
         await until(lambda: lines("generation ended"))
     (line,) = lines("generation ended")
-    assert (line.request_id, line.outcome, line.took_s, span(line)) == ("r", outcome, took_s, GATEWAY)
+    assert (line.request_id, line.outcome, line.duration_s, span(line)) == ("r", outcome, took_s, GATEWAY)
 
 
 @pytest.mark.parametrize("trace", [None, child_span(None, OWN), evolve(GATEWAY, sampled=False)])

@@ -115,7 +115,7 @@ terms_s = 1
         ('model = "tiny"', 'model = "tiny"\nnode = "b"', "engine.tiny-0.node", "there is no node b; there is main"),
         (str(TINY), "nowhere", "model.tiny.path", "there is no folder"),
         (f'"{TINY}"', f'"{TINY}"\ntemplate = "no.jinja"', "model.tiny.template", "there is no file"),
-        ("[model.tiny]", '[gateway]\nhost = "0.0.0.0"\n[model.tiny]', "gateway.names", "is every address"),
+        ("[model.tiny]", '[gateway]\nhost = "0.0.0.0"\n[model.tiny]', "gateway.allowed_hosts", "is every address"),
         ("[model.tiny]", '[gateway]\nkeys = "none.toml"\n[model.tiny]', "gateway.keys", "there is no file"),
         ("[model.tiny]", '[gateway]\ntls_key = "k.pem"\n[model.tiny]', "gateway.tls_key", "there is no file"),
         (
@@ -132,8 +132,8 @@ terms_s = 1
         ),
         (
             "[model.tiny]",
-            '[gateway]\norigins = ["*", "https://a.b/path"]\n[model.tiny]',
-            "gateway.origins[1]",
+            '[gateway]\nallowed_origins = ["*", "https://a.b/path"]\n[model.tiny]',
+            "gateway.allowed_origins[1]",
             "without a path",
         ),
         (
@@ -353,7 +353,7 @@ def gateway(written, lines, keys=DIGEST):
 def test_loopback_needs_no_keys_and_answers_to_loopbacks_names(written):
     cluster = gateway(written, "")
     assert not client_keys.client_keys(cluster, {}).wanted
-    assert set(cluster.gateway.names) == {"127.0.0.1", "::1", "localhost"}
+    assert set(cluster.gateway.allowed_hosts) == {"127.0.0.1", "::1", "localhost"}
     assert (cluster.keys, cluster.certificate) == (None, None)
 
 
@@ -373,19 +373,20 @@ def test_beyond_loopback_a_server_without_keys_for_clients_does_not_start(enviro
 def test_beyond_loopback_a_server_with_keys_answers_to_its_address(lines, environment, written):
     cluster = gateway(written, lines)
     assert client_keys.client_keys(cluster, environment).names(admin=False) == ["alice"]
-    assert "10.0.0.7" in cluster.gateway.names
+    assert "10.0.0.7" in cluster.gateway.allowed_hosts
 
 
 def test_names_that_are_given_are_all_the_names_and_case_means_nothing(written):
     cluster = gateway(
-        written, 'host = "::"\nkeys = "keys.toml"\nnames = ["Llm.Example"]\norigins = ["https://App.example"]'
+        written,
+        'host = "::"\nkeys = "keys.toml"\nallowed_hosts = ["Llm.Example"]\nallowed_origins = ["https://App.example"]',
     )
-    assert cluster.gateway.names == ("llm.example",)
-    assert cluster.gateway.origins == ("https://app.example",)
+    assert cluster.gateway.allowed_hosts == ("llm.example",)
+    assert cluster.gateway.allowed_origins == ("https://app.example",)
     assert cluster.model_path("tiny") == TINY
 
 
-@pytest.mark.parametrize("key", ["names", "origins"])
+@pytest.mark.parametrize("key", ["allowed_hosts", "allowed_origins"])
 def test_everybodys_pages_may_come_only_where_there_are_keys(key, written):
     with pytest.raises(StartFailed, match=f"gateway.{key} = .* without keys"):
         client_keys.client_keys(gateway(written, f'{key} = ["*"]'), {})
@@ -404,7 +405,9 @@ def test_a_file_of_keys_that_is_of_no_use_is_one_sentence(keys, said, written):
 
 def test_a_check_says_who_may_come_in_and_no_secret(written):
     environment = {"ESPALIER_API_KEYS": "bob=quetzalcoatl", "ESPALIER_ADMIN_KEY": "xolotl"}
-    said = preview.describe_node(gateway(written, 'keys = "keys.toml"\norigins = ["https://a.b"]'), "main", environment)
+    said = preview.describe_node(
+        gateway(written, 'keys = "keys.toml"\nallowed_origins = ["https://a.b"]'), "main", environment
+    )
     assert "clients: alice, bob" in said
     assert "admin: admin" in said
     assert "web pages of: https://a.b; plain" in said
@@ -492,12 +495,12 @@ def test_what_is_no_place_to_join_is_a_mistake_though_another_is_given(lines, sa
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "https://status.example", "tauri://localhost"])
 def test_an_origin_may_be_any_hosts(written, origin):
-    cluster = read_cluster(written(GOOD + f'[gateway]\norigins = ["{origin}"]\n'))
-    assert cluster.gateway.origins == (origin,)
+    cluster = read_cluster(written(GOOD + f'[gateway]\nallowed_origins = ["{origin}"]\n'))
+    assert cluster.gateway.allowed_origins == (origin,)
 
 
 @pytest.mark.parametrize("origin", ["http://a.example/path", "a.example", "http://a b", "http://u@a.example"])
 def test_what_is_no_origin_is_a_mistake(written, origin):
-    assert mistakes(written(GOOD + f'[gateway]\norigins = ["{origin}"]\n'))[0][1].startswith(
-        "gateway.origins[0]: must be like"
+    assert mistakes(written(GOOD + f'[gateway]\nallowed_origins = ["{origin}"]\n'))[0][1].startswith(
+        "gateway.allowed_origins[0]: must be like"
     )

@@ -515,8 +515,8 @@ async def test_an_error_is_told_once_however_often_it_is_sent(caplog):
         made.log_refused(error, request_id="r", what="again")
     (line,) = caplog.records
     assert line.status == 431
-    assert line.what.startswith("GET /\\x1b[2J")
-    assert len(line.what) == 128
+    assert line.request.startswith("GET /\\x1b[2J")
+    assert len(line.request) == 128
 
 
 async def test_probes_are_told_at_debug_and_other_questions_at_info(caplog):

@@ -28,7 +28,9 @@ def rather_slow():
 def lines(caplog):
     """The access log's lines of requests that models were asked for, so far."""
     caplog.set_level(logging.INFO)
-    return lambda: [each for each in caplog.records if each.name == "espalier.requests" and hasattr(each, "bytes")]
+    return lambda: [
+        each for each in caplog.records if each.name == "espalier.requests" and hasattr(each, "response_bytes")
+    ]
 
 
 class Slow(trio.abc.ReceiveStream):
@@ -78,7 +80,7 @@ async def test_b5_a_slow_reader_gets_all_of_its_answer_before_its_connection_is_
         assert trio.current_time() > 10 * SMALL["close_s"]
         await at_rest(made)
         (line,) = lines()
-        assert (line.outcome, line.bytes) == ("length", client.stream.read_bytes)
+        assert (line.outcome, line.response_bytes) == ("length", client.stream.read_bytes)
 
 
 async def test_b5_a_client_of_http_1_0_gets_all_up_to_the_end_of_its_connection(lines, rather_slow):
@@ -87,7 +89,7 @@ async def test_b5_a_client_of_http_1_0_gets_all_up_to_the_end_of_its_connection(
         assert not await client.closed()
         assert client.buffer.endswith(b"data: [DONE]\n\n")
         await at_rest(made)
-        assert lines()[0].bytes == client.stream.read_bytes == len(client.buffer)
+        assert lines()[0].response_bytes == client.stream.read_bytes == len(client.buffer)
 
 
 async def test_the_line_of_a_request_is_written_when_its_last_byte_has_left(lines, rather_slow):
@@ -97,8 +99,8 @@ async def test_the_line_of_a_request_is_written_when_its_last_byte_has_left(line
         assert (await client.reply()).whole
         await trio.sleep(0.1)
         (line,) = lines()
-        assert (line.outcome, line.bytes) == ("length", client.stream.read_bytes)
-        assert line.took_s < 5, "that is the time of the answer, not of its reader"
+        assert (line.outcome, line.response_bytes) == ("length", client.stream.read_bytes)
+        assert line.duration_s < 5, "that is the time of the answer, not of its reader"
 
 
 def draining(made, drain_s):
@@ -126,7 +128,7 @@ async def test_b5_a_drain_waits_for_what_slow_readers_have_not_read(lines, rathe
         assert (reply.whole, reply.events[-1]) == (True, "[DONE]")
         assert 10 < trio.current_time() - began_at < 59
         await at_rest(made)
-        assert [(each.outcome, each.bytes) for each in lines()] == [("length", client.stream.read_bytes)]
+        assert [(each.outcome, each.response_bytes) for each in lines()] == [("length", client.stream.read_bytes)]
 
 
 HALF = {
@@ -166,7 +168,7 @@ async def test_b5_a_drain_waits_for_readers_of_websockets_too(lines, rather_slow
         await at_rest(made)
         (line,) = lines()
         assert line.outcome == "length"
-        assert line.bytes <= client.stream.read_bytes
+        assert line.response_bytes <= client.stream.read_bytes
 
 
 async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(lines, rather_slow):
@@ -182,7 +184,7 @@ async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(lines, rat
         assert connections
     (line,) = lines()
     assert (line.outcome, line.cut) == ("cut", "drain")
-    assert 0 < line.bytes < 100_000
+    assert 0 < line.response_bytes < 100_000
     assert b'espalier_responses_incomplete_total{api="chat",reason="drain"} 1.0' in metrics.render({})
     assert b'outcome="length"' not in metrics.render({})
     del client
@@ -233,7 +235,7 @@ async def test_a_request_that_is_refused_has_one_line_and_the_bytes_of_its_error
         await client.stream.aclose()
         await at_rest(made)
         (line,) = lines()
-        assert (line.outcome, line.bytes > len(reply.body)) == ("invalid_request", True)
+        assert (line.outcome, line.response_bytes > len(reply.body)) == ("invalid_request", True)
 
 
 async def test_a_probe_has_no_bytes_to_wait_for(lines, rather_slow):

@@ -57,7 +57,7 @@ metrics = "0.0.0.0:7402"
 [gateway]
 bogus = 1
 host = "0.0.0.0"
-names = ["x"]
+allowed_hosts = ["x"]
 port = "8000"
 tls_certificate = "a.pem"
 tls_key = "b.key"
@@ -93,9 +93,9 @@ path = "{TINY}"
 
 
 def test_what_follows_from_a_mistake_alone_is_not_told(written):
-    said = refused(written(f"{GOOD}[gateway]\nhost = '0.0.0.0'\nnames = ['x']\nkeys = 3\n"))
+    said = refused(written(f"{GOOD}[gateway]\nhost = '0.0.0.0'\nallowed_hosts = ['x']\nkeys = 3\n"))
     assert said.splitlines()[1:] == ["  line 12: gateway.keys: expected a string, got 3"]
-    said = refused(written(f"{GOOD}[gateway]\nhost = '0.0.0.0'\nnames = ['x']\nkyes = 'keys.toml'\n"))
+    said = refused(written(f"{GOOD}[gateway]\nhost = '0.0.0.0'\nallowed_hosts = ['x']\nkyes = 'keys.toml'\n"))
     assert [row for row in said.splitlines()[1:] if "host" in row] == []
 
 
@@ -107,10 +107,18 @@ def test_what_follows_from_a_mistake_alone_is_not_told(written):
         ("4096", '4096\n[engine.tiny-0.environment]\nZ = "x\\u0000y"', "has a character that cannot be printed"),
         ("[model", '[gateway]\nhost = "[::1]"\n[model', "an address without brackets"),
         ("[model", '[gateway]\nhost = ""\n[model', "an empty host is every address"),
-        ("[model", '[gateway]\nnames = ["a:8000"]\n[model', "names[0]: must be a host without scheme or port"),
-        ("[model", '[gateway]\nnames = ["a", ""]\n[model', "names[1]: must be a host without scheme or port"),
-        ("[model", '[gateway]\nnames = ["https://b"]\n[model', "must be a host without scheme or port"),
-        ("[model", '[gateway]\nnames = ["a b"]\n[model', "must be a host without scheme or port"),
+        (
+            "[model",
+            '[gateway]\nallowed_hosts = ["a:8000"]\n[model',
+            "allowed_hosts[0]: must be a host without scheme or port",
+        ),
+        (
+            "[model",
+            '[gateway]\nallowed_hosts = ["a", ""]\n[model',
+            "allowed_hosts[1]: must be a host without scheme or port",
+        ),
+        ("[model", '[gateway]\nallowed_hosts = ["https://b"]\n[model', "must be a host without scheme or port"),
+        ("[model", '[gateway]\nallowed_hosts = ["a b"]\n[model', "must be a host without scheme or port"),
         ("[model", '[model."a\\u0007\\u001b[31m"]\npath = "."\n[model', "the name has a character"),
         ("[model", '[node.main]\nlogs = "/etc/passwd"\n[model', "is no folder"),
         ("[model", "[gateway]\nfirst_token_s = 100\ntotal_s = 1\n[model", "can never pass before total_s, 1"),
@@ -203,7 +211,7 @@ PIECES = st.sampled_from(
     [
         "[model.tiny]", "[engine.a]", "[node.main]", "[gateway]", "[cluster]", "[gateway.limits]", "[engine.a.settings]",
         f'path = "{TINY}"', 'model = "tiny"', 'kind = "simulated"', 'device = "cpu"', "kv_tokens_max = 4096", "slots = -1",
-        'listen = "127.0.0.1:1"', "listen = 3", 'host = "::"', 'names = ["*"]', "names = [1]", 'keys = "x"', "drain_s = nan",
+        'listen = "127.0.0.1:1"', "listen = 3", 'host = "::"', 'allowed_hosts = ["*"]', "allowed_hosts = [1]", 'keys = "x"', "drain_s = nan",
         'ranks_on = ["main"]', 'leg = "prefill"', "port = 70000", 'template = "\\u001b"', "deadlines = 1", "ladder = {}",
         'join = ["a:1"]', 'secret = "/"', "silent_s = 1e-300", "tls_key = ''", '[model."\\u0000"]', "[[engine.a]]", "x.y.z = 1",
     ]

@@ -110,7 +110,7 @@ async def test_the_limits_of_gate_door_and_asking_change_at_once(front, autojump
             "requests_max = 8\n",
             (
                 "requests_max = 4\nwaiting_max = 7\nadmit_s = 2\nfirst_token_s = 3\ntotal_s = 4\nprompt_tokens_max = 99\n"
-                'names = ["Here"]\norigins = ["https://app.example"]\n[gateway.limits]\nwebsocket_lanes_max = 5\nhead_s = 2.5\n'
+                'allowed_hosts = ["Here"]\nallowed_origins = ["https://app.example"]\n[gateway.limits]\nwebsocket_lanes_max = 5\nhead_s = 2.5\n'
             ),
         ),
         ("drain_s = 30", "drain_s = 12.5"),

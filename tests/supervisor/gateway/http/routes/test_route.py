@@ -286,7 +286,7 @@ async def test_a_new_route_takes_its_handler_its_dialect_and_its_row(with_revers
         assert (wrong.status, wrong.error["param"]) == (400, "text")
         assert (await client.ask(head("GET", "/reverse"))).headers["allow"] == "POST, OPTIONS"
         described = (await client.ask(head(path="/openapi.json"))).json
-    assert [record.levelname for record in caplog.records if record.what == "POST /reverse"] == ["DEBUG", "INFO"]
+    assert [record.levelname for record in caplog.records if record.request == "POST /reverse"] == ["DEBUG", "INFO"]
     assert described["paths"]["/reverse"]["post"]["summary"] == "A text from its end."
     assert described["components"]["schemas"]["ReverseRequest"]["required"] == ["text"]
 
