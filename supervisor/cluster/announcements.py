@@ -52,16 +52,16 @@ class Announcer:
         while True:
             directory = self.directory
             due_at = inf
-            if directory.changed.version != version:
-                version = directory.changed.version
+            if directory.version != version:
+                version = directory.version
                 self._tell_states()
-            if directory.loads != loads or directory.subscribers:
-                loads = directory.loads
+            if directory.load_version != loads or directory.subscribers:
+                loads = directory.load_version
                 due_at = self._tell_loads()
             await trio.sleep(every_s())
-            if (directory.changed.version, directory.loads) == (version, loads):
+            if (directory.version, directory.load_version) == (version, loads):
                 with trio.move_on_at(due_at):
-                    await directory.news.park()
+                    await directory.wait_announceable()
 
     def _tell_states(self) -> None:
         bodies: dict[int, bytes] = {}
@@ -99,4 +99,4 @@ class Announcer:
     def _loads(self, node: str) -> dict[str, OfferLoad]:
         if node not in self.directory.subscribers:
             return {}
-        return {name: here.load_without(node) for name, here in self.directory.here.items()}
+        return {name: here.load_without(node) for name, here in self.directory.local.items()}

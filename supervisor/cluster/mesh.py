@@ -112,13 +112,13 @@ class Mesh:
                 nursery.start_soon(self._keep, None, at)
             while True:
                 self._dial_new(nursery)
-                await self.directory.changed.park()
+                await self.directory.wait_changed()
 
     def send_bye(self, detail: str) -> None:
         """End every link, and say why."""
-        for _, link, _ in self.directory.nodes.values():
-            if link is not None:
-                link.send_bye("draining", detail)
+        for node in self.directory.nodes.values():
+            if node.link is not None:
+                node.link.send_bye("draining", detail)
 
     # Who dials ---------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Mesh:
         everybody = self.directory.address is None or bool(self.join)
         for name, address in self.directory.addresses():
             ours = name not in self._dialing and (everybody or self.name < name)
-            if ours and _found(address) and self.directory.meets(name):
+            if ours and _found(address) and self.directory.should_link(name):
                 self._dialing.add(name)
                 nursery.start_soon(self._keep, name, None)
 
@@ -168,7 +168,7 @@ class Mesh:
             await trio.sleep(backoff.wait_s(failures, self.chance.random()))
 
     def _address(self, name: str | None) -> websocket.Endpoint | None:
-        address = self.directory.address_of(name or "")
+        address = self.directory.node(name or "").address
         return None if address is None else websocket.Endpoint.read(address)
 
     async def _forget(self) -> None:
@@ -245,7 +245,7 @@ class Mesh:
         Raises `PeerLost`, `PeerViolation` and, for a name that no node has or that another process has, `PeerRefused`.
         """
         check(NodeState(neighbours=(Neighbour(peer, None),)))
-        if not self.directory.takes(peer):
+        if not self.directory.has_room_for(peer):
             raise PeerRefused(f"node {peer} was refused: no more nodes can be known here")
         if (twin := self._twin(peer, incarnation)) is not None:
             with suppress(trio.BrokenResourceError):
@@ -280,7 +280,7 @@ class Mesh:
             if link.received_bye is None or link.received_bye.code != NAME_CONFLICT:
                 raise
             said, again_s = printable(link.received_bye.detail), 2 * section.retry_max_s + section.handshake_s
-            self.directory.twins[peer] = said, trio.current_time() + again_s
+            self.directory.name_conflicts[peer] = said, trio.current_time() + again_s
             raise PeerRefused(f"node {peer} refuses this one: {said}") from error
         finally:
             if dialer == self.name:
@@ -331,7 +331,7 @@ class Mesh:
             one.scope.cancel(reason="another process has the node's name")
             return
         self._carried[peer] = one
-        self.directory.twins.pop(peer, None)
+        self.directory.name_conflicts.pop(peer, None)
         if before is not None:  # whoever dials again knows better than this end what is lost
             why = "the node has come back by another link"
             log.info(
@@ -357,8 +357,8 @@ class Mesh:
         """Let nobody choose the workers of a node that stands still, until it is heard again."""
         said = "a node stands still" if link.stalled else "a node that stood still is heard again"
         log.log(logging.WARNING if link.stalled else logging.INFO, said, extra={"peer": peer})
-        self.directory.changed.unpark_all()
-        self.directory.turn_away()  # who is heard again may do what waits here for an engine that is down
+        self.directory.notify()
+        self.directory.reroute_queued()  # who is heard again may do what waits here for an engine that is down
 
     def _set_pace(self) -> None:
         """Let all others together tell this node of their loads no more often than it can hear, however many they are.
@@ -367,7 +367,7 @@ class Mesh:
         """
         many = 1 << max(0, len(self._carried) - 1).bit_length()
         pace_s = min(TELL_S_MAX, many / self.section.announcements_max)
-        self.directory.tell_s = pace_s if self.directory.routes and pace_s > self.section.tell_s else 0.0
+        self.directory.announce_s = pace_s if self.directory.routes and pace_s > self.section.tell_s else 0.0
 
     def _told(self, peer: str, one: _Carried, message: Message) -> None:
         if not isinstance(message, NodeState | LoadUpdate):
@@ -378,7 +378,7 @@ class Mesh:
             self.directory.merge_loads(peer, check_loads(message))
             return
         before = peer in self.directory.subscribers
-        self.directory.told(peer, check(message))
+        self.directory.merge_state(peer, check(message))
         if before != (peer in self.directory.subscribers):
             self.teller.begin(peer, one.link)
 
@@ -390,7 +390,9 @@ def _found(address: str | None) -> bool:
 
 def _of(server: object, peer: str) -> Askable[Message, Message, Message]:
     """Return what is asked here as one node asks it, which is counted apart."""
-    return cast("Askable[Message, Message, Message]", server.of(peer) if isinstance(server, GuardedWorker) else server)
+    return cast(
+        "Askable[Message, Message, Message]", server.for_node(peer) if isinstance(server, GuardedWorker) else server
+    )
 
 
 def _process(incarnation: Incarnation) -> str:

@@ -27,13 +27,15 @@ class ModelIdentities:
     """Compares what other nodes' engines tell of their models' folders with this node's own."""
 
     digests: Mapping[str, Digest] = field(factory=dict)  # by the model's name
-    refused: dict[str, dict[str, str]] = field(factory=dict)  # of each node its workers that are not asked, and why
-    standing: dict[str, str] = field(factory=dict)  # by the model's name, the digest of the weights that are served
+    rejected: dict[str, dict[str, str]] = field(factory=dict)  # of each node its workers that are not asked, and why
+    served_weights: dict[str, str] = field(
+        factory=dict
+    )  # by the model's name, the digest of the weights that are served
     _states: dict[str, NodeState] = field(factory=dict)  # of the nodes whose workers say which weights they have
     _holders: defaultdict[str, dict[str, set[str]]] = field(factory=partial(defaultdict, dict))  # by model and weights
     _changed: set[str] = field(factory=set)  # models of which other weights stand since the nodes were judged
 
-    def judged(self, node: str, state: NodeState) -> NodeState:
+    def judge(self, node: str, state: NodeState) -> NodeState:
         """Return what a node tells with each worker of another model as one that is down, which says why.
 
         Raises `PeerViolation` for digests that cannot be.
@@ -52,10 +54,10 @@ class ModelIdentities:
                 yield node, self._judged(node, state)
 
     def _judged(self, node: str, state: NodeState) -> NodeState:
-        before = self.refused.pop(node, {})
+        before = self.rejected.pop(node, {})
         refused = {offer.name: why for offer in state.offers if (why := self._foreign(offer)) is not None}
         if refused:
-            self.refused[node] = refused
+            self.rejected[node] = refused
         for name, why in refused.items():
             if before.get(name) != why:
                 log.warning("a worker is not asked", extra={"peer": node, "engine": name, "reason": why})
@@ -66,7 +68,7 @@ class ModelIdentities:
             return None
         if (why := mismatch(self.digests.get(offer.model, ()), offer.engine.digest)) is not None:
             return why
-        weights, standing = self._weights(offer), self.standing.get(offer.model)
+        weights, standing = self._weights(offer), self.served_weights.get(offer.model)
         if weights is None or weights == standing or standing is None:
             return None
         holders = self._holders.get(offer.model, {}).get(standing) or {"those that were asked last"}
@@ -105,16 +107,16 @@ class ModelIdentities:
 
     def _stand(self, model: str) -> None:
         """Let the weights stand that most have; while nobody can be asked, those that stood last."""
-        before, holders = self.standing.get(model), self._holders.get(model, {})
+        before, holders = self.served_weights.get(model), self._holders.get(model, {})
         if not holders:
             self._holders.pop(model, None)
             if not self._is_known(model):
-                self.standing.pop(model, None)
+                self.served_weights.pop(model, None)
                 self._changed.discard(model)
             return
         now = max(holders, key=lambda each: (len(holders[each]), each == before), default=before)
         if now is not None and now != before:
-            self.standing[model] = now
+            self.served_weights[model] = now
             self._changed.add(model)
             if before is not None:
                 extra = {"model": model, "workers": len(holders[now])}
@@ -132,11 +134,11 @@ class ModelIdentities:
 
     def forget(self, node: str) -> None:
         """Forget what a node has told."""
-        self.refused.pop(node, None)
+        self.rejected.pop(node, None)
         self._count(node, NodeState())
 
     @property
     def rejections(self) -> dict[str, str]:
         """How the workers are that are not asked, as the end of a sentence that begins with the name in the cluster."""
-        every = sorted(self.refused.items())
+        every = sorted(self.rejected.items())
         return {f"{node}/{name}": f"{NOT_ASKED}: {why}" for node, each in every for name, why in sorted(each.items())}

@@ -6,7 +6,6 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-import trio
 from attrs import define, field
 
 from actors.routing.least_loaded import rank
@@ -60,7 +59,7 @@ def _key(worker: Worker) -> Key:
     return load.full, *rank(load)
 
 
-class Known(Protocol):
+class PoolDirectory(Protocol):
     """What a pool needs of a directory."""
 
     models: ModelIdentities
@@ -74,15 +73,18 @@ class Known(Protocol):
     def legs(self, model: str) -> Mapping[str, Leg]:
         """Return the legs of all workers of a model that are known, by their names in the cluster."""
 
-    def room(self, model: str) -> trio.lowlevel.ParkingLot:
-        """Return where those wait for whom no worker of the model has room."""
+    async def wait_capacity(self, model: str) -> None:
+        """Wait until a worker of a model comes, goes or has capacity, or until `notify_capacity`."""
+
+    def notify_capacity(self, model: str) -> None:
+        """Wake everybody in `wait_capacity`."""
 
 
 @define(eq=False)
 class WorkerPool:
     """The workers of one model, here and there."""
 
-    directory: Known
+    directory: PoolDirectory
     model: str
 
     def workers(self) -> list[Worker]:
@@ -99,12 +101,12 @@ class WorkerPool:
 
     def weights(self) -> str | None:
         """Return which weights are served, None if that is not known: an answer goes on with no others."""
-        return self.directory.models.standing.get(self.model)
+        return self.directory.models.served_weights.get(self.model)
 
     async def wait_changed(self) -> None:
         """Wait until a worker has come, gone, or has room, or until `wake`."""
-        await self.directory.room(self.model).park()
+        await self.directory.wait_capacity(self.model)
 
     def wake(self) -> None:
         """End the waiting of all in `wait_changed`: a place that was kept at a worker is kept no longer."""
-        self.directory.room(self.model).unpark_all()
+        self.directory.notify_capacity(self.model)

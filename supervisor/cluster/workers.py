@@ -1,4 +1,15 @@
-"""Workers as a router asks them: of this node, of this node on behalf of another, of another node over its link."""
+"""Workers: where the calls for one engine go, be it of this node or at the other end of a link.
+
+A router asks all of them alike. `LocalWorker` hands requests to an engine of this node, `RemoteWorker` sends them over
+the link to another node, and `GuardedWorker` is a local worker as other nodes ask it: they may be wrong, so it checks
+what could harm other requests. A request counts in its worker's load from the turn in which it is asked until it has
+ended, at both ends of a link: a router that asks twice in one turn must see its own first request.
+
+`ask` is for what occupies the worker. `call` reaches everything else that the worker's node serves under its name (its
+load, its prefix cache, a grammar check): any message with a row in the message table.
+
+None of them knows the directory: they report to a `SiblingDirectory`, and ask it whether others could serve as well.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +27,10 @@ from actors.kit.priority_inbox import PriorityInbox
 from actors.routing.load import Load
 from protocol.cluster import COUNT_MAX, Leg, Offer, OfferLoad
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady
+from protocol.kind import Message
 from protocol.messages import REQUEST_ID_LENGTH, Finished, Generate, Started, Tokens
 from supervisor.links.link import Link
-from supervisor.supervision.changes import Changes
+from supervisor.links.serving import Service
 from supervisor.supervision.registration import Registration
 
 Replies: TypeAlias = Answer[Started | Tokens, Finished]
@@ -26,27 +38,28 @@ Replies: TypeAlias = Answer[Started | Tokens, Finished]
 REQUEST_ID = re.compile(rf"[0-9a-f]{{{REQUEST_ID_LENGTH}}}")
 
 
-class Siblings(Protocol):
-    """Whoever knows the other workers of the cluster."""
+class SiblingDirectory(Protocol):
+    """What a worker needs to know of the other workers of its cluster, and to whom it reports its load."""
 
-    def others(self, but: LocalWorker) -> bool:
-        """Whether another worker of the same model and leg can be asked now, or one that computes both."""
+    def has_sibling(self, worker: LocalWorker) -> bool:
+        """Whether another worker of the same model and leg can be asked now, or one that computes both legs."""
 
-    def loaded(self, worker: LocalWorker | RemoteWorker, asker: str | None) -> None:
-        """Hear that a worker has one request more, or one less, and which other node asks it, if one does."""
+    def load_changed(self, worker: LocalWorker | RemoteWorker, asker: str | None) -> None:
+        """Note that a worker has one request more or less, and which other node has asked it, if one has."""
 
-    def begun(self, worker: LocalWorker | RemoteWorker) -> None:
-        """Hear that a worker has begun a request that this node asks, so that it may have room for another prompt."""
+    def prefill_done(self, worker: LocalWorker | RemoteWorker) -> None:
+        """Note that a worker has begun to answer a request of this node, so that it may take another prompt."""
 
 
 def _tokens_of(request: Generate) -> int:
-    return len(request.tokens) + max(0, request.sampling.tokens_max)  # what asks may come from another node
+    """Return the most tokens that a request may come to; it may be of another node, so its limit may be negative."""
+    return len(request.tokens) + max(0, request.sampling.tokens_max)
 
 
-def _bounds(offer: Offer) -> tuple[int, int]:
-    """Return how many tokens of prompts a worker has at most, by itself and shared by those that it works for."""
-    most = offer.pending_prefill_tokens_max
-    return (0, most) if offer.leg is Leg.PREFILL else (most, 0)
+def _prefill_bounds(offer: Offer) -> tuple[int, int]:
+    """Return how many prompt tokens a worker takes at a time, by itself and together with those that it works for."""
+    tokens_max = offer.pending_prefill_tokens_max
+    return (0, tokens_max) if offer.leg is Leg.PREFILL else (tokens_max, 0)
 
 
 @define(eq=False)
@@ -54,30 +67,45 @@ class LocalWorker:
     """A worker of this node."""
 
     node: str
-    offered: Offer  # as it is when nothing runs
+    idle_offer: Offer  # as it is when it has no request
     address: Address[Generate, Started | Tokens, Finished]
-    plug: Registration[Engine]
-    changed: Changes
+    engine: Registration[Engine]
     inbox: PriorityInbox[Generate, Started | Tokens, Finished]
-    directory: Siblings
+    directory: SiblingDirectory
+    services: dict[type[Message], Service] = field(factory=dict)  # for `call`
     busy: int = 0
     tokens: int = 0
-    asked_by: dict[str, tuple[int, int]] = field(factory=dict)  # other nodes: requests and tokens of each
+    asked_by: dict[str, tuple[int, int]] = field(factory=dict)  # requests and tokens of other nodes
     pending: PendingPrefill = field(factory=PendingPrefill)  # of what this node asks
+
+    @property
+    def name(self) -> str:
+        """Its name on its node."""
+        return self.idle_offer.name
 
     @property
     def model(self) -> str:
         """The model that it serves."""
-        return self.offered.model
+        return self.idle_offer.model
+
+    @property
+    def leg(self) -> Leg:
+        """Which part of a request it computes."""
+        return self.idle_offer.leg
+
+    @property
+    def bootstrap(self) -> tuple[str, int] | None:
+        """Host and port of its rendezvous, if it is a prefill."""
+        return None if self.engine.current is None else self.engine.current.info.bootstrap
 
     @property
     def offer(self) -> Offer:
-        """How the worker is now."""
-        last, slots = self.plug.last, self.offered.slots
+        """Its state now."""
+        last, slots = self.engine.last, self.idle_offer.slots
         return evolve(
-            self.offered,
-            up=self.plug.current is not None,
-            why=self.plug.unavailable_reason,
+            self.idle_offer,
+            up=self.engine.current is not None,
+            why=self.engine.unavailable_reason,
             engine=None if last is None else last.info,
             running=min(self.busy, slots),
             waiting=max(0, self.busy - slots),
@@ -86,43 +114,33 @@ class LocalWorker:
 
     @property
     def load(self) -> Load:
-        """How busy it is; its requests are promised the KV memory of all tokens that they may come to."""
-        last = self.plug.last
+        """Its load; each request is promised the KV memory of all tokens that it may come to."""
+        last = self.engine.last
         kv_tokens_max = 0 if last is None or last.info is None else last.info.kv_tokens_max
-        slots, tokens = self.offered.slots, self.tokens
-        name, bounds = f"{self.node}/{self.offered.name}", _bounds(self.offered)
+        slots, tokens = self.idle_offer.slots, self.tokens
+        name, bounds = f"{self.node}/{self.name}", _prefill_bounds(self.idle_offer)
         return Load(name, self.busy, slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg)
 
-    def load_without(self, hearer: str) -> OfferLoad:
-        """Return how busy it is with what everybody but one other node asks."""
-        requests, tokens = self.asked_by.get(hearer, (0, 0))
-        return OfferLoad(self.offered.name, self.busy - requests, min(self.tokens - tokens, COUNT_MAX))
+    def load_without(self, node: str) -> OfferLoad:
+        """Return its load by what everybody but one other node asks: that node counts its own requests."""
+        requests, tokens = self.asked_by.get(node, (0, 0))
+        return OfferLoad(self.name, self.busy - requests, min(self.tokens - tokens, COUNT_MAX))
 
-    def offer_for(self, hearer: str) -> Offer:
-        """Return how the worker is now, as that node is to hear it."""
-        load, slots = self.load_without(hearer), self.offered.slots
+    def offer_for(self, node: str) -> Offer:
+        """Return its state now, as another node is told it."""
+        load, slots = self.load_without(node), self.idle_offer.slots
         running, waiting = min(load.requests, slots), max(0, load.requests - slots)
         return evolve(self.offer, running=running, waiting=waiting, tokens=load.tokens)
 
-    @property
-    def leg(self) -> Leg:
-        """Which part of a request it computes."""
-        return self.offered.leg
-
-    @property
-    def bootstrap(self) -> tuple[str, int] | None:
-        """Host and port of its rendezvous, if it is a prefill."""
-        return None if self.plug.current is None else self.plug.current.info.bootstrap
-
     @asynccontextmanager
     async def ask(self, request: Generate, credit: int, asker: str | None = None) -> AsyncIterator[Replies]:
-        """Ask, waiting while its inbox is full; leaving the context is leaving the answer.
+        """Ask, waiting while its inbox is full; leaving the context cancels the request.
 
-        Raises `NotReady` if its engine is down and another worker of its kind is not: who can be asked elsewhere need
-        not wait for a restart.
+        Raises `NotReady` if its engine is down and a sibling is not: a request that can be served elsewhere need not
+        wait for a restart.
         """
-        if self.plug.current is None and self.directory.others(self):
-            raise NotReady(f"engine {self.offered.name} is starting")
+        if self.engine.current is None and self.directory.has_sibling(self):
+            raise NotReady(f"engine {self.name} is starting")
         tokens = _tokens_of(request)
         if asker is None:
             self.pending.add(request.id, len(request.tokens))
@@ -134,10 +152,22 @@ class LocalWorker:
             self.pending.discard(request.id)
             self._count(asker, -1, -tokens)
 
+    async def call(self, request: Message) -> Message | None:
+        """Ask for anything else that its node serves under its name, and return the result."""
+        if (service := self.services.get(type(request))) is None:
+            raise NotReady(f"engine {self.name} serves no {type(request).__name__}")
+        async with service.ask(request, 0) as answer:
+            return await answer.result()
+
     def begun(self, request_id: str) -> None:
-        """Hear that the first token of a request is there, so that its prompt is pending no more."""
+        """Note that the first token of a request is there, so that its prompt is pending no more."""
         if self.pending.discard(request_id):
-            self.directory.begun(self)
+            self.directory.prefill_done(self)
+
+    def reroute_queued(self) -> None:
+        """Fail what waits in the inbox, if a sibling can serve it."""
+        if self.directory.has_sibling(self):
+            self.inbox.turn_away(ActorLost(f"the engine {self.name} is gone"))
 
     def _count(self, asker: str | None, more: int, tokens: int) -> None:
         self.busy += more
@@ -146,29 +176,24 @@ class LocalWorker:
             requests, held = self.asked_by.pop(asker, (0, 0))
             if requests + more:
                 self.asked_by[asker] = requests + more, held + tokens
-        self.directory.loaded(self, asker)
-
-    def turn_away(self) -> None:
-        """Fail what nobody has taken out of the inbox, if there is another worker of its kind that can."""
-        if self.directory.others(self):
-            self.inbox.turn_away(ActorLost(f"the engine {self.offered.name} is gone"))
+        self.directory.load_changed(self, asker)
 
 
 @define(eq=False)
 class GuardedWorker:
-    """A worker of this node as other nodes ask it, who may lie: no engine hears of a request that could harm others."""
+    """A local worker as one other node asks it: no engine gets a request that could harm others."""
 
-    here: LocalWorker
+    worker: LocalWorker
     asker: str | None = None  # the other node
     _ids: set[str] = field(factory=set)
 
-    def of(self, asker: str) -> GuardedWorker:
+    def for_node(self, asker: str) -> GuardedWorker:
         """Return the same worker as one other node asks it."""
         return evolve(self, asker=asker)
 
     @asynccontextmanager
     async def ask(self, request: Generate, credit: int) -> AsyncIterator[Replies]:
-        """Ask as `Here.ask` does; raises `BadRequest` for an id that is none or in use, and for too little credit."""
+        """Ask as `LocalWorker.ask` does; raises `BadRequest` for a malformed or used id, and for too little credit."""
         if REQUEST_ID.fullmatch(request.id) is None:
             raise BadRequest("a request's id is 32 hexadecimal digits")
         if request.id in self._ids:
@@ -177,7 +202,7 @@ class GuardedWorker:
             raise BadRequest(f"credit for {credit} tokens, where {request.sampling.tokens_max} are asked for")
         self._ids.add(request.id)
         try:
-            async with self.here.ask(request, credit, self.asker) as replies:
+            async with self.worker.ask(request, credit, self.asker) as replies:
                 yield replies
         finally:
             self._ids.discard(request.id)
@@ -185,40 +210,25 @@ class GuardedWorker:
 
 @define(eq=False)
 class RemoteWorker:
-    """A worker of another node, by what that node tells of it and by what this node has asked of it."""
+    """A worker of another node, by what that node announces of it and by what this node has asked of it."""
 
     node: str
     offer: Offer
-    directory: Siblings
+    directory: SiblingDirectory
     link: Link | None = None
     busy: int = 0  # with what this node asks
-    tokens: int = 0  # of those
-    pending: PendingPrefill = field(factory=PendingPrefill)  # of those, too
+    tokens: int = 0  # of those requests
+    pending: PendingPrefill = field(factory=PendingPrefill)  # of those requests
+
+    @property
+    def name(self) -> str:
+        """Its name on its node."""
+        return self.offer.name
 
     @property
     def model(self) -> str:
         """The model that it serves."""
         return self.offer.model
-
-    @property
-    def load(self) -> Load:
-        """How busy it is: with what this node asks now, and with what others ask, by what it told last of those."""
-        offer = self.offer
-        tokens = self.tokens + offer.tokens
-        kv_tokens_max = 0 if offer.engine is None else offer.engine.kv_tokens_max
-        busy = self.busy + offer.running + offer.waiting
-        name, bounds = f"{self.node}/{offer.name}", _bounds(offer)
-        return Load(name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg)
-
-    def judged(self, offer: Offer) -> None:
-        """Note another offer of the same worker, which is as busy as before."""
-        last = self.offer
-        self.offer = evolve(offer, running=last.running, waiting=last.waiting, tokens=last.tokens)
-
-    def told(self, load: OfferLoad) -> None:
-        """Note how busy others make it."""
-        running = min(load.requests, self.offer.slots)
-        self.offer = evolve(self.offer, running=running, waiting=load.requests - running, tokens=load.tokens)
 
     @property
     def leg(self) -> Leg:
@@ -230,27 +240,56 @@ class RemoteWorker:
         """Host and port of its rendezvous, if it is a prefill."""
         return None if self.offer.engine is None else self.offer.engine.bootstrap
 
+    @property
+    def load(self) -> Load:
+        """Its load: what this node asks now, and what others ask, as its node announced it last."""
+        offer = self.offer
+        tokens = self.tokens + offer.tokens
+        kv_tokens_max = 0 if offer.engine is None else offer.engine.kv_tokens_max
+        busy = self.busy + offer.running + offer.waiting
+        name, bounds = f"{self.node}/{offer.name}", _prefill_bounds(offer)
+        return Load(name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg)
+
+    def replace_offer(self, offer: Offer) -> None:
+        """Take over another offer of the same worker, whose load stays."""
+        last = self.offer
+        self.offer = evolve(offer, running=last.running, waiting=last.waiting, tokens=last.tokens)
+
+    def merge_load(self, load: OfferLoad) -> None:
+        """Take over how busy others make it."""
+        running = min(load.requests, self.offer.slots)
+        self.offer = evolve(self.offer, running=running, waiting=load.requests - running, tokens=load.tokens)
+
     @asynccontextmanager
     async def ask(self, request: Generate, credit: int) -> AsyncIterator[Replies]:
         """Ask over the link, waiting while it carries as many streams as it may; raises `LinkLost` if it is down."""
-        if self.link is None:
-            raise LinkLost(f"there is no link to node {self.node}")
+        link = self._link()
         tokens = _tokens_of(request)
         self.pending.add(request.id, len(request.tokens))
         self._count(1, tokens)
         try:
-            async with self.link.ask(request, credit, self.offer.name) as replies:
+            async with link.ask(request, credit, self.name) as replies:
                 yield cast("Replies", replies)  # a worker answers a Generate with nothing else
         finally:
             self.pending.discard(request.id)
             self._count(-1, -tokens)
 
+    async def call(self, request: Message) -> Message | None:
+        """Ask for anything else that its node serves under its name, and return the result."""
+        async with self._link().ask(request, 0, self.name) as answer:
+            return await answer.result()
+
     def begun(self, request_id: str) -> None:
-        """Hear that the first token of a request is there, so that its prompt is pending no more."""
+        """Note that the first token of a request is there, so that its prompt is pending no more."""
         if self.pending.discard(request_id):
-            self.directory.begun(self)
+            self.directory.prefill_done(self)
+
+    def _link(self) -> Link:
+        if self.link is None:
+            raise LinkLost(f"there is no link to node {self.node}")
+        return self.link
 
     def _count(self, more: int, tokens: int) -> None:
         self.busy += more
         self.tokens += tokens
-        self.directory.loaded(self, None)
+        self.directory.load_changed(self, None)

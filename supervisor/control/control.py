@@ -26,7 +26,6 @@ from protocol.kind import Message
 from protocol.messages import Done, EngineLoad
 from supervisor.cluster.directory import Directory
 from supervisor.deadlines import HOP_MARGIN_S
-from supervisor.gateway.admission import AdmissionGate
 from supervisor.links.link import Link
 from supervisor.links.serving import Services
 from supervisor.supervision.status import TreeStatus
@@ -54,7 +53,7 @@ class NodeControl:
     version: str
     loads: Loads
     standing: TreeStatus | None = None
-    gate: AdmissionGate | None = None
+    gate_state: Callable[[], GateState | None] = lambda: None  # of a node with a gateway
     aside: Callable[[], tuple[EjectionState, ...]] = tuple
     drain: Callable[[], None] = field(default=_nothing)
     reload: Callable[[], Awaitable[Reloaded]] = field(default=_not_yet)
@@ -103,25 +102,24 @@ class NodeControl:
 
         One that routes never passes a question on to another that does, so that none goes round in a circle.
         """
-        nodes = self.directory.nodes
-        _, link, _ = nodes.get(node, (None, None, None))
+        link = self.directory.node(node).link
         if link is not None or self.directory.routes:
             return link
-        return next((link for state, link, _ in nodes.values() if link is not None and state.routes), None)
+        nodes = self.directory.nodes.values()
+        return next((each.link for each in nodes if each.link is not None and each.state.routes), None)
 
     async def _status(self) -> Status:
         state = _filled(self.directory.state(), await self.loads())
         links = tuple(
-            _link(name, link)
-            for name, (_, link, _) in sorted(self.directory.nodes.items())
-            if link is not None or self.directory.meets(name)
+            _link(name, node.link)
+            for name, node in sorted(self.directory.nodes.items())
+            if node.link is not None or self.directory.should_link(name)
         )
         up_s, members = (0.0, ()) if self.standing is None else (self.standing.uptime_s, self.standing.members())
         tree = tuple(ChildState(*astuple(member)) for member in members)
-        gate = None if self.gate is None else _gate(self.gate)
         refused = tuple(f"engine {name} {why}" for name, why in self.directory.models.rejections.items())
         who = self.directory.name, self.run, self.version, round(up_s, 3)
-        return Status(*who, state, tree, links, gate, refused, self.aside())
+        return Status(*who, state, tree, links, self.gate_state(), refused, self.aside())
 
 
 def _filled(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeState:
@@ -137,14 +135,11 @@ def _filled(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeState:
     return evolve(state, offers=tuple(offers))
 
 
-def _gate(gate: AdmissionGate) -> GateState:
-    return GateState(gate.inside, gate.requests_max, gate.waiting, gate.waiting_max)
-
-
 def _link(name: str, link: Link | None) -> LinkState:
     if link is None:
         return LinkState(name, up=False)
-    streams = len(link.peer.asked) + len(link.peer.served)
+    statistics = link.statistics()
+    streams = statistics.streams_asked + statistics.streams_served
     silent_s = round(link.silent_s, 3)
     traffic = link.traffic
     crossed = (traffic.messages_sent, traffic.bytes_sent, traffic.bytes_received)

@@ -70,12 +70,12 @@ def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEn
 
 def _local(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEngine:
     directory, section = context.directory, context.cluster.engine[name]
-    registration: Registration[Engine] = Registration(directory.changed.unpark_all)
+    registration: Registration[Engine] = Registration(directory.notify)
     address, inbox = work_queue(context.cluster.model[section.model].queue_max)
-    here = LocalWorker(context.node, offer(name, section), address, registration, directory.changed, inbox, directory)
-    directory.here[name] = here
+    here = LocalWorker(context.node, offer(name, section), address, registration, inbox, directory)
+    directory.local[name] = here
     text, digest = texts.get(section.model), directory.models.digests.get(section.model, ())
-    return LocalEngine(name, section, registration, inbox, directory.turn_away, here.turn_away, text, digest)
+    return LocalEngine(name, section, registration, inbox, directory.reroute_queued, here.reroute_queued, text, digest)
 
 
 def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tree:

@@ -82,12 +82,12 @@ def _in_turn(directory: Directory, model: str, digest: bytes) -> Iterator[LocalW
 
 
 def _by_name(directory: Directory, model: str) -> list[LocalWorker | RemoteWorker]:
-    return sorted((each for each in directory.every() if each.model == model), key=lambda each: each.load.name)
+    return sorted((each for each in directory.all_workers() if each.model == model), key=lambda each: each.load.name)
 
 
 async def _ask(worker: LocalWorker | RemoteWorker, own: Services, request: CheckGrammar) -> GrammarChecked:
     if isinstance(worker, LocalWorker):
-        asking = own[worker.offered.name, CheckGrammar].ask(request, 0)
+        asking = own[worker.name, CheckGrammar].ask(request, 0)
     elif worker.link is None:
         raise LinkLost(f"there is no link to node {worker.node}")
     else:

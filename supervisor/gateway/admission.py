@@ -17,6 +17,7 @@ import trio
 from attrs import define, field, frozen
 
 from actors.kit.fair_queue import Entry, FairQueue
+from protocol.cluster import GateState
 from protocol.errors import BadRequest, Draining, NotReady, Overloaded
 
 
@@ -72,6 +73,10 @@ class AdmissionGate:
     def statistics(self) -> AdmissionStatistics:
         """Return how many are inside, how many wait, and whose places are taken."""
         return AdmissionStatistics(self.inside, self.waiting, self._queue.accounts())
+
+    def state(self) -> GateState:
+        """Return how full the gate is, as operators see it."""
+        return GateState(self.inside, self.requests_max, self.waiting, self.waiting_max)
 
     @asynccontextmanager
     async def admitted(

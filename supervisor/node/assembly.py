@@ -22,7 +22,7 @@ from protocol.greeting import Incarnation
 from protocol.kind import Message
 from protocol.messages import Generate
 from protocol.model_folder import FILES
-from supervisor.cluster import engine_control
+from supervisor.cluster import engine_control, models, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.model_identity import ModelIdentities
@@ -100,7 +100,7 @@ class Live:
 
 def assemble(cluster: Cluster, node: str, world: Runtime, credentials: Credentials) -> Assembly:
     """Return the house of one node; raises `StartFailed` if a model's files cannot be used."""
-    directory = Directory(node, routes=cluster.gateway.node == node, must_meet=cluster.must_meet(node))
+    directory = Directory(node, routes=cluster.gateway.node == node, required_peers=cluster.must_meet(node))
     with_door, registry = cluster.gateway.node == node, world.metrics.registry
     texts = _texts(cluster, node, world.strftime, every=with_door)
     directory.models = ModelIdentities({name: text.digest for name, text in texts.items()})
@@ -111,12 +111,13 @@ def assemble(cluster: Cluster, node: str, world: Runtime, credentials: Credentia
     controls = NodeControl(directory, world.new_id(), version(), partial(engine_control.local_loads, engines))
     live = Live(cluster.gateway.prompt_tokens_max)
     serves = {**computing.served, **engine_control.engine_services(engines), **controls.serves}
+    directory.attach_services(serves)
     links = _links(cluster, node, directory, world, serves, credentials)
     if links is not None:
         links.incarnation = Incarnation(controls.run, int(world.now()))
         gauges.add_link_metrics(registry, directory, links.traffic)
     gauges.add_node_gauges(registry, directory)
-    up = engine_control.engines_up if with_door else gauges.local_engines_up
+    up = readiness.engines_up if with_door else gauges.local_engines_up
     gauges.add_engine_up(registry, partial(up, directory))
     door = None
     if with_door:
@@ -181,9 +182,9 @@ def _asked_of(
     )
     child = router_child.child(name, section, work_inbox, routing)
     served[name] = ServedModel(
-        partial(engine_control.model_object, name, directory, int(world.now())),
+        partial(models.model_object, name, directory, int(world.now())),
         asked,
-        partial(engine_control.request_tokens_max, directory, name),
+        partial(models.request_tokens_max, directory, name),
     )
     return child, Child(
         name=f"processor-{plain}",
@@ -201,7 +202,7 @@ def _asked_of(
 
 
 def _limits(directory: Directory, model: str, live: Live) -> PromptLimits | None:
-    return engine_control.request_limits(directory, model, live.prompt_tokens_max)
+    return models.request_limits(directory, model, live.prompt_tokens_max)
 
 
 # Links ---------------------------------------------------------------------------------
@@ -214,13 +215,13 @@ def _links(
     section = cluster.node[node]
     for name in (other for other in cluster.node if other != node):
         offers = [offer(key, each) for key, each in cluster.engines_on(name).items()]
-        directory.expect(name, cluster.node[name].dial_address, offers)
+        directory.configure(name, cluster.node[name].dial_address, offers)
     join = tuple(map(Endpoint.read, cluster.cluster.join))
     if section.listen is None and len(cluster.node) == 1 and not join:
         return None
     serves: dict[tuple[str, type[Message]], Askable[Message, Message, Message]] = {
-        (name, Generate): cast("Askable[Message, Message, Message]", GuardedWorker(here))
-        for name, here in directory.here.items()
+        (name, Generate): cast("Askable[Message, Message, Message]", GuardedWorker(worker))
+        for name, worker in directory.local.items()
     }
     serves.update(more)
     return Mesh(
@@ -288,8 +289,8 @@ def _door(
     credentials: Credentials,
 ) -> Gateway:
     assert credentials.keys is not None  # they are read on the node of the gateway
-    section, models = cluster.gateway, tuple(cluster.model)
-    never_ready = partial(engine_control.never_ready, directory, models)
+    section, names = cluster.gateway, tuple(cluster.model)
+    never_ready = partial(readiness.never_ready, directory, names)
     gate = AdmissionGate(section.requests_max, section.admit_s, section.waiting_max, never_ready)
     opened = Gateway(
         runner=RequestRunner(served, world.metrics, section.first_token_s, section.total_s),
@@ -302,12 +303,12 @@ def _door(
         aside=world.aside,
         origins=Origins(frozenset(section.allowed_hosts), frozenset(section.allowed_origins)),
         grammars=frozenset(section.grammars),
-        unready=partial(engine_control.unready, directory, models),
-        metrics_text=partial(engine_control.cluster_metrics_text, directory, world.metrics),
+        unready=partial(readiness.unready, directory, names),
+        metrics_text=partial(monitoring.cluster_metrics_text, directory, world.metrics),
         new_id=world.new_id,
         now=world.now,
         server_info=partial(
-            engine_control.server_info, cluster, directory, version(), partial(router_child.ejected, live.routings)
+            models.server_info, cluster, directory, version(), partial(router_child.ejected, live.routings)
         ),
         flush_cache=partial(engine_control.flush_caches, directory),
     )
@@ -330,9 +331,9 @@ def _scraped(
     at = Endpoint.read(listen)
     unready: Callable[[], str | None]
     if door is None:
-        own = {here.load.name: here.plug for here in directory.here.values()}
+        own = {here.load.name: here.engine for here in directory.local.values()}
         unready = partial(monitoring.unready, cluster, directory)
-        text: Callable[[], Awaitable[bytes]] = partial(engine_control.local_metrics_text, own, world.metrics)
+        text: Callable[[], Awaitable[bytes]] = partial(monitoring.local_metrics_text, own, world.metrics)
     else:
         unready, text = door.unready, door.metrics_text
     opened = monitoring.door(at, world, credentials.monitoring_keys, unready, text)

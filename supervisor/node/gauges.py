@@ -21,12 +21,12 @@ def add_node_gauges(registry: Registry, directory: Directory) -> None:
     registry.add_value("espalier_node_draining", "Whether the node drains", lambda: float(directory.draining))
     registry.add_gauge(
         *("espalier_engine_slots", "Requests that the engine computes at once", "engine"),
-        lambda: [((each.load.name,), float(each.offered.slots)) for each in directory.here.values()],
+        lambda: [((each.load.name,), float(each.idle_offer.slots)) for each in directory.local.values()],
     )
     registry.add_gauge(
         *("espalier_engine_requests_assigned", "Requests given to the engine, whether or not they have a slot"),
         "engine",
-        lambda: [((each.load.name,), float(each.busy)) for each in directory.here.values()],
+        lambda: [((each.load.name,), float(each.busy)) for each in directory.local.values()],
     )
     registry.add_gauge(
         *("espalier_engine_model_mismatch", "Whether the engine is not used because its model differs", "engine"),
@@ -36,7 +36,7 @@ def add_node_gauges(registry: Registry, directory: Directory) -> None:
 
 def _mismatches(directory: Directory) -> Samples:
     rejections = directory.models.rejections  # a property that is made anew each time
-    return [((name,), float(name in rejections)) for name in directory.named()]
+    return [((name,), float(name in rejections)) for name in directory.offers_by_name()]
 
 
 def add_engine_up(registry: Registry, read: Callable[[], Mapping[str, float]]) -> None:
@@ -49,7 +49,7 @@ def add_engine_up(registry: Registry, read: Callable[[], Mapping[str, float]]) -
 
 def local_engines_up(directory: Directory) -> dict[str, float]:
     """Return 1 for each engine of this node that accepts requests, 0 for the others."""
-    return {each.load.name: float(each.offer.up) for each in directory.here.values()}
+    return {each.load.name: float(each.offer.up) for each in directory.local.values()}
 
 
 def add_gateway_gauges(registry: Registry, gateway: Gateway) -> None:
@@ -64,14 +64,13 @@ def add_link_metrics(registry: Registry, directory: Directory, traffic: Mapping[
     """Define the metrics of the links to other nodes; the counts of a lost link go on with the next one to its node."""
 
     def links() -> list[tuple[str, Link]]:
-        return [(node, link) for node, (_, link, _) in directory.nodes.items() if link is not None]
+        return [(name, node.link) for name, node in directory.nodes.items() if node.link is not None]
 
     def wanted() -> Samples:
-        nodes = {node: link for node, (_, link, _) in directory.nodes.items()}
         return [
-            ((node,), float(link is not None))
-            for node, link in nodes.items()
-            if link is not None or directory.meets(node)
+            ((name,), float(node.link is not None))
+            for name, node in directory.nodes.items()
+            if node.link is not None or directory.should_link(name)
         ]
 
     registry.add_gauge("espalier_link_up", "Whether there is a link to the node", "peer", wanted)

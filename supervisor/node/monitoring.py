@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from attrs import evolve
 
+from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.config.limits import WILDCARD, GatewayLimits
 from supervisor.config.load import LOOPBACK_HOSTS, Cluster
@@ -22,6 +23,7 @@ from supervisor.gateway.server import serve
 from supervisor.links.websocket import Endpoint
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
+from supervisor.telemetry.metrics import Metrics
 
 # Constants: whoever scrapes or probes is one or a few, asks for little, and is not a client.
 LIMITS = evolve(
@@ -69,11 +71,22 @@ def unready(cluster: Cluster, directory: Directory) -> str | None:
     """Say why a node without a gateway cannot do its work at the moment."""
     if directory.draining:
         return "the node drains"
-    if (twin := directory.twin) is not None:
+    if (twin := directory.name_conflict) is not None:
         return twin
-    for name, each in directory.here.items():
-        if each.plug.current is None:
-            return f"engine {name} {each.plug.status_text}"
+    for name, each in directory.local.items():
+        if each.engine.current is None:
+            return f"engine {name} {each.engine.status_text}"
     front = cluster.gateway.node
-    _, link, _ = directory.nodes.get(front, (None, None, None))
+    link = directory.node(front).link
     return f"there is no link to node {front}" if link is None else None
+
+
+async def local_metrics_text(engines: engine_control.Engines, metrics: Metrics) -> bytes:
+    """Return the metrics with the load of each engine of this node, as `local_loads` returns it."""
+    return await metrics.render_in_steps(await engine_control.local_loads(engines))
+
+
+async def cluster_metrics_text(directory: Directory, metrics: Metrics) -> bytes:
+    """Return the metrics with the load of each engine of the cluster, and without nodes that have been forgotten."""
+    metrics.retain_nodes({directory.name, *directory.nodes})
+    return await metrics.render_in_steps(await engine_control.cluster_loads(directory))

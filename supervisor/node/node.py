@@ -139,7 +139,7 @@ class _Node:
         self.house.controls.drain = partial(self.drain, "an operator asks for it")
         self.house.controls.reload = reloader.reload
         if self.house.door is not None:
-            self.house.controls.gate = self.house.door.gate
+            self.house.controls.gate_state = self.house.door.gate.state
 
     def set_drain_s(self, drain_s: float) -> None:
         """Give streams another time to finish when this node drains."""

@@ -223,8 +223,8 @@ class Reloader:
         self._new = self._placed & (self._new | self._placed - before)
         if self.ask_launcher is None:
             return []
-        known = self.house.directory.nodes
-        return [name for name in new.node if name in self._new and (name not in known or known[name][1] is None)]
+        directory = self.house.directory
+        return [name for name in new.node if name in self._new and directory.node(name).link is None]
 
     def _placed_by(self, cluster: Cluster) -> set[str]:
         host = cluster.node[self.name].host
@@ -312,8 +312,8 @@ class Reloader:
         if section.listen is None and change.old is not None:  # where it listened is never forgotten
             return False
         offers = [offer(key, each) for key, each in new.engines_on(name).items()]
-        house.directory.expect(name, section.dial_address, offers)
-        house.directory.changed.unpark_all()  # whoever dials looks there
+        house.directory.configure(name, section.dial_address, offers)
+        house.directory.notify()  # whoever dials looks there
         return True
 
     def _model(self, name: str, keys: tuple[str, ...], new: Cluster) -> bool | None:

@@ -14,13 +14,13 @@ TELLING: Bugs = {
     "supervisor/cluster/directory.py": (
         Bug(
             "every request wakes whoever waits for nodes",
-            "        self._moved(worker)\n        if isinstance(",
-            "        self.changed.unpark_all()\n        if isinstance(",
+            "        self._rerank(worker)\n        if isinstance(",
+            "        self.notify()\n        if isinstance(",
         ),
-        Bug("all are told every load", "if node in self._hearers:", "if True:"),
+        Bug("all are told every load", "if node in self._subscribers:", "if True:"),
         Bug(
             "who waits is not woken when a twin's claim expires",
-            "with trio.move_on_at(min((until for _, until in self.twins.values() if now < until), default=inf)):",
+            "with trio.move_on_at(min((until for _, until in self.name_conflicts.values() if now < until), default=inf)):",
             "with trio.move_on_at(inf + now):",
         ),
     ),

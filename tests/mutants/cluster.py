@@ -64,29 +64,31 @@ CLUSTER: Bugs = {
     "supervisor/cluster/directory.py": (
         Bug(
             "the end of an older link takes the new one's workers away",
-            "if known is not None and known.link is link:",
-            "if known is not None:",
+            "if record is not None and record.link is link:",
+            "if record is not None:",
         ),
         Bug(
             "who waits here is turned away before it is known who has come up elsewhere",
-            "        self.changed.unpark_all()  # first: what is derived from before would say that nobody has come up\n"
-            "        self.turn_away()\n",
-            "        self.turn_away()\n        self.changed.unpark_all()\n",
+            "        self.notify()  # first: what was derived before knows nothing of a worker that has come up\n"
+            "        self.reroute_queued()\n",
+            "        self.reroute_queued()\n        self.notify()\n",
         ),
-        Bug("a node that drains is still chosen", " or known.state.draining):", "):"),
-        Bug("who serves on a node that drains is not known", "if known.state.draining)", "if False)"),
+        Bug("who serves on a node that drains is not known", "if record.state.draining)", "if False)"),
         Bug(
             "nobody is told that a node drains",
-            "        self.draining = True\n        self.changed.unpark_all()\n",
+            "        self.draining = True\n        self.notify()\n",
             "        self.draining = True\n",
         ),
         Bug(
             "a rumour replaces the address in the file",
-            "if not known.fixed and (from_itself or known.address is None):",
-            "if from_itself or not known.fixed or known.link is None:",
+            "if not record.address_is_configured and (from_itself or record.address is None):",
+            "if from_itself or not record.address_is_configured or record.link is None:",
         ),
-        Bug("a node that has gone keeps its workers", "del known.workers[name]", "pass"),
-        Bug("a decode may take a prefill's place", "for leg in {but.leg, Leg.BOTH}) - (", "for leg in Leg) - ("),
+        Bug("a decode may take a prefill's place", "for leg in {worker.leg, Leg.BOTH})", "for leg in Leg)"),
+    ),
+    "supervisor/cluster/node_record.py": (
+        Bug("a node that drains is still chosen", "link.stalled or self.state.draining)", "link.stalled)"),
+        Bug("a node keeps workers that it announces no more", "del self.workers[name]", "pass"),
     ),
     "supervisor/cluster/workers.py": (
         Bug(
@@ -96,7 +98,7 @@ CLUSTER: Bugs = {
         Bug("the id of a request is in use for ever", "self._ids.discard(request.id)", "pass"),
         Bug(
             "a worker that starts keeps what another could do",
-            "if self.plug.current is None and self.directory.others(self):",
+            "if self.engine.current is None and self.directory.has_sibling(self):",
             "if False:",
         ),
     ),

@@ -113,7 +113,11 @@ QUEUE: Bugs = {
         Bug("an owner that comes back counts twice", "            self._away -= owner in self._accounts\n", ""),
     ),
     "supervisor/cluster/workers.py": (
-        Bug("a prefill's bound is one for all", "(0, most) if offer.leg is Leg.PREFILL else (most, 0)", "(most, 0)"),
+        Bug(
+            "a prefill's bound is one for all",
+            "(0, tokens_max) if offer.leg is Leg.PREFILL else (tokens_max, 0)",
+            "(tokens_max, 0)",
+        ),
         Bug(
             "a prompt that never began is pending at its worker for ever",
             "            self.pending.discard(request.id)\n            self._count(asker",

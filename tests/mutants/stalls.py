@@ -34,13 +34,13 @@ STALL: Bugs = {
             "",
         ),
     ),
-    "supervisor/cluster/directory.py": (
-        Bug("a node that stands still is chosen", "known.link.lost or known.link.stalled or", "known.link.lost or"),
+    "supervisor/cluster/node_record.py": (
+        Bug("a node that stands still is chosen", "link.lost or link.stalled or", "link.lost or"),
     ),
     "supervisor/cluster/mesh.py": (
         Bug(
             "what waits for an engine does not go to a node that is heard again",
-            "        self.directory.turn_away()  # who is heard again",
+            "        self.directory.reroute_queued()  # who is heard again",
             "        # who is heard again",
         ),
     ),

@@ -82,7 +82,7 @@ async def told(tmp_path) -> dict[str, set[str]]:
         for other in cluster.node.keys() - {node}:
             house.links.traffic[other].sent(1)
             house.directory.linked(other, Link(None, Peer(node, serves_max=1)))
-        text = metrics.render({name: EngineLoad(0, 0, 0) for name in house.directory.here}).decode()
+        text = metrics.render({name: EngineLoad(0, 0, 0) for name in house.directory.local}).decode()
         families += text_string_to_metric_families(text)
     named: dict[str, set[str]] = {}
     for family in families:

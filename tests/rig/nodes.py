@@ -57,16 +57,14 @@ class Node:
         self.directory = Directory(self.name)
         address, self._inbox = mailbox(8)
         offer = Offer(f"{self.name}-0", "oak", Leg.BOTH, 8, up=False)
-        plug = Registration(self.directory.changed.unpark_all)
-        self.directory.here[offer.name] = LocalWorker(
-            self.name, offer, address, plug, self.directory.changed, self._inbox, self.directory
-        )
+        plug = Registration(self.directory.notify)
+        self.directory.local[offer.name] = LocalWorker(self.name, offer, address, plug, self._inbox, self.directory)
         numbers = count(1)
         self.links = Mesh(
             name=self.name,
             section=self.section,
             directory=self.directory,
-            serves={(offer.name, Generate): self.directory.here[offer.name]},
+            serves={(offer.name, Generate): self.directory.local[offer.name]},
             listen=None if self.port is None else websocket.Endpoint(self.host, self.port),
             secret=self.secret,
             tls=self.tls,
@@ -82,15 +80,15 @@ class Node:
     def knows(self, *others):
         for other in others:
             listens = other.links.port is not None
-            self.directory.expect(other.name, other.at if listens else None)
-        self.directory.changed.unpark_all()
+            self.directory.configure(other.name, other.at if listens else None)
+        self.directory.notify()
 
     @property
     def linked(self):
-        return {name for name, (_, link, _) in self.directory.nodes.items() if link is not None}
+        return {name for name, node in self.directory.nodes.items() if node.link is not None}
 
     def link(self, other):
-        return self.directory.nodes[other.name][1]
+        return self.directory.nodes[other.name].link
 
     def offers_of(self, other):
         return [each for each in self.directory.offers() if each.name == f"{other.name}-0"]
@@ -100,7 +98,7 @@ class Node:
         with self.scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._serve)
-                plug = self.directory.here[f"{self.name}-0"].plug
+                plug = self.directory.local[f"{self.name}-0"].engine
                 with plug.publish(Engine()):
                     await self.links.run(task_status=task_status)
 
@@ -125,7 +123,7 @@ class Node:
 
     async def ask(self, other, tokens_max=3, request_id="r"):
         """Ask another node's worker, and return the token ids of its answer."""
-        worker = self.directory._nodes[other.name].workers[f"{other.name}-0"]
+        worker = next(each for each in self.directory.all_workers() if each.load.name == f"{other.name}/{other.name}-0")
         ids = []
         async with worker.ask(generate(request_id, tokens_max=tokens_max), tokens_max) as replies:
             async for reply in replies:

@@ -27,7 +27,7 @@ from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import Leg, Offer
 from protocol.messages import EngineInfo, Generate, Sampling
-from supervisor.cluster import engine_control
+from supervisor.cluster import models, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import LocalWorker
@@ -94,16 +94,16 @@ class _Engine:
 def node(net: NodeNetwork, name: str, stack: ExitStack) -> Mesh:
     """Return a node's links; but for the gateway's it has one worker."""
     routes = name == FRONT
-    directory = Directory(name, routes=routes, must_meet=frozenset({FRONT} - {name}))
+    directory = Directory(name, routes=routes, required_peers=frozenset({FRONT} - {name}))
     if not routes:
         address, inbox = priority_inbox(64, lambda _: 0)
         offer, plug = (
             Offer(f"{MODEL}-{name}", MODEL, Leg.BOTH, SLOTS, up=False),
-            Registration(directory.changed.unpark_all),
+            Registration(directory.notify),
         )
-        directory.here[offer.name] = LocalWorker(name, offer, address, plug, directory.changed, inbox, directory)
+        directory.local[offer.name] = LocalWorker(name, offer, address, plug, inbox, directory)
         stack.enter_context(plug.publish(_Engine(INFO)))
-        directory.expect(FRONT, f"{FRONT}:7400")
+        directory.configure(FRONT, f"{FRONT}:7400")
     numbers = count()
     return _Links(
         name=name,
@@ -132,7 +132,7 @@ async def measured(many: int) -> dict[str, float]:
         nodes = [node(net, name, stack) for name in names]
         front, workers = nodes[0], nodes[1:]
         for name in names[1:]:
-            front.directory.expect(name, f"{name}:7400")
+            front.directory.configure(name, f"{name}:7400")
         async with trio.open_nursery() as nursery:
             steps = Steps()
             trio.lowlevel.add_instrument(steps)
@@ -145,7 +145,7 @@ async def measured(many: int) -> dict[str, float]:
             await trio.sleep(10)
             gc.collect()
             gc.freeze()  # what all other nodes hold is not the gateway's to look through
-            heres = [(each, here) for each in workers for here in each.directory.here.values()]
+            heres = [(each, here) for each in workers for here in each.directory.local.values()]
             found["links of a worker"] = sum(len(each._carried) for each in workers) / many
             for what, asker in (("idle", ""), ("asked by the gateway", FRONT), ("asked by others", None)):
                 found |= await _period(what, asker, nodes, heres, steps)
@@ -193,9 +193,9 @@ def _routing(directory: Directory, found: dict[str, float]) -> None:
     request = Generate("", [1] * 100, Sampling(100))
     rounds, began = 200, time.process_time()
     for _ in range(rounds):
-        assert engine_control.never_ready(directory, (MODEL,)) is None
-        assert engine_control.request_limits(directory, MODEL, 4096) is not None
-        engine_control.request_tokens_max(directory, MODEL)
+        assert readiness.never_ready(directory, (MODEL,)) is None
+        assert models.request_limits(directory, MODEL, 4096) is not None
+        models.request_tokens_max(directory, MODEL)
         route = routing.choose(request)
         assert route is not None
         route.end()

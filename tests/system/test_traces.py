@@ -240,9 +240,9 @@ async def test_a_trace_crosses_a_link_as_it_is():
     there, wanted = [], evolve(generate("a" * 32), trace=evolve(GATEWAY, state="a=b"))
     async with linked_nodes(a, b):
         await all_linked(a, b)
-        here = b.directory.here["b-0"].address
+        here = b.directory.local["b-0"].address
         (worker,) = (each for each in a.directory.workers("oak") if isinstance(each, RemoteWorker))
-        b.directory.here["b-0"].address = Noting(here, there)
+        b.directory.local["b-0"].address = Noting(here, there)
         async with worker.ask(wanted, wanted.sampling.tokens_max) as replies:
             await replies.result()
     assert there == [wanted]

@@ -133,14 +133,13 @@ class Others:
         That node waits for it, as long as its drain may take. The gateway's has admitted some: they are served.
         """
         while (lacks := self._lacks()) is None or self.directory.draining:
-            await self.directory.changed.park()
+            await self.directory.wait_changed()
         log.info("giving way", extra={"engine": self.engine, "reason": lacks})
         if self.plug.current is not None:
             self.plug.set_blocked_by(lacks)
-            if not (self.gateway in self.nodes and self.directory.nodes[self.gateway][0].draining):
+            if not (self.gateway in self.nodes and self.directory.node(self.gateway).state.draining):
                 self.plug.withdraw()
-            while self.directory.here[self.engine].busy:
-                await self.directory.idle.park()
+            await self.directory.wait_worker_idle(self.engine)
         ended(EngineDied(f"engine {self.engine} gave way: {lacks}"))
 
     async def _linked(self) -> list[Link]:
@@ -152,23 +151,21 @@ class Others:
                     if lacks != self.plug.blocked_by:
                         log.info("waiting", extra={"engine": self.engine, "reason": lacks})
                         self.plug.set_blocked_by(lacks)
-                    await self.directory.changed.park()
+                    await self.directory.wait_changed()
                     lacks = self._lacks()
         finally:
             self.plug.set_blocked_by(None)
         if lacks is not None:
             raise StartFailed(f"engine {self.engine} spans {len(self.nodes) + 1} nodes: {lacks}")
-        nodes = self.directory.nodes
-        return [link for name in self.nodes if (link := nodes[name][1]) is not None]
+        return [link for name in self.nodes if (link := self.directory.node(name).link) is not None]
 
     def _lacks(self) -> str | None:
         """Say which of the other nodes cannot be asked now, and why."""
-        nodes = self.directory.nodes
         for name in self.nodes:
-            state, link, _ = nodes[name]
-            if link is None or link.lost:
+            node = self.directory.node(name)
+            if node.link is None or node.link.lost:
                 return f"there is no link to node {name}"
-            if state.draining:
+            if node.state.draining:
                 return f"node {name} drains"
         return None
 
@@ -203,12 +200,12 @@ class Own:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Count the rank among those that a drain of this node waits for."""
-        self.directory.ranks += 1
+        self.directory.follower_ranks += 1
         try:
             yield
         finally:
-            self.directory.ranks -= 1
-            self.directory.changed.unpark_all()
+            self.directory.follower_ranks -= 1
+            self.directory.notify()
 
 
 async def run_follower_rank(

@@ -129,13 +129,13 @@ async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
         answered.append(await first_s(house, "a", prompts(1, size)))
 
     async with node(tmp_path, "prefill", "decode", "decode") as house, trio.open_nursery() as nursery:
-        house.directory.here["decode-1"].plug.current.stall(1e6)
+        house.directory.local["decode-1"].engine.current.stall(1e6)
         for _ in range(3):
             for _ in range(25):
                 nursery.start_soon(ask_once, house)
             await trio.sleep(27 * ONE_S)
         # Half of the slots and of two chunks, and of longer prompts one.
-        held = house.directory.here["decode-1"].busy
+        held = house.directory.local["decode-1"].busy
         assert held == min(8, -(-2048 // size))
         assert len(answered) == 75 - held
         nursery.cancel_scope.cancel()
@@ -143,7 +143,7 @@ async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
 
 async def test_b13_a_decode_that_takes_again_is_given_prompts_again(autojump_clock, tmp_path):
     async with node(tmp_path, "prefill", "decode", "decode") as house, trio.open_nursery() as nursery:
-        house.directory.here["decode-1"].plug.current.stall(20)
+        house.directory.local["decode-1"].engine.current.stall(20)
         for _ in range(50):
             nursery.start_soon(first_s, house, "a", prompts(1, 300))
         await trio.sleep(19)

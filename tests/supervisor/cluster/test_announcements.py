@@ -36,8 +36,8 @@ def a_node(name, *, routes=False, workers=1):
     directory = Directory(name, routes=routes)
     for number in range(workers):
         address, inbox = priority_inbox(64, lambda _: 0)
-        offer, plug = Offer(f"w{number}", "oak", Leg.BOTH, SLOTS, up=False), Registration(directory.changed.unpark_all)
-        directory.here[offer.name] = LocalWorker(name, offer, address, plug, directory.changed, inbox, directory)
+        offer, plug = Offer(f"w{number}", "oak", Leg.BOTH, SLOTS, up=False), Registration(directory.notify)
+        directory.local[offer.name] = LocalWorker(name, offer, address, plug, inbox, directory)
     return directory
 
 
@@ -49,7 +49,7 @@ async def work(here, step_s):
             answer.end(Finished(FinishReason.STOP, Usage(1, 1)))
 
     async with trio.open_nursery() as nursery:
-        with here.plug.publish(Engine()):
+        with here.engine.publish(Engine()):
             while True:
                 nursery.start_soon(one, await here.inbox.receive())
 
@@ -66,15 +66,15 @@ async def joined(front, back, step_s=0.1):
         if isinstance(message, LoadUpdate):
             directory.merge_loads(node, check_loads(message))
         else:
-            directory.told(node, check(message))
+            directory.merge_state(node, check(message))
 
-    services = {(name, Generate): GuardedWorker(here).of(front.name) for name, here in back.here.items()}
+    services = {(name, Generate): GuardedWorker(here).for_node(front.name) for name, here in back.local.items()}
     ends = (
         (front, back.name, Link(near, Peer(front.name, serves_max=0))),
         (back, front.name, Link(far, Peer(back.name, serves_max=64), services)),
     )
     async with trio.open_nursery() as nursery:
-        for here in back.here.values():
+        for here in back.local.values():
             nursery.start_soon(work, here, step_s)
         for directory, other, link in ends:
             link.on_announcement = partial(told, directory, other)
@@ -130,9 +130,9 @@ async def test_b14_what_others_ask_of_a_worker_is_told(autojump_clock):
     async with joined(front, back, 1.0) as heard:
         heard.clear()
         (worker,) = front.workers("oak")
-        async with back.here["w0"].ask(request(1), 1), worker.ask(request(2), 1):
+        async with back.local["w0"].ask(request(1), 1), worker.ask(request(2), 1):
             await trio.sleep(0.3)
-            assert (worker.load.busy, back.here["w0"].load.busy) == (2, 2)
+            assert (worker.load.busy, back.local["w0"].load.busy) == (2, 2)
             assert [each.loads for each in heard] == [(OfferLoad("w0", 1, worker.offer.tokens),)]
         await trio.sleep(0.3)
         assert (worker.load.busy, worker.load.tokens) == (0, 0)
@@ -145,7 +145,7 @@ async def test_d6_a_load_tells_of_the_kv_memory_that_is_promised(autojump_clock)
         asked = generate("a" * 32, prompt=7, tokens_max=5)
         async with worker.ask(asked, 5):
             await wait_all_tasks_blocked()
-            assert worker.load.kv_tokens == len(asked.tokens) + 5 == back.here["w0"].load.kv_tokens
+            assert worker.load.kv_tokens == len(asked.tokens) + 5 == back.local["w0"].load.kv_tokens
 
 
 async def test_d2_a_worker_is_told_of_no_load_and_of_nobody_but_who_routes(autojump_clock):
@@ -164,20 +164,20 @@ async def test_a_node_that_joins_at_a_worker_is_found_by_who_routes(autojump_clo
     far.address, one.address = "10.0.0.3:7401", "10.0.0.2:7401"
     for own, other in ((far, one), (one, far), (one, front)):
         own.linked(other.name, Link(sim_pair()[0], Peer(own.name, serves_max=0)))
-    one.told("far", far.state_for("one"))
-    one.told("front", front.state_for("one"))
-    front.told("one", one.state_for("front"))
+    one.merge_state("far", far.state_for("one"))
+    one.merge_state("front", front.state_for("one"))
+    front.merge_state("one", one.state_for("front"))
     assert dict(front.addresses())["far"] == "10.0.0.3:7401"
 
 
 async def test_d13_a_request_wakes_nobody_who_waits_for_nodes_and_no_link(autojump_clock):
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back):
-        versions = front.changed.version, back.changed.version
+        versions = front.version, back.version
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(front.changed.park)
+            nursery.start_soon(front.wait_changed)
             await asking(front, 1, trio.current_time() + 1)
-            assert (front.changed.version, back.changed.version) == versions
+            assert (front.version, back.version) == versions
             nursery.cancel_scope.cancel()
 
 
@@ -226,7 +226,7 @@ async def test_d5_where_a_grammar_is_checked_is_found_without_a_look_at_every_wo
         monkeypatch.setattr(grammar_checks, "_ask", answers)
         check_one = partial(grammar_checks.check, front, {}, run_inline, "oak")
         await check_one(grammar, "")
-        monkeypatch.setattr(Directory, "every", lambda _: pytest.fail("every worker is looked at"))
+        monkeypatch.setattr(Directory, "all_workers", lambda _: pytest.fail("every worker is looked at"))
         await check_one(grammar, "")
         assert asked == asked[:1] * 2, "the same grammar is checked in the same place"
         for number in range(200):
@@ -241,18 +241,18 @@ async def test_d5_where_a_grammar_is_checked_is_found_without_a_look_at_every_wo
 async def test_a_worker_that_is_down_hears_whether_another_can_do_its_work(autojump_clock):
     front, back = a_node("front", routes=True, workers=0), a_node("back", workers=2)
     async with joined(front, back):
-        here = back.here["w0"]
+        here = back.local["w0"]
         assert front.state_for("back").elsewhere == ()
-        here.plug.withdraw()
-        back.here["w1"].plug.withdraw()
+        here.engine.withdraw()
+        back.local["w1"].engine.withdraw()
         await trio.sleep(0.5)
-        assert not back.others(here)
+        assert not back.has_sibling(here)
         front.linked("third", here)
-        front.told("third", NodeState((Offer("w9", "oak", Leg.BOTH, 1, up=True),)))
+        front.merge_state("third", NodeState((Offer("w9", "oak", Leg.BOTH, 1, up=True),)))
         front._nodes["third"].link = type("Up", (), {"lost": False, "stalled": False})()
-        front.changed.unpark_all()
+        front.notify()
         await trio.sleep(0.5)
-        assert back.others(here)
+        assert back.has_sibling(here)
 
 
 @pytest.mark.parametrize(

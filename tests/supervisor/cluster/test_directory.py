@@ -49,35 +49,38 @@ async def linked():
 async def test_what_a_node_offers_appears_changes_and_vanishes():
     directory, link = await linked()
     assert directory.workers("oak") == []
-    directory.told("far", NodeState((ONE, TWO)))
+    directory.merge_state("far", NodeState((ONE, TWO)))
     one, two = directory.workers("oak")
     assert (one.load.name, two.load.name) == ("far/one", "far/two")
     assert (two.load.busy, two.load.slots, two.load.tokens) == (3, 4, 70)
     assert one.link is two.link is link
-    directory.told("far", NodeState((evolve(ONE, running=4), evolve(TWO, up=False))))
+    directory.merge_state("far", NodeState((evolve(ONE, running=4), evolve(TWO, up=False))))
     assert directory.workers("oak") == [one]
     assert one.load.busy == 4
-    directory.told("far", NodeState((TWO,)))
+    directory.merge_state("far", NodeState((TWO,)))
     assert names(directory.offers("oak")) == ["two"]
     assert directory.offers("elm") == directory.workers("elm") == []
 
 
 async def test_a_node_that_drains_is_not_chosen_and_still_listed():
     directory, _ = await linked()
-    directory.told("far", NodeState((ONE,), draining=True))
+    directory.merge_state("far", NodeState((ONE,), draining=True))
     assert directory.workers("oak") == []
-    assert directory.leaving == {"far/one"}
+    assert directory.draining_workers == {"far/one"}
     assert names(directory.offers()) == ["one"]
 
 
 async def test_two_nodes_may_have_workers_of_one_name():
     directory, _ = await linked()
     directory.linked("near", a_link())
-    directory.told("far", NodeState((ONE,), draining=True))
-    directory.told("near", NodeState((evolve(ONE, running=3),)))
-    assert {name: offer.running for name, offer in directory.named("oak").items()} == {"far/one": 0, "near/one": 3}
-    assert directory.named("elm") == {}
-    assert directory.leaving == {"far/one"}
+    directory.merge_state("far", NodeState((ONE,), draining=True))
+    directory.merge_state("near", NodeState((evolve(ONE, running=3),)))
+    assert {name: offer.running for name, offer in directory.offers_by_name("oak").items()} == {
+        "far/one": 0,
+        "near/one": 3,
+    }
+    assert directory.offers_by_name("elm") == {}
+    assert directory.draining_workers == {"far/one"}
     assert directory.pool("oak").expected() == {"far/one": Leg.BOTH, "near/one": Leg.BOTH}
 
 
@@ -87,13 +90,13 @@ async def test_whoever_waits_hears_of_each_change(autojump_clock):
 
     async def watch():
         while True:
-            await directory.changed.park()
+            await directory.wait_changed()
             changes.append(trio.current_time())
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
         for change in (
-            lambda: directory.told("far", NodeState((ONE,))),
+            lambda: directory.merge_state("far", NodeState((ONE,))),
             lambda: directory.linked("other", link),
             lambda: directory.unlinked("far", link),
             directory.drain,
@@ -110,10 +113,10 @@ async def test_whoever_waits_hears_of_each_change(autojump_clock):
 
 async def test_a_lost_link_takes_down_what_was_told_and_leaves_what_the_file_names():
     directory, link = Directory("here"), a_link()
-    directory.expect("far", "h:1", (Offer("one", "oak", Leg.BOTH, 4, up=False),))
+    directory.configure("far", "h:1", (Offer("one", "oak", Leg.BOTH, 4, up=False),))
     assert [(each.name, each.up, each.engine) for each in directory.offers()] == [("one", False, None)]
     directory.linked("far", link)
-    directory.told("far", NodeState((evolve(ONE, running=3, tokens=9), TWO)))
+    directory.merge_state("far", NodeState((evolve(ONE, running=3, tokens=9), TWO)))
     directory.unlinked("far", link)
     assert directory.workers("oak") == []
     (offer,) = directory.offers()
@@ -121,15 +124,15 @@ async def test_a_lost_link_takes_down_what_was_told_and_leaves_what_the_file_nam
     assert offer.engine == INFO  # a client's limits stay what they were
     directory.linked("far", a_link())
     assert directory.workers("oak") == []
-    directory.told("far", NodeState((ONE, TWO)))
+    directory.merge_state("far", NodeState((ONE, TWO)))
     assert names(each.offer for each in directory.workers("oak")) == ["one", "two"]
 
 
 async def test_an_offer_of_the_file_that_is_not_told_of_is_listed_again_when_the_node_is_gone():
     directory, link = Directory("here"), a_link()
-    directory.expect("far", "h:1", (Offer("one", "oak", Leg.BOTH, 4, up=False),))
+    directory.configure("far", "h:1", (Offer("one", "oak", Leg.BOTH, 4, up=False),))
     directory.linked("far", link)
-    directory.told("far", NodeState((TWO,)))
+    directory.merge_state("far", NodeState((TWO,)))
     assert names(directory.offers()) == ["two"]
     directory.unlinked("far", link)
     assert names(directory.offers()) == ["one"]
@@ -137,7 +140,7 @@ async def test_an_offer_of_the_file_that_is_not_told_of_is_listed_again_when_the
 
 async def test_the_end_of_an_older_link_changes_nothing():
     directory, older = await linked()
-    directory.told("far", NodeState((ONE,)))
+    directory.merge_state("far", NodeState((ONE,)))
     newer = a_link()
     directory.linked("far", newer)
     directory.unlinked("far", older)
@@ -148,14 +151,14 @@ async def test_the_end_of_an_older_link_changes_nothing():
 
 async def test_nobody_is_chosen_over_a_link_that_is_down_already(autojump_clock):
     directory, link = await linked()
-    directory.told("far", NodeState((ONE,)))
+    directory.merge_state("far", NodeState((ONE,)))
     link.abort(PeerLost("cut"))
     assert directory.workers("oak") == []
 
 
 async def test_a_worker_without_a_link_says_so_and_counts_nothing():
     directory, link = await linked()
-    directory.told("far", NodeState((ONE,)))
+    directory.merge_state("far", NodeState((ONE,)))
     (worker,) = directory.workers("oak")
     directory.unlinked("far", link)
     with pytest.raises(LinkLost, match="no link to node far"):
@@ -190,9 +193,9 @@ LIES = [
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: repr(lie)[:70])
 async def test_what_cannot_be_true_is_a_violation_and_changes_nothing(lie):
     directory, _ = await linked()
-    directory.told("far", NodeState((TWO,)))
+    directory.merge_state("far", NodeState((TWO,)))
     with pytest.raises(PeerViolation):
-        directory.told("far", check(lie))
+        directory.merge_state("far", check(lie))
     assert directory.offers() == [TWO]
     assert set(directory.nodes) == {"far"}
 
@@ -201,22 +204,22 @@ async def test_what_cannot_be_true_is_a_violation_and_changes_nothing(lie):
 
 
 def address(directory, name):
-    return directory.nodes[name][2]
+    return directory.nodes[name].address
 
 
 async def test_the_file_knows_best_where_a_node_is_then_the_node_then_the_first_rumour():
     directory, _ = await linked()
-    directory.expect("filed", "h:1")
-    directory.told("far", NodeState(neighbours=(Neighbour("filed", "liar:1"), Neighbour("heard", "h:2"))))
+    directory.configure("filed", "h:1")
+    directory.merge_state("far", NodeState(neighbours=(Neighbour("filed", "liar:1"), Neighbour("heard", "h:2"))))
     assert (address(directory, "filed"), address(directory, "heard")) == ("h:1", "h:2")
     directory.linked("other", a_link())
-    directory.told("other", NodeState(neighbours=(Neighbour("heard", "h:3"), Neighbour("far", "h:4"))))
+    directory.merge_state("other", NodeState(neighbours=(Neighbour("heard", "h:3"), Neighbour("far", "h:4"))))
     assert (address(directory, "heard"), address(directory, "far")) == ("h:2", "h:4")
     directory.linked("heard", a_link())
-    directory.told("heard", NodeState(neighbours=(Neighbour("heard", "h:5"), Neighbour("here", "liar:2"))))
+    directory.merge_state("heard", NodeState(neighbours=(Neighbour("heard", "h:5"), Neighbour("here", "liar:2"))))
     assert address(directory, "heard") == "h:5"
     directory.linked("filed", a_link())
-    directory.told("filed", NodeState(neighbours=(Neighbour("filed", "h:6"),)))
+    directory.merge_state("filed", NodeState(neighbours=(Neighbour("filed", "h:6"),)))
     assert address(directory, "filed") == "h:1"
     assert "here" not in directory.nodes
 
@@ -225,14 +228,14 @@ async def test_two_nodes_that_heard_different_things_do_not_keep_each_other_talk
     one, two = Directory("one"), Directory("two")
     one.linked("two", a_link())
     two.linked("one", a_link())
-    one.told("two", NodeState(neighbours=(Neighbour("x", "h:1"),), routes=True))
-    two.told("one", NodeState(neighbours=(Neighbour("x", "h:2"),), routes=True))
+    one.merge_state("two", NodeState(neighbours=(Neighbour("x", "h:1"),), routes=True))
+    two.merge_state("one", NodeState(neighbours=(Neighbour("x", "h:2"),), routes=True))
     one.linked("x", a_link())
     two.linked("x", a_link())
     before = one.state(), two.state()
     assert before[0].neighbours != before[1].neighbours
-    one.told("two", two.state())
-    two.told("one", one.state())
+    one.merge_state("two", two.state())
+    two.merge_state("one", one.state())
     assert (one.state(), two.state()) == before
 
 
@@ -240,16 +243,16 @@ async def test_rumours_beyond_some_number_are_not_believed_and_keep_no_real_node
     directory, _ = await linked()
     directory.address = "h:1"
     for more in range(3):
-        directory.told("far", NodeState(neighbours=tuple(Neighbour(f"n{more}-{n}", "h:2") for n in range(4000))))
+        directory.merge_state("far", NodeState(neighbours=tuple(Neighbour(f"n{more}-{n}", "h:2") for n in range(4000))))
     assert len(directory.nodes) == 1 + RUMOURS_MAX < NODES_MAX
-    assert directory.takes("one more")
+    assert directory.has_room_for("one more")
     assert Neighbour("here", "h:1", routes=True) in check(directory.state()).neighbours
 
 
 async def test_a_node_tells_of_those_alone_that_it_has_a_link_to():
     directory, link = await linked()
-    directory.expect("filed", "h:1")
-    directory.told("far", NodeState(neighbours=(Neighbour("far", "h:2"), Neighbour("heard", "h:3"))))
+    directory.configure("filed", "h:1")
+    directory.merge_state("far", NodeState(neighbours=(Neighbour("far", "h:2"), Neighbour("heard", "h:3"))))
     assert directory.state().neighbours == (Neighbour("far", "h:2"),)
     directory.unlinked("far", link)
     assert directory.state().neighbours == ()
@@ -267,17 +270,17 @@ async def forgets(directory, seconds):
 
 async def test_whom_nobody_names_any_more_is_forgotten_after_a_while_and_can_be_heard_of_again(autojump_clock):
     directory, link = await linked()
-    directory.expect("filed", None)
+    directory.configure("filed", None)
     told = NodeState(neighbours=(Neighbour("heard", "h:1"), Neighbour("said", "h:2")))
-    directory.told("far", told)
+    directory.merge_state("far", told)
     assert await forgets(directory, 10 * FORGET_S) == [], "they are named by a node that a link goes to"
-    directory.told("far", NodeState(neighbours=(Neighbour("said", "h:2"),)))
+    directory.merge_state("far", NodeState(neighbours=(Neighbour("said", "h:2"),)))
     assert await forgets(directory, FORGET_S) == []
     assert await forgets(directory, 60) == ["heard"]
     directory.unlinked("far", link)
     assert await forgets(directory, FORGET_S / 2) == []
     directory.linked("far", link)
-    directory.told("far", told)
+    directory.merge_state("far", told)
     assert set(directory.nodes) == {"filed", "far", "heard", "said"}
     assert await forgets(directory, 2 * FORGET_S) == []
     directory.unlinked("far", link)
@@ -293,9 +296,9 @@ async def two_nodes():
     """A worker of node `far`, as that node has it and as node `here` has it over a link."""
     here, far = Directory("here"), Directory("far")
     address_, inbox = mailbox(1)
-    plug = Registration(far.changed.unpark_all)
+    plug = Registration(far.notify)
     offer = Offer("one", "oak", Leg.BOTH, 2, up=False)
-    worker = far.here["one"] = LocalWorker("far", offer, address_, plug, far.changed, None, far)
+    worker = far.local["one"] = LocalWorker("far", offer, address_, plug, None, far)
     near_end, far_end = sim_pair()
     asker = Link(near_end, Peer("here", serves_max=0))
     server = Link(far_end, Peer("far", serves_max=4), {("one", Generate): worker})
@@ -319,7 +322,7 @@ async def two_nodes():
             nursery.start_soon(task)
         await asker.wait_ready()
         here.linked("far", asker)
-        here.told("far", NodeState((evolve(worker.offer, up=True, engine=INFO),)))
+        here.merge_state("far", NodeState((evolve(worker.offer, up=True, engine=INFO),)))
         yield here, far
         nursery.cancel_scope.cancel()
 
@@ -360,7 +363,7 @@ async def test_leaving_at_any_moment_leaves_no_count_behind(tenths, autojump_clo
 
                     nursery.start_soon(ask)
         await trio.sleep(0.1)
-        assert (there.busy, far.running, far.here["one"].tokens) == (0, 0, 0)
+        assert (there.busy, far.running, far.local["one"].tokens) == (0, 0, 0)
         assert far.state().offers[0].running == far.state().offers[0].waiting == 0
 
 
@@ -406,14 +409,14 @@ async def waiting(here, count):
 async def test_what_waits_at_a_worker_that_is_gone_goes_elsewhere_if_there_is_an_elsewhere(leg, autojump_clock):
     directory, _ = await linked()
     address, inbox = priority_inbox(2, lambda request: request.priority)
-    plug = Registration(directory.changed.unpark_all)
+    plug = Registration(directory.notify)
     offer = Offer("here", "oak", Leg.BOTH, 2, up=False)
-    worker = directory.here["here"] = LocalWorker("here", offer, address, plug, directory.changed, inbox, directory)
-    directory.told("far", NodeState((evolve(ONE, leg=leg),)))
+    worker = directory.local["here"] = LocalWorker("here", offer, address, plug, inbox, directory)
+    directory.merge_state("far", NodeState((evolve(ONE, leg=leg),)))
     with plug.publish(SimpleNamespace(info=INFO)):
         async with waiting(worker, 4) as heard:
             assert inbox.waiting == (2, 2)
-            worker.turn_away()
+            worker.reroute_queued()
             await wait_all_tasks_blocked()
             elsewhere = leg is Leg.BOTH
             assert heard == [ActorLost] * 4 * elsewhere
@@ -424,20 +427,20 @@ async def test_what_waits_at_a_worker_that_is_gone_goes_elsewhere_if_there_is_an
 async def test_what_waits_for_an_engine_goes_elsewhere_as_soon_as_there_is_an_elsewhere(autojump_clock):
     directory, _ = await linked()
     address, inbox = priority_inbox(2, lambda request: request.priority)
-    offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Registration(directory.changed.unpark_all)
-    worker = directory.here["here"] = LocalWorker("here", offer, address, plug, directory.changed, inbox, directory)
+    offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Registration(directory.notify)
+    worker = directory.local["here"] = LocalWorker("here", offer, address, plug, inbox, directory)
     async with waiting(worker, 3) as heard:
-        worker.turn_away()
-        directory.told("far", NodeState((evolve(ONE, up=False),)))
+        worker.reroute_queued()
+        directory.merge_state("far", NodeState((evolve(ONE, up=False),)))
         await wait_all_tasks_blocked()
         assert (heard, inbox.waiting) == ([], (2, 1))
         assert not directory.ranked("oak", Leg.BOTH)  # a router has looked
-        directory.told("far", NodeState((ONE,)))
+        directory.merge_state("far", NodeState((ONE,)))
         await wait_all_tasks_blocked()
         assert (heard, inbox.waiting) == ([ActorLost] * 3, (0, 0))
     with plug.publish(SimpleNamespace(info=INFO)):
         async with waiting(worker, 1) as heard:
-            directory.told("far", NodeState((ONE, TWO)))
+            directory.merge_state("far", NodeState((ONE, TWO)))
             await wait_all_tasks_blocked()
             assert (heard, inbox.waiting) == ([], (1, 0)), "its engine is there"
 
@@ -446,14 +449,14 @@ async def test_what_waits_for_an_engine_goes_to_its_sibling_of_the_same_node_whe
     directory = Directory("here")
     for name in ("one", "two"):
         address, inbox = priority_inbox(2, lambda request: request.priority)
-        offer, plug = Offer(name, "oak", Leg.BOTH, 2, up=False), Registration(directory.changed.unpark_all)
-        directory.here[name] = LocalWorker("here", offer, address, plug, directory.changed, inbox, directory)
-    async with waiting(directory.here["one"], 2) as heard:
-        directory.turn_away()
+        offer, plug = Offer(name, "oak", Leg.BOTH, 2, up=False), Registration(directory.notify)
+        directory.local[name] = LocalWorker("here", offer, address, plug, inbox, directory)
+    async with waiting(directory.local["one"], 2) as heard:
+        directory.reroute_queued()
         await wait_all_tasks_blocked()
         assert heard == []
-        with directory.here["two"].plug.publish(SimpleNamespace(info=INFO)):
-            directory.turn_away()
+        with directory.local["two"].engine.publish(SimpleNamespace(info=INFO)):
+            directory.reroute_queued()
             await wait_all_tasks_blocked()
             assert heard == [ActorLost] * 2
 
@@ -461,11 +464,11 @@ async def test_what_waits_for_an_engine_goes_to_its_sibling_of_the_same_node_whe
 async def test_a_worker_whose_engine_is_down_takes_nothing_that_another_could(autojump_clock):
     directory, _ = await linked()
     address, inbox = priority_inbox(2, lambda request: request.priority)
-    offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Registration(directory.changed.unpark_all)
-    worker = directory.here["here"] = LocalWorker("here", offer, address, plug, directory.changed, inbox, directory)
+    offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Registration(directory.notify)
+    worker = directory.local["here"] = LocalWorker("here", offer, address, plug, inbox, directory)
     async with waiting(worker, 1) as heard:
         assert (heard, inbox.waiting) == ([], (1, 0))  # it is the only one, and worth waiting for
-    directory.told("far", NodeState((ONE,)))
+    directory.merge_state("far", NodeState((ONE,)))
     async with waiting(worker, 1) as heard:
         assert heard == [NotReady]
 
@@ -482,14 +485,14 @@ async def test_what_another_node_asks_harms_no_other_request(change, credit, say
     async with two_nodes() as (_, far):
         request = evolve(generate("ab" * 16, tokens_max=9), **change)
         with pytest.raises(BadRequest, match=says):
-            async with GuardedWorker(far.here["one"]).ask(request, credit):
+            async with GuardedWorker(far.local["one"]).ask(request, credit):
                 pytest.fail("it may not ask")
         assert far.running == 0
 
 
 async def test_an_id_is_in_use_until_its_answer_is_left(autojump_clock):
     async with two_nodes() as (_, far):
-        worker, request = GuardedWorker(far.here["one"]), generate("ab" * 16, tokens_max=9)
+        worker, request = GuardedWorker(far.local["one"]), generate("ab" * 16, tokens_max=9)
         async with worker.ask(request, 9):
             with pytest.raises(BadRequest, match="is being answered already"):
                 async with worker.ask(request, 9):

@@ -15,11 +15,12 @@ from protocol.cluster import COUNT_MAX, Leg, NodeState, Offer
 from protocol.errors import EngineLost, NotReady, Overloaded, PeerLost
 from protocol.messages import EngineLoad, FlushCache, GetLoad
 from protocol.peer import Peer
-from supervisor.cluster import engine_control
+from supervisor.cluster import engine_control, models, readiness
 from supervisor.cluster.directory import FORGET_S, Directory
 from supervisor.cluster.mesh import FORGETS_S
 from supervisor.cluster.workers import LocalWorker
 from supervisor.links.link import Link
+from supervisor.node import monitoring
 from supervisor.observers import RoutingMetrics
 from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics
@@ -75,7 +76,9 @@ async def front(here, **there):
     """
     directory, wires = Directory("main"), {}
     address, inbox = priority_inbox(1, lambda request: request.priority)
-    directory.here["tiny-0"] = LocalWorker("main", OFFER, address, plugged(here), directory.changed, inbox, directory)
+    engine = plugged(here)
+    directory.local["tiny-0"] = LocalWorker("main", OFFER, address, engine, inbox, directory)
+    directory.attach_services(engine_control.engine_services({"tiny-0": engine}))
     async with trio.open_nursery() as nursery:
         for node, engine in there.items():
             wires[node], far = sim_pair()
@@ -86,7 +89,7 @@ async def front(here, **there):
             )
             await asker.wait_ready()
             directory.linked(node, asker)
-            directory.told(node, NodeState((evolve(OFFER, up=engine is not None),)))
+            directory.merge_state(node, NodeState((evolve(OFFER, up=engine is not None),)))
         yield directory, wires
         nursery.cancel_scope.cancel()
 
@@ -96,27 +99,27 @@ async def front(here, **there):
 
 async def test_two_nodes_with_workers_of_one_name_are_two(autojump_clock):
     async with front(None, a=Engine(), b=Engine()) as (directory, _):
-        assert engine_control.engines_up(directory) == {"main/tiny-0": 0, "a/tiny-0": 1, "b/tiny-0": 1}
-        directory.told("a", NodeState((OFFER,), draining=True))
-        assert engine_control.unready(directory, ["tiny"]) is None, "the other node serves"
-        directory.told("b", NodeState((OFFER,), draining=True))
-        assert engine_control.unready(directory, ["tiny"]) == "engine main/tiny-0 is starting"
-        directory.here.clear()
-        assert engine_control.unready(directory, ["tiny"]) == "engine a/tiny-0 is on a node that drains"
+        assert readiness.engines_up(directory) == {"main/tiny-0": 0, "a/tiny-0": 1, "b/tiny-0": 1}
+        directory.merge_state("a", NodeState((OFFER,), draining=True))
+        assert readiness.unready(directory, ["tiny"]) is None, "the other node serves"
+        directory.merge_state("b", NodeState((OFFER,), draining=True))
+        assert readiness.unready(directory, ["tiny"]) == "engine main/tiny-0 is starting"
+        directory.local.clear()
+        assert readiness.unready(directory, ["tiny"]) == "engine a/tiny-0 is on a node that drains"
 
 
 async def test_o_an_engine_of_a_node_that_has_gone_is_not_said_to_start(autojump_clock):
     async with front(None, a=Engine()) as (directory, _):
-        directory.here.clear()
-        directory.expect("a", None, (OFFER,))
-        assert engine_control.unready(directory, ["tiny"]) is None
-        directory.unlinked("a", directory.nodes["a"][1])
-        assert engine_control.unready(directory, ["tiny"]) == "engine tiny-0 is on node a, to which there is no link"
+        directory.local.clear()
+        directory.configure("a", None, (OFFER,))
+        assert readiness.unready(directory, ["tiny"]) is None
+        directory.unlinked("a", directory.nodes["a"].link)
+        assert readiness.unready(directory, ["tiny"]) == "engine tiny-0 is on node a, to which there is no link"
 
 
 async def test_what_the_server_tells_of_itself_counts_both(autojump_clock):
     async with front(Engine(), a=Engine()) as (directory, _):
-        told = engine_control.server_info(SimpleNamespace(model=["tiny"]), directory, "1")
+        told = models.server_info(SimpleNamespace(model=["tiny"]), directory, "1")
         assert told["engines"].keys() == {"main/tiny-0", "a/tiny-0"}
         assert told["max_total_num_tokens"] == 2 * INFO.kv_tokens_max
 
@@ -124,7 +127,7 @@ async def test_what_the_server_tells_of_itself_counts_both(autojump_clock):
 async def test_an_engine_has_one_name_wherever_it_is_told_of(tmp_path):
     house, metrics = built_assembly(cluster(tmp_path), "back")
     assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{engine="back/tiny-0"}': 0.0}
-    with house.directory.here["tiny-0"].plug.publish(Engine()):
+    with house.directory.local["tiny-0"].engine.publish(Engine()):
         told = (await house.monitoring.metrics_text()).decode()
         assert 'espalier_engine_running{engine="back/tiny-0"} 1.0' in told
     assert {("tiny-0", GetLoad), ("tiny-0", FlushCache)} <= house.links.serves.keys()
@@ -137,7 +140,7 @@ async def test_an_engine_has_one_name_wherever_it_is_told_of(tmp_path):
 
 async def test_every_engine_of_the_cluster_says_how_busy_it_is(autojump_clock):
     async with front(Engine(), a=Engine(EngineLoad(4, 5, 6)), b=None) as (directory, _):
-        text = (await engine_control.cluster_metrics_text(directory, Metrics())).decode()
+        text = (await monitoring.cluster_metrics_text(directory, Metrics())).decode()
         told = [line for line in text.splitlines() if line.startswith("espalier_engine_kv_tokens_used{")]
         assert told == [
             'espalier_engine_kv_tokens_used{engine="a/tiny-0"} 6.0',
@@ -171,7 +174,7 @@ async def test_counts_that_cannot_be_are_left_out(lie, autojump_clock):
 
 async def counted(directory, metrics):
     """Return how many calls each worker is told to have ended."""
-    told = (await engine_control.cluster_metrics_text(directory, metrics)).decode().splitlines()
+    told = (await monitoring.cluster_metrics_text(directory, metrics)).decode().splitlines()
     calls = (line.split('worker="')[1].split('"} ') for line in told if line.startswith("espalier_worker_calls_total{"))
     return {worker: float(count) for worker, count in calls}
 
@@ -180,13 +183,13 @@ async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autoju
     metrics, passed_s = Metrics(), 0.0
     watch = RoutingMetrics(metrics, "tiny")
     async with front(None, a=Engine(), b=None, filed=None) as (directory, wires):
-        directory.expect("filed", None, [OFFER])
+        directory.configure("filed", None, [OFFER])
         every = {"main/tiny-0": 1.0, "a/tiny-0": 1.0, "b/tiny-0": 1.0, "filed/tiny-0": 1.0}
         for worker in every:
             watch.call_ended(worker, "ended")
         for node in ("a", "filed"):
             wires[node].cut()
-            directory.unlinked(node, directory.nodes[node][1])
+            directory.unlinked(node, directory.nodes[node].link)
         while not (gone := directory.forget()):
             assert await counted(directory, metrics) == every
             await trio.sleep(FORGETS_S)
@@ -194,7 +197,7 @@ async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autoju
         assert (gone, passed_s) == (["a"], FORGET_S)
         del every["a/tiny-0"]
         assert await counted(directory, metrics) == every, "an engine that is down, and a node of the file, are kept"
-        directory.told("a", NodeState((OFFER,)))
+        directory.merge_state("a", NodeState((OFFER,)))
         watch.call_ended("a/tiny-0", "ended")
         watch.call_ended("b/tiny-0", "ended")
         assert await counted(directory, metrics) == {**every, "a/tiny-0": 1.0, "b/tiny-0": 2.0}
@@ -213,10 +216,10 @@ async def test_every_engine_of_the_cluster_is_flushed(autojump_clock):
 async def test_a_flush_says_of_each_engine_what_became_of_it(autojump_clock):
     far = {"a": Engine(), "busy": Engine(busy=True), "gone": Engine(), "slow": Engine(takes_s=60), "starts": None}
     async with front(Engine(), **far) as (directory, wires):
-        directory.expect("gone", None, [OFFER])
+        directory.configure("gone", None, [OFFER])
         wires["gone"].cut()
         await wait_all_tasks_blocked()
-        directory.unlinked("gone", directory.nodes["gone"][1])
+        directory.unlinked("gone", directory.nodes["gone"].link)
         with pytest.raises(Overloaded) as caught:
             await engine_control.flush_caches(directory)
         assert trio.current_time() == engine_control.FLUSHED_WITHIN_S

@@ -8,7 +8,7 @@ from attrs import evolve
 
 from protocol.cluster import NodeState, check
 from protocol.errors import EngineDied, PeerViolation, StartFailed
-from supervisor.cluster import engine_control
+from supervisor.cluster import readiness
 from supervisor.engines.kinds import read_cluster
 from supervisor.node import monitoring
 from supervisor.supervision.events import ChildEvent, ChildEventKind
@@ -55,14 +55,14 @@ def fails(house, name, wait_s=8.0, error=GONE):
 
 async def test_b7_ready_says_what_failed_and_when_it_is_tried_again(houses, autojump_clock):
     cluster, house = houses(("a", "main"))
-    assert engine_control.unready(house.directory, ["tiny"]) == "engine a is starting"
+    assert readiness.unready(house.directory, ["tiny"]) == "engine a is starting"
     fails(house, "a")
-    assert engine_control.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try in 8 s"
+    assert readiness.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try in 8 s"
     assert monitoring.unready(cluster, house.directory) == "engine a failed: the GPU is gone; next try in 8 s"
     await trio.sleep(5)
-    assert engine_control.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try in 3 s"
+    assert readiness.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try in 3 s"
     await trio.sleep(3)
-    assert engine_control.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try now"
+    assert readiness.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try now"
 
 
 async def test_b7_other_nodes_hear_why_an_engine_is_down(houses):
@@ -71,8 +71,8 @@ async def test_b7_other_nodes_hear_why_an_engine_is_down(houses):
     [offer] = house.directory.state().offers
     assert (offer.up, offer.why) == (False, "failed: the GPU is gone")
     _, other = houses(("b", "main"))
-    other.directory.told("far", NodeState((evolve(offer, model="big"),)))
-    assert engine_control.unready(other.directory, ["big"]) == "engine a failed: the GPU is gone"
+    other.directory.merge_state("far", NodeState((evolve(offer, model="big"),)))
+    assert readiness.unready(other.directory, ["big"]) == "engine a failed: the GPU is gone"
 
 
 async def test_what_a_node_says_of_a_failure_has_a_limit(houses):

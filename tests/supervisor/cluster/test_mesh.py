@@ -135,7 +135,7 @@ async def test_a_node_is_dialed_until_it_is_there(lines):
         with (await trio.open_tcp_listeners(0, host=LOOPBACK_HOSTS))[0].socket as taken:
             port = taken.getsockname()[1]
         late.links.listen = websocket.Endpoint(LOOPBACK_HOSTS, port)
-        early.directory.expect("b", f"{LOOPBACK_HOSTS}:{port}")
+        early.directory.configure("b", f"{LOOPBACK_HOSTS}:{port}")
         await nursery.start(early.run)
         await trio.sleep(0.5)
         assert len(reasons(lines)) == 1
@@ -200,9 +200,9 @@ async def test_a_node_that_comes_back_by_a_new_link_takes_the_place_of_the_old_o
 
         nursery.start_soon(half_open, 1)
         await until(lambda: b.linked == {"a"})
-        first = b.directory.nodes["a"][1]
+        first = b.directory.nodes["a"].link
         nursery.start_soon(half_open, 2)
-        await until(lambda: b.directory.nodes["a"][1] not in {None, first})
+        await until(lambda: b.directory.nodes["a"].link not in {None, first})
         await until(lambda: -1 in ends)
         assert b.linked == {"a"}
         assert -2 not in ends
@@ -299,7 +299,7 @@ async def test_a_node_of_the_file_that_joins_too_has_one_steady_link():
     a, b = Node("a"), Node("b")
     async with linked_nodes(b) as nursery:
         a.links.join = (websocket.Endpoint.read(b.at), websocket.Endpoint.read(b.at))
-        a.directory.expect("b", b.at)
+        a.directory.configure("b", b.at)
         await nursery.start(a.run)
         await all_linked(a, b)
         await trio.sleep(0.3)
@@ -354,7 +354,7 @@ async def test_b9_of_two_processes_of_one_name_one_answers_and_the_other_is_refu
             answers.append(await front.ask(backs[0], request_id=f"{number:032x}"))
             await trio.sleep(0.05)
         assert sum("front" in back.linked for back in backs) == 1
-        assert sum("front" in back.directory.twins for back in backs) == 1
+        assert sum("front" in back.directory.name_conflicts for back in backs) == 1
     assert answers == [[0, 1, 2]] * 12
     told = [reason for reason in reasons(lines) if "two processes call themselves back" in reason]
     assert len(told) == 2  # of both ends
@@ -363,8 +363,8 @@ async def test_b9_of_two_processes_of_one_name_one_answers_and_the_other_is_refu
 async def test_a_node_in_anothers_place_is_refused(lines):
     a, b = Node("a"), Node("b")
     async with linked_nodes(a, b, know=False):
-        a.directory.expect("c", b.at)
-        a.directory.changed.unpark_all()
+        a.directory.configure("c", b.at)
+        a.directory.notify()
         await trio.sleep(0.7)
     said = reasons(lines)
     assert len(said) == 2
@@ -499,7 +499,7 @@ async def test_two_hundred_silent_connections_keep_no_node_out(lines):
     async with linked_nodes(b) as nursery:
         silent = [await trio.open_tcp_stream(LOOPBACK_HOSTS, b.links.port) for _ in range(200)]
         await until(lambda: len(b.links._strangers) == 20)
-        a.directory.expect("b", b.at)
+        a.directory.configure("b", b.at)
         await nursery.start(a.run)
         await all_linked(a, b)
         for stream in silent:

@@ -25,7 +25,7 @@ async def test_waits_between_tries_grow_and_are_not_all_the_same(autojump_clock)
 
     a = Node("a", port=None, section=evolve(QUICK, retry_min_s=0.1, retry_max_s=5.0))
     a.links.dial = refuse
-    a.directory.expect("b", "127.0.0.1:1")
+    a.directory.configure("b", "127.0.0.1:1")
     with trio.move_on_after(200):
         await a.run()
     waits = [later - sooner for sooner, later in itertools.pairwise(tries)]
@@ -56,7 +56,7 @@ async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(lasts_s
     section = evolve(QUICK, silent_s=3.0, retry_min_s=0.1, retry_max_s=5.0)
     a = Node("a", port=None, section=section)
     a.links.dial = dial
-    a.directory.expect("b", "127.0.0.1:1")
+    a.directory.configure("b", "127.0.0.1:1")
     with trio.move_on_after(100):
         await a.run()
     waits = [began - over for over, began in zip(ended, begun[1:], strict=False)]
@@ -75,12 +75,12 @@ async def test_a_node_that_is_only_heard_of_is_dialed_for_a_while_and_anew_when_
     a.links.dial = refuse
     async with trio.open_nursery() as nursery:
         await nursery.start(a.run)
-        a.directory.told("gone", rumour)
+        a.directory.merge_state("gone", rumour)
         a.links.traffic["gone"].sent(1)
         await trio.sleep(3 * FORGET_S)
         assert FORGET_S - 1 < tries[-1] < FORGET_S + 3 * FORGETS_S
         assert (a.links._dialing, dict(a.links.traffic), a.directory.nodes) == (set(), {}, {})
-        a.directory.told("gone", rumour)
+        a.directory.merge_state("gone", rumour)
         await trio.sleep(1)
         assert tries[-1] > 3 * FORGET_S
         nursery.cancel_scope.cancel()

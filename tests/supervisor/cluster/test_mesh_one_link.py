@@ -15,7 +15,7 @@ from protocol.cluster import GetStatus, NodeState
 from protocol.errors import LinkReplaced, PeerLost, PeerRefused
 from protocol.frames import VERSION, Bye, FrameReader, Hello, encode
 from protocol.greeting import Incarnation
-from supervisor.cluster import engine_control
+from supervisor.cluster import readiness
 from supervisor.cluster.mesh import NAME_CONFLICT, Mesh
 from supervisor.links.websocket import Endpoint
 from supervisor.node.node import _Node
@@ -60,7 +60,7 @@ async def test_of_two_that_were_dialed_at_once_both_ends_keep_the_one_that_the_f
         await meet(node, peer, dialer)
     kept = node.links._carried[peer]
     assert kept.dialer == "a"
-    assert node.directory.nodes[peer][1] is kept.link
+    assert node.directory.nodes[peer].link is kept.link
     assert node.links._dialed == ({"b"} if name == "a" else set())  # the other one is carried no longer
 
 
@@ -68,20 +68,20 @@ async def test_of_two_that_were_dialed_at_once_both_ends_keep_the_one_that_the_f
 async def test_of_two_that_one_end_has_dialed_the_newer_stays(dialer, meet, autojump_clock):
     node = Node("a")
     await meet(node, "b", dialer)
-    first = node.directory.nodes["b"][1]
+    first = node.directory.nodes["b"].link
     await meet(node, "b", dialer)
-    assert node.directory.nodes["b"][1] not in {None, first}
+    assert node.directory.nodes["b"].link not in {None, first}
 
 
 async def test_what_is_still_told_over_an_older_link_is_not_believed(meet, autojump_clock):
     node = Node("a")
     await meet(node, "b", "b")
-    older = node.directory.nodes["b"][1]
+    older = node.directory.nodes["b"].link
     await meet(node, "b", "b")
     older.on_announcement(NodeState(draining=True))  # it lay there already, to be read in the same moment
-    assert not node.directory.nodes["b"][0].draining
-    node.directory.nodes["b"][1].on_announcement(NodeState(draining=True))
-    assert node.directory.nodes["b"][0].draining
+    assert not node.directory.nodes["b"].state.draining
+    node.directory.nodes["b"].link.on_announcement(NodeState(draining=True))
+    assert node.directory.nodes["b"].state.draining
 
 
 # Two processes of one name ------------------------------------------------------------------
@@ -90,12 +90,12 @@ async def test_what_is_still_told_over_an_older_link_is_not_believed(meet, autoj
 async def test_b9_another_process_of_a_name_is_refused_and_told_why_while_the_first_is_heard(meet, autojump_clock):
     node = Node("a")
     await meet(node, "b", "b", "one")
-    first = node.directory.nodes["b"][1]
+    first = node.directory.nodes["b"].link
     far = await meet(node, "b", "b", "two")
     (bye,) = FrameReader().feed(await far.receive_some())
     assert bye.code == NAME_CONFLICT
     assert "one, started Tue, 14 Nov 2023 22:13:20 GMT is linked to a, so two, started" in bye.detail
-    assert node.directory.nodes["b"][1] is first
+    assert node.directory.nodes["b"].link is first
     assert not first.lost
 
 
@@ -105,7 +105,7 @@ async def test_b9_another_process_that_is_dialed_under_a_second_address_is_refus
     """The first has been dialed from here, too: a second link to that very one would be closed without a word."""
     node = Node("a")
     await meet(node, "b", "a", "one")
-    first, (near, far) = node.directory.nodes["b"][1], pair()
+    first, (near, far) = node.directory.nodes["b"].link, pair()
 
     async def dial(at, context, within_s, talk):
         await talk(near)
@@ -119,17 +119,17 @@ async def test_b9_another_process_that_is_dialed_under_a_second_address_is_refus
     (bye,) = FrameReader().feed(await far.receive_some())
     assert bye.code == NAME_CONFLICT
     assert "one, started Tue, 14 Nov 2023 22:13:20 GMT is linked to a, so two, started" in bye.detail
-    assert node.directory.nodes["b"][1] is first
+    assert node.directory.nodes["b"].link is first
     assert not first.lost
 
 
 async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(meet, autojump_clock):
     node = Node("a")
     await meet(node, "b", "b", "one")
-    first = node.directory.nodes["b"][1]
+    first = node.directory.nodes["b"].link
     first._liveness.received_at -= node.section.silent_s  # and it has not been noticed yet
     await meet(node, "b", "b", "two")
-    assert node.directory.nodes["b"][1] not in {None, first}
+    assert node.directory.nodes["b"].link not in {None, first}
 
 
 async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked(meet, nursery, autojump_clock):
@@ -139,9 +139,9 @@ async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked
     nursery.start_soon(node.links.heartbeat_task.run)
     with pytest.raises(PeerRefused, match="two processes call themselves a"):
         await node.links._carry("b", near, "a")
-    assert engine_control.unready(node.directory, ()) == "two processes call themselves a"
+    assert readiness.unready(node.directory, ()) == "two processes call themselves a"
     await meet(node, "b", "a")
-    assert engine_control.unready(node.directory, ()) is None
+    assert readiness.unready(node.directory, ()) is None
 
 
 async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_from_being_ready(
@@ -155,9 +155,9 @@ async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_f
     with pytest.raises(PeerRefused):
         await node.links._carry("b", near, "a")
     await trio.sleep(2 * node.section.retry_max_s)  # as long as it may take to be refused again
-    assert engine_control.unready(node.directory, ()) == "two processes call themselves a"
+    assert readiness.unready(node.directory, ()) == "two processes call themselves a"
     await trio.sleep(60)
-    assert engine_control.unready(node.directory, ()) is None
+    assert readiness.unready(node.directory, ()) is None
 
 
 async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_ready(nursery, autojump_clock):
@@ -168,7 +168,7 @@ async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_read
     nursery.start_soon(node.links.heartbeat_task.run)
     with pytest.raises(PeerRefused):
         await node.links._carry("b", near, "a")
-    door = SimpleNamespace(unready=partial(engine_control.unready, node.directory, ()))
+    door = SimpleNamespace(unready=partial(readiness.unready, node.directory, ()))
     waits = _Node(None, SimpleNamespace(door=door, directory=node.directory), None, None, 0.0)
     nursery.start_soon(waits._announce, partial(said.append, "ready"))
     section = node.section
@@ -182,7 +182,7 @@ async def test_b9_an_answer_over_a_link_that_is_replaced_ends_in_link_replaced(m
     node = Node("a")
     caplog.set_level(logging.INFO)
     await meet(node, "b", "b")
-    _, answer = node.directory.nodes["b"][1].open(GetStatus(), 0)
+    _, answer = node.directory.nodes["b"].link.open(GetStatus(), 0)
     await meet(node, "b", "b")
     with pytest.raises(LinkReplaced):
         await answer.result()

@@ -50,7 +50,7 @@ async def test_a_stopped_process_is_lost_within_stalled_s_and_comes_back(other):
         await until(lambda: "b" in a.linked and len(a.directory.workers("oak")) == 2, within_s=20.0)
         await trio.sleep(3 * QUICK.silent_s)
         assert a.linked == {"b"}  # it is lively, and nothing was said but beats
-        link = a.directory.nodes["b"][1]
+        link = a.directory.nodes["b"].link
         os.kill(process.pid, signal.SIGSTOP)
         stopped_at = trio.current_time()
         await until(lambda: link.lost)

@@ -73,6 +73,6 @@ async def test_d9_nodes_link_while_one_address_connects_without_end(crowd, patie
         for _ in range(4):
             nursery.start_soon(crowd.connect_without_end, patient)
         await until(lambda: len(patient.links._strangers) == QUICK.handshakes_max)
-        a.directory.expect("b", patient.at)
+        a.directory.configure("b", patient.at)
         await nursery.start(a.run)
         await all_linked(a, patient)

@@ -21,7 +21,7 @@ from protocol.errors import PeerViolation, StartFailed
 from protocol.messages import EngineInfo
 from protocol.model_folder import WEIGHTS, digest
 from supervisor.cli.status_view import board
-from supervisor.cluster import engine_control
+from supervisor.cluster import models, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.model_identity import ModelIdentities
 from supervisor.control.control import NodeControl
@@ -57,22 +57,18 @@ async def no_loads():
 
 
 async def test_c8_a_worker_of_another_model_is_never_asked_and_its_limits_count_for_nobody(directory):
-    directory.told("far", NodeState((offer("one", INFO), offer("two", SMALL))))
+    directory.merge_state("far", NodeState((offer("one", INFO), offer("two", SMALL))))
     assert [worker.load.name for worker in directory.workers("oak")] == ["far/one"]
-    assert engine_control.request_tokens_max(directory, "oak") == INFO.request_tokens_max
-    assert engine_control.engines_up(directory) == {"far/one": 1.0, "far/two": 0.0}
-    assert engine_control.unready(directory, ["oak"]) is None, "another one serves it"
+    assert models.request_tokens_max(directory, "oak") == INFO.request_tokens_max
+    assert readiness.engines_up(directory) == {"far/one": 1.0, "far/two": 0.0}
+    assert readiness.unready(directory, ["oak"]) is None, "another one serves it"
 
 
 async def test_c8_ready_and_refused_requests_say_by_name_which_worker_and_what_differs(directory):
-    directory.told("far", NodeState((offer("two", SMALL),)))
-    assert (
-        engine_control.unready(directory, ["oak"])
-        == engine_control.never_ready(directory, ["oak"])
-        == f"engine two {WHY}"
-    )
-    directory.told("far", NodeState((offer("two", INFO),)))
-    assert engine_control.unready(directory, ["oak"]) is engine_control.never_ready(directory, ["oak"]) is None
+    directory.merge_state("far", NodeState((offer("two", SMALL),)))
+    assert readiness.unready(directory, ["oak"]) == readiness.never_ready(directory, ["oak"]) == f"engine two {WHY}"
+    directory.merge_state("far", NodeState((offer("two", INFO),)))
+    assert readiness.unready(directory, ["oak"]) is readiness.never_ready(directory, ["oak"]) is None
     assert [worker.load.name for worker in directory.workers("oak")] == ["far/two"]
 
 
@@ -80,7 +76,7 @@ async def test_c8_the_log_says_it_once_and_the_status_as_long_as_it_is_so(direct
     controls = NodeControl(directory, "run", "1", no_loads)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            directory.told("far", NodeState((offer("two", SMALL),)))
+            directory.merge_state("far", NodeState((offer("two", SMALL),)))
     [record] = caplog.records
     assert (record.peer, record.engine) == ("far", "two")
     assert record.reason == "its model is another one: it differs in tokenizer.json"
@@ -89,14 +85,14 @@ async def test_c8_the_log_says_it_once_and_the_status_as_long_as_it_is_so(direct
     console = Console(width=200, record=True, file=StringIO())
     console.print(board("espalier", {"here": status}))
     assert f"node here does without an engine: engine far/two {WHY}" in console.export_text()
-    link = directory.nodes["far"][1]
+    link = directory.nodes["far"].link
     directory.unlinked("far", link)
     assert (await controls.answer(GetStatus())).refused == ()
 
 
 @pytest.mark.parametrize("told", [(), (*OWN, *digest({WEIGHTS: b"some"}))])
 async def test_c8_who_tells_no_digest_or_has_weights_beside_is_asked(directory, told):
-    directory.told("far", NodeState((offer("one", evolve(INFO, digest=told)),)))
+    directory.merge_state("far", NodeState((offer("one", evolve(INFO, digest=told)),)))
     assert len(directory.workers("oak")) == 1
 
 
@@ -107,10 +103,10 @@ OLD, NEW = (evolve(INFO, digest=(*OWN, *digest({WEIGHTS: each}))) for each in (b
 
 def tell(directory, node, *infos, up=True, draining=False):
     """Let a node tell of workers that are up, or down, with these models."""
-    if directory.nodes.get(node, (None, None))[1] is None:
+    if directory.node(node).link is None:
         directory.linked(node, a_link())
     offers = tuple(evolve(offer(f"w{at}", info), up=up) for at, info in enumerate(infos))
-    directory.told(node, NodeState(offers, draining=draining))
+    directory.merge_state(node, NodeState(offers, draining=draining))
 
 
 def asked(directory):
@@ -128,8 +124,8 @@ async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_n
     metrics = Metrics()
     gauges.add_node_gauges(metrics.registry, directory)
     assert 'espalier_engine_model_mismatch{engine="b/w0"} 1.0' in metrics.render({}).decode()
-    assert engine_control.engines_up(directory) == {"a/w0": 1.0, "b/w0": 0.0}
-    assert engine_control.unready(directory, ["oak"]) is None
+    assert readiness.engines_up(directory) == {"a/w0": 1.0, "b/w0": 0.0}
+    assert readiness.unready(directory, ["oak"]) is None
 
 
 @pytest.mark.parametrize("goes", ["link", "down", "drain"])
@@ -137,7 +133,7 @@ async def test_c8_other_weights_are_asked_once_those_that_stood_are_gone(directo
     tell(directory, "a", OLD)
     tell(directory, "b", NEW)
     if goes == "link":
-        directory.unlinked("a", directory.nodes["a"][1])
+        directory.unlinked("a", directory.nodes["a"].link)
     else:
         tell(directory, "a", OLD, up=goes != "down", draining=goes == "drain")
     assert asked(directory) == ["b/w0"]
@@ -156,7 +152,7 @@ async def test_c8_the_weights_stand_that_most_have_and_loads_are_kept(directory)
     assert (directory.workers("oak")[0].load.busy, directory.workers("oak")[0].load.tokens) == (2, 7)
     assert list(directory.models.rejections) == ["a/w0", "a/w1"]
     for leaves in "bc":
-        directory.unlinked(leaves, directory.nodes[leaves][1])
+        directory.unlinked(leaves, directory.nodes[leaves].link)
     assert asked(directory) == ["a/w0", "a/w1"]
 
 
@@ -171,11 +167,11 @@ def test_names_of_models_that_were_heard_once_are_not_kept():
     models = ModelIdentities({"oak": OWN})
     for number in range(100):
         each = evolve(offer("w", OLD), model=f"model {number}")
-        models.judged("a", NodeState((each, offer("w0", OLD))))
-        assert set(models.standing) == set(models._holders) == {"oak", each.model}
+        models.judge("a", NodeState((each, offer("w0", OLD))))
+        assert set(models.served_weights) == set(models._holders) == {"oak", each.model}
     models.forget("a")
     assert not models._holders
-    assert set(models.standing) == {"oak"}, "an answer goes on with no other weights than it has begun with"
+    assert set(models.served_weights) == {"oak"}, "an answer goes on with no other weights than it has begun with"
 
 
 words = st.tuples(st.sampled_from("abc"), st.lists(st.sampled_from([OLD, NEW, INFO, SMALL]), max_size=3), st.booleans())
@@ -196,7 +192,7 @@ def test_c8_whatever_nodes_tell_those_are_asked_whose_weights_most_have_who_are_
             assert all(counts[each] == max(counts[OLD.digest], counts[NEW.digest]) for each in weights)
             assert served - weights == ({OWN} if counts[OWN] else set())
         for node in last:
-            directory.unlinked(node, directory.nodes[node][1])
+            directory.unlinked(node, directory.nodes[node].link)
         assert not directory.models._states
         assert not directory.models._holders
 
@@ -205,7 +201,7 @@ def test_c8_whatever_nodes_tell_those_are_asked_whose_weights_most_have_who_are_
 
 async def test_c8_a_digest_without_end_is_not_believed(directory):
     with pytest.raises(PeerViolation, match="longer than any"):
-        directory.told("far", NodeState((offer("one", evolve(INFO, digest=OWN * 100)),)))
+        directory.merge_state("far", NodeState((offer("one", evolve(INFO, digest=OWN * 100)),)))
     assert directory.workers("oak") == []
 
 
@@ -236,7 +232,7 @@ async def test_c1_why_workers_are_refused_is_told_once_at_a_scrape_and_not_for_e
     looks, metrics, directory = [], Metrics(), Directory("front", models=ModelIdentities({"tiny": OWN}))
     for number in range(20):
         engine = evolve(INFO, digest=OTHER if number < 5 else OWN)
-        directory.told(f"node-{number}", NodeState((Offer("tiny-0", "tiny", Leg.BOTH, 8, True, engine),)))
+        directory.merge_state(f"node-{number}", NodeState((Offer("tiny-0", "tiny", Leg.BOTH, 8, True, engine),)))
     gauges.add_node_gauges(metrics.registry, directory)
     whys = ModelIdentities.rejections.fget
     monkeypatch.setattr(ModelIdentities, "rejections", property(lambda self: looks.append(1) or whys(self)))

@@ -110,12 +110,10 @@ async def ask(node, request):
 async def test_a_node_tells_how_each_part_of_it_is(autojump_clock):
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, 1024)})
     info = evolve(INFO, kv_tokens_max=4096)
-    plug = Registration(one.directory.changed.unpark_all)
+    plug = Registration(one.directory.notify)
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
-    one.directory.here["tiny-0"] = LocalWorker(
-        "one", offered, None, plug, one.directory.changed, None, one.directory, 6, 90
-    )
-    one.directory.expect("two", "127.0.0.1:1")
+    one.directory.local["tiny-0"] = LocalWorker("one", offered, None, plug, None, one.directory, busy=6, tokens=90)
+    one.directory.configure("two", "127.0.0.1:1")
     one.controls.standing.on_event(ChildEvent("one/links", ChildEventKind.STARTED, trio.current_time()))
     with plug.publish(SimpleNamespace(info=info)):
         await trio.sleep(3)
@@ -131,9 +129,9 @@ async def test_a_node_tells_how_each_part_of_it_is(autojump_clock):
 @pytest.mark.parametrize("used", [-5, 10**9])
 async def test_what_an_engine_counts_wrongly_is_told_as_a_fraction_all_the_same(used, autojump_clock):
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, used)})
-    plug = Registration(one.directory.changed.unpark_all)
+    plug = Registration(one.directory.notify)
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
-    one.directory.here["tiny-0"] = LocalWorker("one", offered, None, plug, one.directory.changed, None, one.directory)
+    one.directory.local["tiny-0"] = LocalWorker("one", offered, None, plug, None, one.directory)
     with plug.publish(SimpleNamespace(info=INFO)):
         status = await ask(one, GetStatus("one"))
     assert status.state.offers[0].kv_used == (used > 0)
@@ -205,7 +203,7 @@ async def asked_by_way_of_two():
     one, front, two = Node("one"), Node("front"), Node("two")
     one.directory.routes = two.directory.routes = False
     async with joined(one, front), joined(front, two):
-        one.directory.told("front", NodeState((), routes=True))
+        one.directory.merge_state("front", NodeState((), routes=True))
         yield one, two
 
 
@@ -293,11 +291,11 @@ async def operator(links):
         near.close()
 
 
-async def test_an_operator_is_answered_and_is_no_node(autojump_clock):
+async def test_an_operator_is_answered_and_is_no_node(autojump_clock, monkeypatch):
     one = Node("one")
     links = links_of(one)
     changes = []
-    one.directory.changed = SimpleNamespace(unpark_all=lambda: changes.append("changed"))
+    monkeypatch.setattr(Directory, "notify", lambda _: changes.append("changed"))
     async with operator(links) as (link, _):
         async with link.ask(GetStatus(), 0) as answer:
             status = await answer.result()

@@ -20,7 +20,7 @@ from protocol.errors import SlowClient
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
 from protocol.text_messages import Role, Turn
-from supervisor.cluster import engine_control
+from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.config import load
 from supervisor.config.limits import GatewayLimits
@@ -87,8 +87,8 @@ def test_a_prompt_may_be_as_long_as_the_gateway_says_and_as_the_smallest_engine_
     engines = [attrs.evolve(INFO, request_tokens_max=size) for size in (300, 100, 200)]
     offers = [Offer(f"e{place}", "tiny", Leg.BOTH, 4, True, each) for place, each in enumerate(engines)]
     directory = Directory("main")
-    directory.expect("other", None, offers)
-    limits = engine_control.request_limits(directory, "tiny", most)
+    directory.configure("other", None, offers)
+    limits = models.request_limits(directory, "tiny", most)
     assert limits is not None
     assert (limits.total_max, limits.prompt_max) == (100, kept)
 

@@ -7,7 +7,7 @@ from attrs import define, evolve, field
 
 from actors.text.prompts import PromptLimits
 from protocol.cluster import Leg, NodeState, Offer
-from supervisor.cluster import engine_control
+from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.gateway.requests import ServedModel
 from tests.rig.gateway import INFO, Rig, chat, post, rig
@@ -36,14 +36,14 @@ class Offers:
 
     def look(self) -> int:
         self.looks += 1
-        found = engine_control.request_tokens_max(self.directory, "tiny")
+        found = models.request_tokens_max(self.directory, "tiny")
         if self.looks == self.at:
             self.tell(self.after)
         return found
 
     def tell(self, offers: tuple[Offer, ...]) -> None:
-        self.directory.told("far", NodeState(offers))
-        self.made.limits[0] = engine_control.request_limits(self.directory, "tiny", PROMPT_MAX)
+        self.directory.merge_state("far", NodeState(offers))
+        self.made.limits[0] = models.request_limits(self.directory, "tiny", PROMPT_MAX)
 
 
 async def answered(made, **fields):

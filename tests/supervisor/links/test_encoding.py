@@ -55,8 +55,8 @@ def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places, wrong, written
 def test_b16_a_node_that_listens_everywhere_is_dialed_at_its_host(written):
     cluster = read_cluster(written(text("0.0.0.0:7401", "two", "[::]:7402")))
     front, back = (built_assembly(cluster, name)[0] for name in ("front", "back"))
-    assert front.directory.nodes["back"][2] == "two:7402"
-    assert back.directory.nodes["front"][2] == "one:7401"
+    assert front.directory.nodes["back"].address == "two:7402"
+    assert back.directory.nodes["front"].address == "one:7401"
     assert back.links.host == "two"
 
 

@@ -19,7 +19,7 @@ from protocol.kind import Kind
 from protocol.messages import FlushCache
 from protocol.peer import Peer
 from protocol.text_messages import Text
-from supervisor.cluster import engine_control
+from supervisor.cluster import readiness
 from supervisor.cluster.workers import LocalWorker
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import STALLED_DETAIL, Link
@@ -261,14 +261,14 @@ async def linked(node, nursery):
 async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(nursery, autojump_clock):
     node = Node("a", section=evolve(Node("a").section, heartbeat_s=1.0, silent_s=3.0, stalled_s=15.0))
     directory, (address, inbox) = node.directory, priority_inbox(2, lambda request: request.priority)
-    plug, offer = Registration(directory.changed.unpark_all), Offer("a-0", "oak", Leg.BOTH, 2, up=False)
-    here = directory.here["a-0"] = LocalWorker("a", offer, address, plug, directory.changed, inbox, directory)
+    plug, offer = Registration(directory.notify), Offer("a-0", "oak", Leg.BOTH, 2, up=False)
+    here = directory.local["a-0"] = LocalWorker("a", offer, address, plug, inbox, directory)
     far = await linked(node, nursery)
-    link = directory.nodes["b"][1]
+    link = directory.nodes["b"].link
     link.on_announcement(NodeState((OFFER,)))
     with trio.fail_after(5):
         while not link.stalled:
-            await directory.changed.park()
+            await directory.wait_changed()
     async with waiting(here, 2) as heard:
         assert heard == []
         await far.send_all(encode(KeepAlive()))
@@ -280,9 +280,9 @@ async def test_d8_nobody_chooses_a_node_that_stands_still_and_readiness_and_metr
     nursery, autojump_clock, caplog
 ):
     node = Node("a", section=evolve(Node("a").section, heartbeat_s=1.0, silent_s=3.0, stalled_s=15.0))
-    del node.directory.here["a-0"]
+    del node.directory.local["a-0"]
     far = await linked(node, nursery)
-    link = node.directory.nodes["b"][1]
+    link = node.directory.nodes["b"].link
     link.on_announcement(NodeState((OFFER,)))
     assert [each.load.name for each in node.directory.workers("oak")] == ["b/b-0"]
     pool = node.directory.pool("oak")
@@ -291,13 +291,13 @@ async def test_d8_nobody_chooses_a_node_that_stands_still_and_readiness_and_metr
     assert link.stalled
     assert node.directory.workers("oak") == []
     assert len(pool.ranked(Leg.BOTH)) == 0
-    assert engine_control.unready(node.directory, ["oak"]) == "engine b-0 is on a node that stands still"
-    assert engine_control.engines_up(node.directory) == {"b/b-0": 0.0}
+    assert readiness.unready(node.directory, ["oak"]) == "engine b-0 is on a node that stands still"
+    assert readiness.engines_up(node.directory) == {"b/b-0": 0.0}
     assert caplog.messages == ["a node stands still"]
     await trio.sleep(5)
-    assert node.directory.nodes["b"][1] is link
+    assert node.directory.nodes["b"].link is link
     await far.send_all(encode(KeepAlive()))
     await wait_all_tasks_blocked()
     assert [each.load.name for each in node.directory.workers("oak")] == ["b/b-0"]
-    assert engine_control.unready(node.directory, ["oak"]) is None
-    assert engine_control.engines_up(node.directory) == {"b/b-0": 1.0}
+    assert readiness.unready(node.directory, ["oak"]) is None
+    assert readiness.engines_up(node.directory) == {"b/b-0": 1.0}

@@ -9,6 +9,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.messages import EngineLoad, Usage
+from supervisor.cluster.node_record import KnownNode
 from supervisor.links.traffic import Traffic
 from supervisor.node import gauges
 from supervisor.observers import RoutingMetrics
@@ -29,7 +30,7 @@ def metrics():
     for number in range(100):
         made.request_ended(f"model-{number}", "http", "stop", 1.0, Usage(1, 1, 0))
     link = SimpleNamespace(silent_s=1.0, peer=SimpleNamespace(asked=(), served=(), queued_bytes=0))
-    directory = SimpleNamespace(nodes=dict.fromkeys(NODES, (None, link, None)), meets=lambda _: True)
+    directory = SimpleNamespace(nodes=dict.fromkeys(NODES, KnownNode(link=link)), should_link=lambda _: True)
     traffic = {node: Traffic() for node in NODES}
     gauges.add_link_metrics(made.registry, directory, traffic)
     gauges.add_engine_up(made.registry, lambda: dict.fromkeys(LOADS, 1.0))

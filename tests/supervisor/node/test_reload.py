@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from protocol.cluster import Leg, NodeState, Offer, Reloaded
 from protocol.errors import InternalError, Overloaded, StartFailed
 from supervisor import deadlines
-from supervisor.cluster import engine_control, link_credentials
+from supervisor.cluster import link_credentials, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.config import load
 from supervisor.engines.kinds import read_cluster
@@ -197,7 +197,7 @@ async def test_a_new_node_is_known_with_its_engines_and_whoever_dials_is_woken(f
     woken = []
 
     async def wait():
-        await node.house.directory.changed.park()
+        await node.house.directory.wait_changed()
         woken.append(sorted(node.house.directory.nodes))
 
     async with trio.open_nursery() as nursery:
@@ -207,7 +207,7 @@ async def test_a_new_node_is_known_with_its_engines_and_whoever_dials_is_woken(f
         assert told == Reloaded(("node two is known now",))
         await wait_all_tasks_blocked()
     assert woken == [["one", "two"]]
-    assert node.house.directory.nodes["two"][2] == "127.0.0.1:7403"
+    assert node.house.directory.nodes["two"].address == "127.0.0.1:7403"
     assert [offer.name for offer in node.house.directory.offers("tiny")] == ["tiny-1", "tiny-2"]
     assert await node.reload(text=FILE + NEW) == Reloaded()
     gone = "node two stays known as it was until this node is started again; drain it if it is to go"
@@ -225,7 +225,7 @@ async def test_a_node_that_moves_is_dialed_where_the_file_says_from_then_on(fron
         )
     )
     nodes = node.house.directory.nodes
-    assert (nodes["one"][2], nodes["two"][2]) == ("127.0.0.1:7412", "127.0.0.1:7413")
+    assert (nodes["one"].address, nodes["two"].address) == ("127.0.0.1:7412", "127.0.0.1:7413")
     assert await node.reload(text=moved) == Reloaded()
     deaf = moved.replace('listen = "127.0.0.1:7413"\n', "")
     assert (await node.reload(text=deaf)).not_changed == (
@@ -607,11 +607,11 @@ async def test_a_gate_that_gets_wider_lets_in_as_many_of_its_line_as_it_has_room
 def test_ready_says_which_engine_is_on_a_node_that_drains():
     directory = Directory("front")
     offer = Offer("tiny-1", "tiny", Leg.BOTH, 4, up=True)
-    directory.expect("one", None, [offer])
-    directory.told("one", NodeState((offer,)))
-    assert engine_control.unready(directory, ["tiny"]) is None
-    directory.told("one", NodeState((offer,), draining=True))
-    assert engine_control.unready(directory, ["tiny"]) == "engine tiny-1 is on a node that drains"
-    directory.expect("two", None)
-    directory.told("two", NodeState((Offer("tiny-2", "tiny", Leg.BOTH, 4, up=True),)))
-    assert engine_control.unready(directory, ["tiny"]) is None
+    directory.configure("one", None, [offer])
+    directory.merge_state("one", NodeState((offer,)))
+    assert readiness.unready(directory, ["tiny"]) is None
+    directory.merge_state("one", NodeState((offer,), draining=True))
+    assert readiness.unready(directory, ["tiny"]) == "engine tiny-1 is on a node that drains"
+    directory.configure("two", None)
+    directory.merge_state("two", NodeState((Offer("tiny-2", "tiny", Leg.BOTH, 4, up=True),)))
+    assert readiness.unready(directory, ["tiny"]) is None

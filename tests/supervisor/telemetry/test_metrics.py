@@ -222,7 +222,7 @@ async def test_a_node_is_ready_when_its_engines_are_and_the_gateways_node_is_lin
             return text if status == 503 else str(status)
 
         assert "engine tiny-0 is starting" in await why()
-        with house.directory.here["tiny-0"].plug.publish(FakeEngine(Costs())):
+        with house.directory.local["tiny-0"].engine.publish(FakeEngine(Costs())):
             assert "there is no link to node front" in await why()
             house.directory.linked("front", Link(None, Peer("back", serves_max=1)))
             assert await why() == "200"

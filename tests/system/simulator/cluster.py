@@ -12,7 +12,7 @@ from attrs import define, field
 
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
-from supervisor.cluster import engine_control
+from supervisor.cluster import readiness
 from supervisor.cluster.directory import Directory
 from supervisor.config.load import ClusterSection
 from supervisor.supervision.tree import Child
@@ -162,7 +162,9 @@ class Cluster(System):
 
 def is_whole(directory: Directory, many: int) -> bool:
     """Whether a node knows, and is linked to, all others."""
-    links = [link for name, (_, link, _) in directory.nodes.items() if link is not None or directory.meets(name)]
+    links = [
+        node.link for name, node in directory.nodes.items() if node.link is not None or directory.should_link(name)
+    ]
     return len(links) >= (many if directory.routes else 1) and all(link is not None and not link.lost for link in links)
 
 
@@ -182,7 +184,7 @@ async def together(system: Cluster) -> AsyncIterator[Cluster]:
     """Run the gateway's node beside the others for the body, and end it in order."""
     async with living(system):
         with trio.fail_after(LINKED_WITHIN_S):
-            while not linked(system) or engine_control.never_ready(system.directory, ("tiny",)):  # noqa: ASYNC110  # of many nodes
+            while not linked(system) or readiness.never_ready(system.directory, ("tiny",)):  # noqa: ASYNC110  # of many nodes
                 await trio.sleep(0.1)
         await trio.sleep(SECTION.retry_max_s * 2)  # for those that dial in vain to see that there is a link by now
         system.tasks = tasks()

@@ -128,7 +128,7 @@ class LinkedAlone(SingleFault):
     def link(self, of: Directory | None = None, to: str | None = None) -> Link | None:
         """Return the gateway's link to the node that it is about, or another."""
         nodes = (of or self.system.directory).nodes
-        return next(link for name, (_, link, _) in nodes.items() if name == (to or self.spot.name))
+        return next(node.link for name, node in nodes.items() if name == (to or self.spot.name))
 
     async def live(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -226,13 +226,15 @@ class Twin(LinkedAlone):
             if is_dialed:  # as it would be if the gateway's file said to join there
                 nursery.start_soon(system.links._keep, None, address)
             with trio.fail_after(SOON_S):
-                while "main" not in twin.directory.twins:  # noqa: ASYNC110  # of links
+                while "main" not in twin.directory.name_conflicts:  # noqa: ASYNC110  # of links
                     await trio.sleep(0.05)
             await trio.sleep(lasts_s)
             assert self.link() is before, "the older process lost its link"
             assert not before.lost
             # Whoever dials is told again and again; one that was dialed is not dialed again while the older is linked.
-            assert is_dialed or twin.directory.twin is not None, "the younger process does not say that it is one"
+            assert is_dialed or twin.directory.name_conflict is not None, (
+                "the younger process does not say that it is one"
+            )
             said = [sentence for _, sentence in system.links._nodes._said]
             assert any(each.startswith("two processes call themselves") for each in said), "the gateway does not say it"
             assert not any(_submitted(host.scheduler.log) for host in twin.hosts.values()), "the younger was asked"

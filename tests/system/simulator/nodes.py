@@ -97,18 +97,18 @@ class ClusterPlan:
     def links(self, name: str, directory: Directory, *, listens: bool, joins: bool) -> SimLinks:
         """Return the links of one node, and note in its directory whom it knows from the file."""
         directory.routes = name == self.front
-        directory.must_meet = frozenset({self.front} - {name})
+        directory.required_peers = frozenset({self.front} - {name})
         for other in [self.front, *self.spots] if not joins else ():
             spot = self.spots.get(other)
             if other != name and not (spot is not None and spot.joins):
                 listening = spot is None or spot.listens
-                directory.expect(other, f"{other}:7400" if listening else None, [] if spot is None else spot.offers)
+                directory.configure(other, f"{other}:7400" if listening else None, [] if spot is None else spot.offers)
         return SimLinks(
             incarnation=Incarnation(f"{name} {next(self.runs)}", int(NOON + trio.current_time())),
             name=name,
             section=self.section,
             directory=directory,
-            serves={(each, Generate): GuardedWorker(here) for each, here in directory.here.items()},
+            serves={(each, Generate): GuardedWorker(here) for each, here in directory.local.items()},
             listen=Endpoint(name, 7400) if listens else None,
             secret=SECRET,
             tls=None,
@@ -249,7 +249,7 @@ def check_inboxes(directory: Directory, inboxes: list[PriorityInbox]) -> None:
     """Check that nobody waits for a worker of this node, and that none of them counts a request."""
     for inbox in inboxes:
         assert inbox.waiting == (0, 0), "a call waits for ever"
-    for here in directory.here.values():
+    for here in directory.local.values():
         assert (here.load.busy, here.load.tokens, here.load.pending) == (0, 0, 0), "a worker counts what is over"
 
 
@@ -258,9 +258,10 @@ def check_links(directory: Directory, gone: Collection[str] = ()) -> None:
 
     While some have `gone`, it is linked to none of those; one that joins may miss others, too, who are told of to it.
     """
-    for name, (_, link, _) in directory.nodes.items():
+    for name, node in directory.nodes.items():
+        link = node.link
         assert name not in gone or link is None, f"{directory.name} has a link to {name}, which has gone"
-        if link is None and (gone or not directory.meets(name)):
+        if link is None and (gone or not directory.should_link(name)):
             continue
         assert link is not None, f"{directory.name} has no link to {name}"
         assert not link.lost

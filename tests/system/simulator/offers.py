@@ -34,14 +34,12 @@ def offer_of(name: str, leg: Leg, costs: Costs) -> Offer:
 def plug(world: SmallSystem, directory: Directory, leg: Leg = Leg.BOTH) -> list[PriorityInbox]:
     """Offer the workers of a node in its directory, as `supervisor.node.assembly` does, and return their inboxes."""
     inboxes = []
-    world.engines = [Registration(directory.changed.unpark_all) for _ in range(world.workers)]
+    world.engines = [Registration(directory.notify) for _ in range(world.workers)]
     for number, each in enumerate(world.engines):
         offer = offer_of(f"{directory.name}-{number}", leg, world.costs)
         address, inbox = priority_inbox(max(1, world.inbox_size), urgency, owner, work_of)
         inboxes.append(inbox)
-        directory.here[offer.name] = LocalWorker(
-            directory.name, offer, address, each, directory.changed, inbox, directory
-        )
+        directory.local[offer.name] = LocalWorker(directory.name, offer, address, each, inbox, directory)
     return inboxes
 
 
@@ -55,9 +53,9 @@ async def work(
 ) -> None:
     """Do what `supervisor.engines.children` does for one worker, until its engine is lost."""
     engine = await world.engines[number].wait()
-    directory.turn_away()
+    directory.reroute_queued()
     try:
-        costs, leg = world.costs, list(directory.here.values())[number].leg
+        costs, leg = world.costs, list(directory.local.values())[number].leg
         own = inboxes[number], engine, costs.slots, world.deadlines, None
         if leg is Leg.PREFILL:
             await prefill(*own, task_status=task_status)
@@ -65,4 +63,4 @@ async def work(
             most = costs.pending_prefill_max if leg is Leg.BOTH else 0
             await decode(*own, most, task_status=task_status)
     finally:
-        list(directory.here.values())[number].turn_away()
+        list(directory.local.values())[number].reroute_queued()

@@ -24,7 +24,7 @@ from protocol.cost import work as work_of
 from protocol.errors import PeerLost
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.peer import Peer
-from supervisor.cluster import engine_control
+from supervisor.cluster import models, readiness
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import GuardedWorker
@@ -37,6 +37,7 @@ from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve_stream
 from supervisor.links.link import Link
+from supervisor.node import monitoring
 from supervisor.node.assembly import _in_order
 from supervisor.node.node import _Node
 from supervisor.processes.process import GracePeriods
@@ -134,12 +135,12 @@ class System(SmallSystem):
         self.costs.refused = self._refuses
         self.asked, self.asked_inbox = mailbox(self.requests_max)
         model, longest = (
-            partial(engine_control.model_object, "tiny", self.directory, 7),
-            partial(engine_control.request_tokens_max, self.directory, "tiny"),
+            partial(models.model_object, "tiny", self.directory, 7),
+            partial(models.request_tokens_max, self.directory, "tiny"),
         )
         engines = {str(number): plug for number, plug in enumerate(self.engines)}
         metrics = Metrics()
-        never_ready = partial(engine_control.never_ready, self.directory, ("tiny",))
+        never_ready = partial(readiness.never_ready, self.directory, ("tiny",))
         self.gateway = Gateway(
             runner=RequestRunner(
                 {"tiny": ServedModel(model, self.asked, longest)}, metrics, self.first_token_s, self.total_s
@@ -147,8 +148,8 @@ class System(SmallSystem):
             gate=_Gate(self.requests_max, self.admit_s, self.waiting_max, never_ready),
             limits=self.limits,
             origins=Origins(frozenset({"127.0.0.1"})),
-            unready=partial(engine_control.unready, self.directory, ("tiny",)),
-            metrics_text=partial(engine_control.local_metrics_text, engines, metrics),
+            unready=partial(readiness.unready, self.directory, ("tiny",)),
+            metrics_text=partial(monitoring.local_metrics_text, engines, metrics),
             new_id=new_id,
             now=lambda: NOON + trio.current_time(),
             certificate=None,
@@ -165,7 +166,7 @@ class System(SmallSystem):
         self.offered = Directory("far") if self.far else self.directory
         self.inboxes = plug(self, self.offered)
         if self.far:
-            self.directory.expect("far", None, self.offered.state().offers)
+            self.directory.configure("far", None, self.offered.state().offers)
 
     def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
         front = (Child(name="front", run=self._front),) if self.far else ()
@@ -196,7 +197,7 @@ class System(SmallSystem):
                 self._gateway_nursery = None
 
     async def _processor(self, *, task_status: trio.TaskStatus[None]) -> None:
-        limits = partial(engine_control.request_limits, self.directory, "tiny", 2048)
+        limits = partial(models.request_limits, self.directory, "tiny", 2048)
         serve = partial(processor, self.asked_inbox, TINY, self.decode, limits, _at_once, self.requests_max)
         await serve(task_status=task_status)
 
@@ -207,7 +208,7 @@ class System(SmallSystem):
         """Carry the link to the workers' node, as `supervisor.cluster.mesh` does, but for the greeting and the heart."""
         near, far = self.pair("front")
         asker = Link(near, Peer("main", serves_max=0), told=partial(self._told, "far"))
-        serves = {(name, Generate): GuardedWorker(here, "main") for name, here in self.offered.here.items()}
+        serves = {(name, Generate): GuardedWorker(here, "main") for name, here in self.offered.local.items()}
         self.server = Link(far, Peer("far", serves_max=self.streams), serves)
 
         async def carry() -> None:
@@ -224,12 +225,12 @@ class System(SmallSystem):
                 await asker.wait_ready()
                 self.directory.linked("far", asker)
                 self.offered.linked("main", self.server)
-                self.offered.told("main", NodeState(routes=True))
+                self.offered.merge_state("main", NodeState(routes=True))
                 teller = Announcer(self.offered)
                 teller.begin("main", self.server)
                 nursery.start_soon(teller.run, float, name="front.teller")
-                while engine_control.never_ready(self.directory, ("tiny",)):
-                    await self.directory.changed.park()
+                while readiness.never_ready(self.directory, ("tiny",)):
+                    await self.directory.wait_changed()
                 with self.front.publish(asker):
                     task_status.started()
                     await trio.sleep_forever()
@@ -238,7 +239,7 @@ class System(SmallSystem):
 
     def _told(self, node: str, message: object) -> None:
         if isinstance(message, NodeState):
-            self.directory.told(node, check(message))
+            self.directory.merge_state(node, check(message))
         else:
             self.directory.merge_loads(node, check_loads(message))
 
@@ -344,7 +345,7 @@ class System(SmallSystem):
         assert not self.routing._places.requests, "a place is kept for nobody"
         for each in (self.routed, *self.inboxes):
             assert each.waiting == (0, 0), "a call waits for ever"
-        for worker in (*self.offered.here.values(), *self.directory.workers("tiny")):
+        for worker in (*self.offered.local.values(), *self.directory.workers("tiny")):
             assert (worker.load.busy, worker.load.tokens, worker.load.pending) == (0, 0, 0), (
                 "a worker counts what is over"
             )

@@ -114,14 +114,14 @@ class Group:
 
     def __attrs_post_init__(self):
         self.plug = self.hosts.plug
-        self.plug.on_change = self.directory.changed.unpark_all
+        self.plug.on_change = self.directory.notify
         address, inbox = priority_inbox(4, lambda request: request.priority)
         offer = Offer("big", "tiny", Leg.BOTH, 4, up=False)
-        self.here = LocalWorker("a", offer, address, self.plug, self.directory.changed, inbox, self.directory)
-        self.directory.here["big"] = self.here
+        self.here = LocalWorker("a", offer, address, self.plug, inbox, self.directory)
+        self.directory.local["big"] = self.here
         self.others = Others("big", ("b", "c"), self.agreed, self.directory, LINKED_WITHIN_S, self.plug, self.gateway)
         for node, rank in (("b", 1), ("c", 2)):
-            self.directory.expect(node, f"{node}:7400")
+            self.directory.configure(node, f"{node}:7400")
             address, inbox = mailbox(1)
             self.asked[node] = address
             own = Own(self.nodes[node], AGREED, PORTS)
@@ -342,11 +342,11 @@ async def test_an_engine_whose_nodes_cannot_all_be_asked_in_time_says_which_one_
 
 async def test_a_node_that_drains_is_not_asked_for_a_rank(autojump_clock):
     async with group("b", "c") as made:
-        made.directory.told("c", NodeState(draining=True))
+        made.directory.merge_state("c", NodeState(draining=True))
         await trio.sleep(5)
         assert made.plug.blocked_by == "node c drains"
         assert made.hosts.log == []
-        made.directory.told("c", NodeState())
+        made.directory.merge_state("c", NodeState())
         await made.until_ready()
         assert made.ready == [5 + LOAD_S]
 
@@ -357,20 +357,20 @@ async def test_when_a_node_drains_the_engine_is_chosen_no_more_finishes_what_it_
         made.here.busy = 1
         await trio.sleep_until(10)
         made.nodes["c"].drain()
-        made.directory.told("c", NodeState(draining=True))
+        made.directory.merge_state("c", NodeState(draining=True))
         await trio.sleep_until(15)
         assert made.plug.current is None
         assert made.plug.blocked_by == "node c drains"
         assert set(made.hosts.alive) == {0, 1, 2}
         made.here.busy = 0
-        made.directory.changed.unpark_all()
+        made.directory.notify()
         await made.nodes["c"].wait_idle()
-        assert (trio.current_time(), made.nodes["c"].ranks) == (15 + LADDER_S, 0)
+        assert (trio.current_time(), made.nodes["c"].follower_ranks) == (15 + LADDER_S, 0)
         await trio.sleep(10)
         assert made.why == ["engine big gave way: node c drains"]
         assert made.hosts.alive == {}
         made.nodes["c"].draining = False
-        made.directory.told("c", NodeState())
+        made.directory.merge_state("c", NodeState())
         await made.until_ready(2)
 
 
@@ -378,11 +378,11 @@ async def test_when_the_gateways_node_drains_whoever_it_has_admitted_is_served_f
     async with group("b", "c", gateway="c") as made:
         await made.until_ready()
         made.here.busy = 1
-        made.directory.told("c", NodeState(draining=True))
+        made.directory.merge_state("c", NodeState(draining=True))
         await trio.sleep(5)
         assert made.plug.current is not None
         made.here.busy = 0
-        made.directory.changed.unpark_all()
+        made.directory.notify()
         await trio.sleep(LADDER_S + 1)
         assert made.why == ["engine big gave way: node c drains"]
 
@@ -391,7 +391,7 @@ async def test_an_engine_that_is_not_ready_yet_gives_way_at_once_whoever_waits_f
     async with group("b", "c") as made:
         await trio.sleep(LOAD_S / 2)
         made.here.busy = 1
-        made.directory.told("c", NodeState(draining=True))
+        made.directory.merge_state("c", NodeState(draining=True))
         await made.over.wait()
         assert str(made.failed) == "a/engine could not start: engine big gave way: node c drains"
         assert trio.current_time() == LOAD_S / 2 + LADDER_S
@@ -401,11 +401,11 @@ async def test_an_engine_whose_own_node_drains_is_left_to_that_nodes_plan(autoju
     async with group("b", "c") as made:
         await made.until_ready()
         made.directory.drain()
-        made.directory.told("c", NodeState(draining=True))
+        made.directory.merge_state("c", NodeState(draining=True))
         await trio.sleep(30)
         assert made.plug.current is not None
         assert made.why == []
-        assert made.nodes["b"].ranks == made.nodes["c"].ranks == 1
+        assert made.nodes["b"].follower_ranks == made.nodes["c"].follower_ranks == 1
 
 
 async def test_a_link_that_is_lost_is_not_asked_while_it_is_still_known(autojump_clock):
@@ -523,7 +523,7 @@ async def one_fault(rng, step, act):
         with counting(step, lambda: act(made)) as steps:
             await trio.sleep(20)
         await trio.sleep(1)
-        if made.directory.nodes["b"][1] is None:
+        if made.directory.nodes["b"].link is None:
             made.link("b")
         if made.failed is not None:  # whoever runs the node runs it again
             made.failed, made.scope = None, trio.CancelScope()
@@ -534,7 +534,7 @@ async def one_fault(rng, step, act):
         made.scope.cancel()
         await trio.sleep(2 * LADDER_S)
         assert made.hosts.alive == {}
-        links = [made.directory.nodes[name][1] for name in "bc"]
+        links = [made.directory.nodes[name].link for name in "bc"]
         assert all(link.statistics().answers == link.statistics().streams_asked == 0 for link in links)
     return steps.taken < step
 

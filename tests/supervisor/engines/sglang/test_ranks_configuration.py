@@ -16,7 +16,7 @@ from actors.kit.calls import mailbox
 from bench.rig.cluster import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
 from protocol.messages import Generate, RunRank
-from supervisor.cluster import engine_control
+from supervisor.cluster import readiness
 from supervisor.cluster.directory import Directory
 from supervisor.config import placement
 from supervisor.engines.kind import NodeContext
@@ -312,9 +312,9 @@ def test_a_check_prints_the_group(read):
 def test_an_engine_that_waits_for_a_node_says_so(read):
     cluster = read()
     house, _ = built_assembly(cluster, "a")
-    assert engine_control.unready(house.directory, ["tiny"]) == "engine big is starting"
-    house.directory.here["big"].plug.set_blocked_by("there is no link to node b")
-    assert engine_control.unready(house.directory, ["tiny"]) == "engine big is starting: there is no link to node b"
+    assert readiness.unready(house.directory, ["tiny"]) == "engine big is starting"
+    house.directory.local["big"].engine.set_blocked_by("there is no link to node b")
+    assert readiness.unready(house.directory, ["tiny"]) == "engine big is starting: there is no link to node b"
     assert monitoring.unready(cluster, house.directory) == "engine big is starting: there is no link to node b"
 
 

@@ -1,0 +1,74 @@
+"""Models: what clients may know and ask of each model, by the engines that serve it anywhere in the cluster.
+
+Any engine of a model may get any of its requests. So the smallest one sets the limits, also while it is down: what a
+client may ask must not depend on which engines happen to be up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from actors.text.prompts import PromptLimits
+from protocol.cluster import EjectionState, Offer
+from protocol.dialects.http import Model
+from protocol.messages import EngineInfo
+from supervisor.cluster.directory import Directory
+from supervisor.config.load import Cluster
+
+
+def smallest_engine(offers: Sequence[Offer]) -> EngineInfo | None:
+    """Return the engine that takes the fewest tokens of one request, None if none has ever been ready."""
+    engines = [offer.engine for offer in offers if offer.engine is not None]
+    return min(engines, key=lambda engine: engine.request_tokens_max, default=None)
+
+
+def _smallest(directory: Directory, model: str) -> EngineInfo | None:
+    return directory.derived(("smallest", model), lambda: smallest_engine(directory.offers(model)))
+
+
+def request_limits(directory: Directory, model: str, prompt_tokens_max: int) -> PromptLimits | None:
+    """Return the limits of one request, None while no engine has ever been ready."""
+    if (engine := _smallest(directory, model)) is None:
+        return None
+    tokens_max = engine.request_tokens_max
+    return PromptLimits(engine, tokens_max, min(prompt_tokens_max, tokens_max))
+
+
+def request_tokens_max(directory: Directory, model: str) -> int:
+    """Return the most tokens of one request, prompt and answer together; 0 while no engine has ever been ready."""
+    engine = _smallest(directory, model)
+    return 0 if engine is None else engine.request_tokens_max
+
+
+def model_object(name: str, directory: Directory, created: int) -> Model:
+    """Return a model as `GET /v1/models` shows it; `created` is in seconds since 1970."""
+    engine = _smallest(directory, name)
+    return Model(
+        id=name,
+        created=created,
+        root=name,
+        max_model_len=request_tokens_max(directory, name),
+        honours_seed=engine is not None and engine.honours_seed,
+    )
+
+
+def server_info(
+    cluster: Cluster, directory: Directory, version: str, ejected: Callable[[], tuple[EjectionState, ...]] = tuple
+) -> dict[str, object]:
+    """Return the body of `GET /server_info` but for limits; SGLang's clients look for the first names."""
+    models = list(cluster.model)
+    offers = directory.offers_by_name()
+    engines = {name: offer.engine for name, offer in offers.items() if offer.engine is not None}
+    return {
+        "version": version,
+        "model_path": models[0],
+        "tokenizer_path": models[0],
+        "served_model_name": models[0],
+        "max_total_num_tokens": sum(engine.kv_tokens_max for engine in engines.values()),
+        "internal_states": [{}],
+        "models": models,
+        "engines": {name: msgspec.to_builtins(engine) for name, engine in engines.items()},
+        "set_aside": msgspec.to_builtins(ejected()),
+    }
