@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from textwrap import dedent
+from textwrap import dedent, indent
 
 from attrs import Factory, define
 
@@ -29,14 +29,13 @@ class Scratch:
         file.write_text(dedent(text).lstrip())
         self.touched.add(path)
 
-    def insert(self, path: str, line: str, text: str) -> None:
-        """Insert text above a line that stands once in a file."""
-        file, text = self.folder / path, dedent(text)
+    def insert(self, path: str, beginning: str, text: str) -> None:
+        """Insert text, as far to the right, above the one line of a file that begins so."""
+        file = self.folder / path
         before = file.read_text()
-        assert before.count(f"\n{line}\n") == 1, f"{line!r} does not stand once in {path}"
-        indent = line[: len(line) - len(line.lstrip())]
-        more = "".join(f"{indent}{each}" if each.strip() else each for each in text.splitlines(keepends=True))
-        file.write_text(before.replace(f"\n{line}\n", f"\n{more}{line}\n"))
+        assert before.count(f"\n{beginning}") == 1, f"not one line of {path} begins with {beginning!r}"
+        more = indent(dedent(text).lstrip("\n"), beginning[: len(beginning) - len(beginning.lstrip())])
+        file.write_text(before.replace(f"\n{beginning}", f"\n{more}{beginning}"))
         self.touched.add(path)
 
     def run(self, *arguments: str) -> tuple[int, str]:

@@ -85,7 +85,7 @@ def test_the_policy_of_a_model_is_named_in_its_section(tmp_path):
 def test_a_policy_is_added_by_a_file_and_a_row(tmp_path):
     made = scratch(tmp_path)
     made.add("actors/routing/by_prompt.py", DUMMY)
-    made.insert("actors/routing/policies.py", "}", '    "by_prompt": by_prompt,\n')
+    made.insert("actors/routing/policies.py", '    "least_loaded"', '"by_prompt": by_prompt,\n')
     made.insert(
         "actors/routing/policies.py",
         "from actors.routing.least_loaded import least_loaded",

@@ -1,0 +1,125 @@
+"""The recipe of CONTRIBUTING.md for an actor: its messages, its file, and a child that is asked from other nodes."""
+
+from __future__ import annotations
+
+from tests.rig.scratch import ROOT, scratch
+
+MESSAGES = '''
+@frozen
+class Echo(Message):
+    """Repeat a word; the result is `Echoed`."""
+
+    word: str
+
+
+@frozen
+class Echoed(Message):
+    """A word, so many times."""
+
+    words: tuple[str, ...]
+
+
+'''
+KINDS = """
+Kind(90, Echo, result=Echoed),
+Kind(91, Echoed),
+"""
+ACTOR = '''
+"""Echo: repeat a word."""
+
+from __future__ import annotations
+
+import trio
+
+from actors.kit.calls import BugCounter, Call, Inbox
+from protocol.errors import BadRequest
+from protocol.messages import Echo, Echoed
+
+
+async def echo(
+    inbox: Inbox[Call[Echo, Echoed, Echoed]], times: int, *, task_status: trio.TaskStatus[None]
+) -> None:
+    """Repeat the word of each call `times` times."""
+    bugs = BugCounter()
+    task_status.started()
+    while True:
+        call = await inbox.receive()
+        with call.answering(bugs) as answer:
+            if not call.request.word:
+                raise BadRequest("there is no word")
+            answer.end(Echoed((call.request.word,) * times))
+'''
+IMPORTS = """
+from actors.echo import echo
+from actors.kit.calls import mailbox
+from protocol.messages import Echo
+"""
+CHILD = """
+address, calls = mailbox(8)
+children.append(Child(name="echo", run=echo, args=(calls, 2), about="repeats words"))
+serves["echo", Echo] = address
+"""
+
+CLUSTER = """
+[gateway]
+port = 0
+[node.main]
+listen = "127.0.0.1:7401"
+[model.tiny]
+path = "{tiny}"
+[engine.tiny]
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 4096
+"""
+ASKED = """
+from pathlib import Path
+from random import Random
+
+import trio
+from protocol.errors import BadRequest
+from protocol.messages import Echo
+from protocol.peer import Peer
+from supervisor.config.load import read
+from supervisor.links.link import Link
+from tests.rig.assembly import built_assembly
+from tests.rig.network import sim_pair
+
+async def main():
+    assembly, _ = built_assembly(read(Path({file!r})), "main")
+    child = next(each for each in assembly.tree.children if each.name == "echo")
+    near, far = sim_pair(Random(0))
+    other, main = Link(near, Peer("other", serves_max=0)), Link(far, Peer("main", serves_max=8), assembly.links.serves)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lambda task_status: child.run(*child.args, task_status=task_status))
+        nursery.start_soon(main.run)
+        nursery.start_soon(other.run)
+        await other.wait_ready()
+        async with other.ask(Echo("hello"), 0, "echo") as answer:
+            print((await answer.result()).words)
+        try:
+            async with other.ask(Echo(""), 0, "echo") as answer:
+                await answer.result()
+        except BadRequest as error:
+            print(error)
+        nursery.cancel_scope.cancel()
+
+trio.run(main)
+"""
+
+
+def test_an_actor_is_added_by_its_messages_its_file_and_a_child(tmp_path):
+    made = scratch(tmp_path)
+    made.insert("protocol/messages.py", "KINDS = (", MESSAGES)
+    made.insert("protocol/messages.py", "    Kind(31, GrammarChecked),", KINDS)
+    made.add("actors/echo.py", ACTOR)
+    made.insert("supervisor/node/assembly.py", "import trio", IMPORTS)
+    made.insert("supervisor/node/assembly.py", "    links = _links(", CHILD)
+    assert made.touched == {"protocol/messages.py", "actors/echo.py", "supervisor/node/assembly.py"}
+
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER.format(tiny=ROOT / "examples" / "tiny"))
+    code, shown = made.run("-m", "supervisor", "--check", str(file))
+    assert (code, "repeats words" in shown) == (0, True), shown
+    written = made.program(ASKED.format(file=str(file)))
+    assert written.splitlines() == ["('hello', 'hello')", "there is no word"]
