@@ -80,13 +80,13 @@ import trio
 from protocol.errors import BadRequest
 from protocol.messages import Echo
 from protocol.peer import Peer
-from supervisor.config.load import read
+from supervisor.engines.kinds import read_cluster
 from supervisor.links.link import Link
 from tests.rig.assembly import built_assembly
 from tests.rig.network import sim_pair
 
 async def main():
-    assembly, _ = built_assembly(read(Path({file!r})), "main")
+    assembly, _ = built_assembly(read_cluster(Path({file!r})), "main")
     child = next(each for each in assembly.tree.children if each.name == "echo")
     near, far = sim_pair(Random(0))
     other, main = Link(near, Peer("other", serves_max=0)), Link(far, Peer("main", serves_max=8), assembly.links.serves)

@@ -6,7 +6,8 @@ import pytest
 
 from actors.routing.least_loaded import least_loaded
 from actors.routing.policies import POLICIES
-from supervisor.config.load import FileMistakes, read
+from supervisor.config.load import FileMistakes
+from supervisor.engines.kinds import read_cluster
 from tests.rig.scratch import ROOT, scratch
 
 TINY = ROOT / "examples" / "tiny"
@@ -46,12 +47,12 @@ from pathlib import Path
 import trio
 from actors.routing.policies import POLICIES
 from protocol.messages import Generate, Sampling
-from supervisor.config.load import read
+from supervisor.engines.kinds import read_cluster
 from supervisor.supervision.registration import Registration
 from tests.rig.assembly import built_assembly
 
 async def main():
-    assembly, _ = built_assembly(read(Path({file!r})), "main")
+    assembly, _ = built_assembly(read_cluster(Path({file!r})), "main")
     routing = assembly.live.routings["tiny"]
     assert routing.policy is POLICIES["by_prompt"]
     chosen = []
@@ -76,10 +77,10 @@ def write(folder, policy):
 
 
 def test_the_policy_of_a_model_is_named_in_its_section(tmp_path):
-    assert read(write(tmp_path, "least_loaded")).model["tiny"].policy == "least_loaded"
+    assert read_cluster(write(tmp_path, "least_loaded")).model["tiny"].policy == "least_loaded"
     assert POLICIES["least_loaded"] is least_loaded
     with pytest.raises(FileMistakes, match=r'model\.tiny\.policy: must be least_loaded, got "by_prompt"'):
-        read(write(tmp_path, "by_prompt"))
+        read_cluster(write(tmp_path, "by_prompt"))
 
 
 def test_a_policy_is_added_by_a_file_and_a_row(tmp_path):
