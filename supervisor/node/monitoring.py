@@ -1,11 +1,13 @@
-"""Where a node is watched: a small door of its own, for probes and scrapers alone.
+"""The monitoring endpoint of a node: a gateway with the routes of probes and metrics alone.
 
-It is the gateway's door with three of its paths, so that whoever knocks here meets the same limits and the same keys.
+It is an ordinary `Gateway`, so that whoever connects here meets the same limits and the same keys as clients do. It has
+an address of its own, which a firewall can keep from clients, and exists on nodes that have no gateway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from attrs import evolve
 
@@ -16,66 +18,77 @@ from supervisor.config.load import LOOPBACK_HOSTS, Cluster
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES
-from supervisor.gateway.keys import Keys
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner
 from supervisor.gateway.server import serve
 from supervisor.links.websocket import Endpoint
+from supervisor.node.credentials import Credentials
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
 from supervisor.telemetry.metrics import Metrics
 
-# Constants: whoever scrapes or probes is one or a few, asks for little, and is not a client.
+# Not configurable: there are few scrapers and probes, their requests are small, and none of them is a client.
 LIMITS = evolve(
     GatewayLimits(), connections_max=64, key_connections_max=64, body_bytes_max=1024, head_s=5.0, body_s=5.0
 )
 
 
-def door(
-    at: Endpoint,
-    world: Runtime,
-    keys: Keys,
-    unready: Callable[[], str | None],
-    text: Callable[[], Awaitable[bytes]],
-) -> Gateway:
-    """Return a node's own door; on loopback it answers to loopback's names alone, since keys need not be there."""
+def make_monitoring(
+    cluster: Cluster, directory: Directory, gateway: Gateway | None, runtime: Runtime, credentials: Credentials
+) -> Gateway | None:
+    """Return the monitoring endpoint of a node, None if the file names no address for it.
+
+    On loopback it accepts loopback's names alone as `Host`, because keys are not required there.
+    """
+    if (listen := cluster.node[directory.name].metrics) is None:
+        return None
+    host = Endpoint.read(listen).host
+    is_unready: Callable[[], str | None]
+    if gateway is None:
+        engines = {worker.load.name: worker.engine for worker in directory.local.values()}
+        is_unready = partial(unready, cluster, directory)
+        text: Callable[[], Awaitable[bytes]] = partial(local_metrics_text, engines, runtime.metrics)
+    else:
+        is_unready, text = gateway.unready, gateway.metrics_text
     return Gateway(
-        runner=RequestRunner({}, world.metrics, LIMITS.head_s, LIMITS.head_s),
+        runner=RequestRunner({}, runtime.metrics, LIMITS.head_s, LIMITS.head_s),
         gate=AdmissionGate(1, LIMITS.head_s, 1, lambda: None),
         limits=LIMITS,
-        keys=keys,
+        keys=credentials.monitoring_keys,
         certificate=None,
         tls=None,
-        reserve=world.reserve,
-        origins=Origins(frozenset({*LOOPBACK_HOSTS, at.host.lower()} if at.host in LOOPBACK_HOSTS else {WILDCARD})),
-        unready=unready,
+        reserve=runtime.reserve,
+        origins=Origins(frozenset({*LOOPBACK_HOSTS, host.lower()} if host in LOOPBACK_HOSTS else {WILDCARD})),
+        unready=is_unready,
         metrics_text=text,
-        new_id=world.new_id,
-        now=world.now,
+        new_id=runtime.new_id,
+        now=runtime.now,
     )
 
 
-def child(at: Endpoint, opened: Gateway) -> Child:
-    """Return what keeps the door."""
+def monitoring_child(listen: str | None, endpoint: Gateway) -> Child:
+    """Return the child that runs the monitoring endpoint at the address `listen`."""
+    assert listen is not None  # else there is no endpoint
+    address = Endpoint.read(listen)
     return Child(
         name="metrics",
         run=serve,
-        args=(opened, ROUTES.probes(), at.host, at.port),
+        args=(endpoint, ROUTES.probes(), address.host, address.port),
         stop_within_s=LIMITS.close_s + 1.0,
-        about=f"numbers at http://{at}/metrics; probes at /health and /ready",
+        about=f"numbers at http://{address}/metrics; probes at /health and /ready",
         limits=(("connections", LIMITS.connections_max),),
     )
 
 
 def unready(cluster: Cluster, directory: Directory) -> str | None:
-    """Say why a node without a gateway cannot do its work at the moment."""
+    """Return why a node without a gateway cannot do its work at the moment, None if it can."""
     if directory.draining:
         return "the node drains"
-    if (twin := directory.name_conflict) is not None:
-        return twin
-    for name, each in directory.local.items():
-        if each.engine.current is None:
-            return f"engine {name} {each.engine.status_text}"
+    if (conflict := directory.name_conflict) is not None:
+        return conflict
+    for name, worker in directory.local.items():
+        if worker.engine.current is None:
+            return f"engine {name} {worker.engine.status_text}"
     front = cluster.gateway.node
     link = directory.node(front).link
     return f"there is no link to node {front}" if link is None else None

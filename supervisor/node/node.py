@@ -89,7 +89,7 @@ async def run(
             logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StartFailed(f"the folder for logs cannot be made: {error}") from error
-        world = Runtime(
+        runtime = Runtime(
             folder=folder,
             logs=logs,
             environment={key: value for key, value in environment.items() if key not in SECRETS},
@@ -103,17 +103,17 @@ async def run(
             new_nonce=new_nonce,
             new_room=partial(next, _rooms(secrets.randbits(ROOM_BITS))),
         )
-        world.metrics.logs[name] = terminal.log
-        house = assemble(cluster, name, world, credentials)
-        house.standing.earlier_failures = launched.earlier
-        node = _Node(cluster, house, world, terminal, section.drain_s, launched.pulse)
-        node.obey(Reloader(name, cluster, house, environment, node.set_drain_s, launched.reload))
-        for danger in file_checks.warnings(cluster, world.now()):
+        runtime.metrics.logs[name] = terminal.log
+        assembly = assemble(cluster, name, runtime, credentials)
+        assembly.status.earlier_failures = launched.earlier
+        node = _Node(cluster, assembly, runtime, terminal, section.drain_s, launched.pulse)
+        node.obey(Reloader(name, cluster, assembly, environment, node.set_drain_s, launched.reload))
+        for danger in file_checks.warnings(cluster, runtime.now()):
             log.warning(danger)
         _warn_of_plain_keys(cluster, credentials)
         log.info("starting", extra={"node": name, "engine_logs": str(logs)})
-        world.reserve.fill()
-        return await node.run(launched.up, partial(_announce, cluster, house, terminal))
+        runtime.reserve.fill()
+        return await node.run(launched.up, partial(_announce, cluster, assembly, terminal))
 
 
 @define(eq=False)
@@ -121,8 +121,8 @@ class _Node:
     """One run of a node."""
 
     cluster: Cluster
-    house: Assembly
-    world: Runtime
+    assembly: Assembly
+    runtime: Runtime
     terminal: Terminal
     drain_s: float
     pulse: Callable[[], None] | None = None  # to a launcher
@@ -136,10 +136,10 @@ class _Node:
     def obey(self, reloader: Reloader) -> None:
         """Let operators drain this node, reload its file and see who is at its gate."""
         self._reloader = reloader
-        self.house.controls.drain = partial(self.drain, "an operator asks for it")
-        self.house.controls.reload = reloader.reload
-        if self.house.door is not None:
-            self.house.controls.gate_state = self.house.door.gate.state
+        self.assembly.controls.drain = partial(self.drain, "an operator asks for it")
+        self.assembly.controls.reload = reloader.reload
+        if self.assembly.gateway is not None:
+            self.assembly.controls.gate_state = self.assembly.gateway.gate.state
 
     def set_drain_s(self, drain_s: float) -> None:
         """Give streams another time to finish when this node drains."""
@@ -147,10 +147,10 @@ class _Node:
 
     def drain(self, why: str) -> None:
         """Begin to shut down, unless that has begun: admit nothing, let streams finish, end."""
-        if self._nursery is None or self.house.directory.draining:
+        if self._nursery is None or self.assembly.directory.draining:
             return
         log.info("draining", extra={"why": why, "drain_s": self.drain_s})
-        self.house.directory.drain()  # from now on other nodes choose this one's workers no more
+        self.assembly.directory.drain()  # from now on other nodes choose this one's workers no more
         self._nursery.start_soon(self._shut_down)
 
     async def run(self, up: Callable[[], None], announce: Callable[[], None]) -> int:
@@ -162,7 +162,7 @@ class _Node:
             nursery.start_soon(self.terminal.run_live_line)
             nursery.start_soon(self._watch_turns)
             if self.pulse is not None:
-                nursery.start_soon(_pulses, self.pulse, self.cluster.node[self.house.directory.name].watchdog_s)
+                nursery.start_soon(_pulses, self.pulse, self.cluster.node[self.assembly.directory.name].watchdog_s)
             nursery.start_soon(self._answer_operators)
             if self._reloader is not None:
                 nursery.start_soon(self._reloader.run)
@@ -175,7 +175,7 @@ class _Node:
             try:
                 with self._tree:
                     await supervise(
-                        self.house.tree, rng=SystemRandom(), on_event=self._watch, task_status=OnStarted(ready)
+                        self.assembly.tree, rng=SystemRandom(), on_event=self._watch, task_status=OnStarted(ready)
                     )
             except ActorError as error:
                 self._failure = error  # raised below: here, the nursery would wrap it in a group
@@ -183,7 +183,7 @@ class _Node:
         for number in SIGNALS:  # whoever asks for the end now has it already, with the exit code that is due
             signal.signal(number, signal.SIG_IGN)
         reaper.kill_all()
-        for each in self.world.metrics.logs.values():  # the folder may go with what is written to it
+        for each in self.runtime.metrics.logs.values():  # the folder may go with what is written to it
             each.flush(LAST_LINES_S)
         if self._failure is not None:
             raise self._failure
@@ -191,35 +191,35 @@ class _Node:
         return self.exit_code
 
     async def _answer_operators(self) -> None:
-        cluster, controls = self.cluster, self.house.controls
+        cluster, controls = self.cluster, self.assembly.controls
         heart = Heartbeat(cluster.cluster.heartbeat_s, cluster.cluster.silent_s)
-        name = self.house.directory.name
-        await unix_socket.serve(self.world.folder, cluster.file, name, controls.serves, heart)
+        name = self.assembly.directory.name
+        await unix_socket.serve(self.runtime.folder, cluster.file, name, controls.serves, heart)
 
     async def _watch_turns(self) -> None:
-        turns = LoopMonitor(self.cluster.node[self.house.directory.name].turn_max_s)
-        turns.add_metrics(self.world.metrics.registry)
+        turns = LoopMonitor(self.cluster.node[self.assembly.directory.name].turn_max_s)
+        turns.add_metrics(self.runtime.metrics.registry)
         with turns.watching():
             await trio.sleep_forever()
 
-    def _watch(self, happening: ChildEvent) -> None:
-        self.terminal.on_event(happening)
-        self.house.watch(happening)
-        if happening.kind is ChildEventKind.RESTARTING:
-            self.world.metrics.child_restarted(happening.path)
-            if not self.house.directory.draining and (why := self.house.start_failure) is not None:
+    def _watch(self, event: ChildEvent) -> None:
+        self.terminal.on_event(event)
+        self.assembly.on_event(event)
+        if event.kind is ChildEventKind.RESTARTING:
+            self.runtime.metrics.child_restarted(event.path)
+            if not self.assembly.directory.draining and (why := self.assembly.start_failure) is not None:
                 self._failure = StartFailed(why)
                 self._tree.cancel(reason="no engine could be started")
 
     async def _announce(self, announce: Callable[[], None]) -> None:
         """Say that the node is ready, once what it serves is there, on whichever node that is."""
         said = None
-        while self.house.door is not None and (why := self.house.door.unready()) is not None:
+        while self.assembly.gateway is not None and (why := self.assembly.gateway.unready()) is not None:
             if why != said:
                 log.info("waiting", extra={"reason": why})
                 said = why
-            await self.house.directory.wait_changed()
-        if not self.house.directory.draining:
+            await self.assembly.directory.wait_changed()
+        if not self.assembly.directory.draining:
             announce()
 
     async def _listen(self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None]) -> None:
@@ -237,30 +237,30 @@ class _Node:
                 else:
                     log.warning("hurrying", extra={"signal": name})
                     self.exit_code = 128 + number
-                    self.world.grace.shorten()
+                    self.runtime.grace.shorten()
                     nursery.start_soon(self._exit_hard)
 
     async def _shut_down(self) -> None:
         """Stop admitting, let streams finish, end the rest truthfully, stop the tree."""
-        house, grace = self.house, self.world.grace
+        assembly, grace = self.assembly, self.runtime.grace
         with grace.wait_at_most(self.drain_s):
-            if house.door is not None:
-                house.door.drain()
-            if house.links is not None:  # whoever has not heard it yet may still choose a worker of this node
-                await trio.sleep(house.links.section.tell_s)
-            if house.door is not None:
-                await house.door.gate.wait_empty()
-                await house.door.connections.wait_idle()  # an answer is whole when the client has it
-            await house.directory.wait_idle()
-        if house.door is not None:
-            if cut := house.door.abort():
+            if assembly.gateway is not None:
+                assembly.gateway.drain()
+            if assembly.links is not None:  # whoever has not heard it yet may still choose a worker of this node
+                await trio.sleep(assembly.links.section.tell_s)
+            if assembly.gateway is not None:
+                await assembly.gateway.gate.wait_empty()
+                await assembly.gateway.connections.wait_idle()  # an answer is whole when the client has it
+            await assembly.directory.wait_idle()
+        if assembly.gateway is not None:
+            if cut := assembly.gateway.abort():
                 log.warning("answers were cut", extra={"count": cut})
             with grace.wait_at_most(FAREWELL_S):
-                await house.door.connections.wait_closed()
-        if house.links is not None:
-            if moved := house.directory.running:
+                await assembly.gateway.connections.wait_closed()
+        if assembly.links is not None:
+            if moved := assembly.directory.running:
                 log.warning("answers go on elsewhere", extra={"count": moved})
-            house.links.send_bye(f"node {house.directory.name} shuts down")
+            assembly.links.send_bye(f"node {assembly.directory.name} shuts down")
             await trio.sleep(BYE_S)
         self._tree.cancel(reason="the node shuts down")
 
@@ -268,7 +268,7 @@ class _Node:
         """Be gone in time whatever does not end; nothing is left behind all the same."""
         await trio.sleep(HARD_EXIT_S)  # a tree that has ended by then cancels this
         reaper.kill_all()
-        run_folder.remove(self.world.folder.path, shared_memory.remove)
+        run_folder.remove(self.runtime.folder.path, shared_memory.remove)
         self.terminal.flush(LAST_LINES_S)
         os._exit(self.exit_code)
 
@@ -296,17 +296,17 @@ def _rooms(first: int) -> Iterator[int]:
     return (room % 2**ROOM_BITS for room in count(first))
 
 
-def _announce(cluster: Cluster, house: Assembly, terminal: Terminal) -> None:
+def _announce(cluster: Cluster, assembly: Assembly, terminal: Terminal) -> None:
     """Say where to knock, and give a line to paste."""
     section = cluster.gateway
-    if house.door is None:
-        ranks = (f"a rank of {name}" for name in cluster.follower_ranks_on(house.directory.name))
-        here = (name for name, plug in house.engines.items() if plug.current is not None)
-        terminal.announce(f"Ready: node {house.directory.name} with {', '.join((*here, *ranks))}")
+    if assembly.gateway is None:
+        ranks = (f"a rank of {name}" for name in cluster.follower_ranks_on(assembly.directory.name))
+        here = (name for name, plug in assembly.engines.items() if plug.current is not None)
+        terminal.announce(f"Ready: node {assembly.directory.name} with {', '.join((*here, *ranks))}")
         return
     host = f"[{section.host}]" if ":" in section.host else section.host
-    url = f"http{'s' * (house.door.tls is not None)}://{host}:{house.door.port}"
-    key = "-H 'authorization: Bearer YOUR-KEY' " if house.door.keys.wanted else ""
+    url = f"http{'s' * (assembly.gateway.tls is not None)}://{host}:{assembly.gateway.port}"
+    key = "-H 'authorization: Bearer YOUR-KEY' " if assembly.gateway.keys.wanted else ""
     model = next(iter(cluster.model))
     body = (
         f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me about the oak"}}]}}'

@@ -25,7 +25,7 @@ from supervisor.telemetry.metrics import Metrics
 def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
     """Return one node's tree with every limit, and who may come in; opens nothing but files."""
     nowhere = Path(tempfile.gettempdir())
-    world = Runtime(
+    runtime = Runtime(
         folder=RunFolder(nowhere, -1),
         logs=nowhere,
         environment=environment,
@@ -44,7 +44,7 @@ def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -
     credentials = read_credentials(cluster, name, environment)
     if placement.is_local_host(cluster.node[name].host):
         link_credentials.check_certificate_names(cluster, name, credentials.tls)
-    tree = f"{render(assemble(cluster, name, world, credentials).tree)}\n{_of_process(cluster, name)}"
+    tree = f"{render(assemble(cluster, name, runtime, credentials).tree)}\n{_of_process(cluster, name)}"
     if cluster.node[name].listen is not None or cluster.cluster.tls_certificate is not None:
         tree = f"{tree}\n{_links(cluster)}"
     return tree if credentials.keys is None else f"{tree}\n{_admission(cluster, credentials.keys)}"

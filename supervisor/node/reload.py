@@ -107,7 +107,7 @@ class Reloader:
 
     name: str
     cluster: Cluster
-    house: Assembly
+    assembly: Assembly
     environment: Mapping[str, str] = field(repr=False)
     set_drain_s: Callable[[float], None]
     ask_launcher: Callable[[], None] | None = None  # to start what is new in the file
@@ -163,7 +163,7 @@ class Reloader:
         except StartFailed as error:
             log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
             told.refused.append(f"the file changes nothing: {error}")
-        if (door := self.house.door or self.house.monitoring) is not None:
+        if (door := self.assembly.gateway or self.assembly.monitoring) is not None:
             refused = await door.reload(self.reads)
             told.refused += refused
             if door.keys.wanted and not any(each.startswith("the keys") for each in refused):
@@ -181,7 +181,7 @@ class Reloader:
         if self.name not in new.node:
             raise _NotInFile(f"there is no node {self.name} in {new.file} any more; drain it if it is to go")
         keys, context = None, None
-        if self.house.door is not None and new.gateway.node == self.name:
+        if self.assembly.gateway is not None and new.gateway.node == self.name:
             keys = client_keys.client_keys(new, self.environment)
             context = None if new.certificate is None else new.certificate.context()
         secret, tls = link_credentials.cluster_secret(new, self.environment), link_credentials.link_tls(new)
@@ -208,7 +208,7 @@ class Reloader:
             told.stays.append(
                 f"{which} stays as it is {RESTART}{f', though the file has another {said}' if said else ''}"
             )
-        if (links := self.house.links) is not None:
+        if (links := self.assembly.links) is not None:
             if links.secret != read.secret:
                 told.stays.append(f"the cluster's secret stays as it was {RESTART}")
             if links.tls is not None and read.tls is not None:
@@ -223,7 +223,7 @@ class Reloader:
         self._new = self._placed & (self._new | self._placed - before)
         if self.ask_launcher is None:
             return []
-        directory = self.house.directory
+        directory = self.assembly.directory
         return [name for name in new.node if name in self._new and directory.node(name).link is None]
 
     def _placed_by(self, cluster: Cluster) -> set[str]:
@@ -259,7 +259,7 @@ class Reloader:
         return False
 
     def _gateway(self, keys: tuple[str, ...], read: _Read) -> bool | None:
-        door, section = self.house.door, read.cluster.gateway
+        door, section = self.assembly.gateway, read.cluster.gateway
         if door is None:
             return False if keys == ("node",) and section.node == self.name else None
         match keys:
@@ -273,7 +273,7 @@ class Reloader:
             case (key,) if key in ASKING:
                 setattr(door.runner, key, getattr(section, key))
             case ("prompt_tokens_max",):
-                self.house.live.prompt_tokens_max = section.prompt_tokens_max
+                self.assembly.reloadable.prompt_tokens_max = section.prompt_tokens_max
             case ("allowed_hosts" | "allowed_origins" | "grammars",):
                 door.origins = Origins(frozenset(section.allowed_hosts), frozenset(section.allowed_origins))
                 door.grammars = frozenset(section.grammars)
@@ -288,7 +288,7 @@ class Reloader:
         return True
 
     def _cluster(self, key: str, read: _Read) -> bool | None:
-        links = self.house.links
+        links = self.assembly.links
         if links is None:
             return None
         if key in LINKED and (key != "tls_names" or links.tls is not None):
@@ -297,7 +297,7 @@ class Reloader:
         return key in TLS_FILES and links.tls is not None and read.tls is not None
 
     def _node(self, name: str, keys: tuple[str, ...], change: Change, new: Cluster) -> bool | None:
-        house = self.house
+        assembly = self.assembly
         if name == self.name:
             if keys == ("drain_s",):
                 self.set_drain_s(new.node[name].drain_s)
@@ -305,20 +305,20 @@ class Reloader:
         if keys and keys != ("listen",):
             return None
         section = new.node.get(name)
-        if section is None or house.links is None:
+        if section is None or assembly.links is None:
             return False
         if isinstance(change.old, NodeSection) and change.old.listen == section.listen:  # known since an earlier reload
             return None
         if section.listen is None and change.old is not None:  # where it listened is never forgotten
             return False
         offers = [offer(key, each) for key, each in new.engines_on(name).items()]
-        house.directory.configure(name, section.dial_address, offers)
-        house.directory.notify()  # whoever dials looks there
+        assembly.directory.configure(name, section.dial_address, offers)
+        assembly.directory.notify()  # whoever dials looks there
         return True
 
     def _model(self, name: str, keys: tuple[str, ...], new: Cluster) -> bool | None:
-        routing, section = self.house.live.routings.get(name), new.model.get(name)
-        if self.house.door is None:
+        routing, section = self.assembly.reloadable.routings.get(name), new.model.get(name)
+        if self.assembly.gateway is None:
             ours = (*self.cluster.engines_on(self.name).values(), *new.engines_on(self.name).values())
             return (
                 False

@@ -108,7 +108,7 @@ GATEWAY: Bugs = {
         ),
     ),
     "supervisor/node/node.py": (
-        Bug("a drain does not wait for slow readers", "await house.door.connections.wait_idle()", "pass"),
+        Bug("a drain does not wait for slow readers", "await assembly.gateway.connections.wait_idle()", "pass"),
     ),
     "supervisor/gateway/outbox.py": (
         Bug(

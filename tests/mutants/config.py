@@ -89,8 +89,8 @@ CONFIG: Bugs = {
         ),
         Bug(
             "keys are not read anew where the file is wrong",
-            "if (door := self.house.door or self.house.monitoring) is not None:\n            refused",
-            "if not told.refused and (door := self.house.door or self.house.monitoring) is not None:\n            refused",
+            "if (door := self.assembly.gateway or self.assembly.monitoring) is not None:\n            refused",
+            "if not told.refused and (door := self.assembly.gateway or self.assembly.monitoring) is not None:\n            refused",
         ),
     ),
 }

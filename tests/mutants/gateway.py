@@ -206,5 +206,5 @@ DOORS: Bugs = {
     "supervisor/gateway/gateway.py": (
         Bug("a drain lets new requests in", "        self.gate.drain()\n", "        pass\n"),
     ),
-    "supervisor/node/node.py": (Bug("a drain cuts nothing", "if cut := house.door.abort():", "if cut := 0:"),),
+    "supervisor/node/node.py": (Bug("a drain cuts nothing", "if cut := assembly.gateway.abort():", "if cut := 0:"),),
 }

@@ -105,15 +105,19 @@ PAIRS: Bugs = {
         ),
     ),
     "supervisor/node/node.py": (
-        Bug("other nodes do not hear of a drain", "self.house.directory.drain()  # from now on", "pass  # from now on"),
-        Bug("a drain waits for no worker", "await house.directory.wait_idle()", "pass"),
-        Bug("a drain begins before others have heard of it", "await trio.sleep(house.links.section.tell_s)", "pass"),
+        Bug(
+            "other nodes do not hear of a drain",
+            "self.assembly.directory.drain()  # from now on",
+            "pass  # from now on",
+        ),
+        Bug("a drain waits for no worker", "await assembly.directory.wait_idle()", "pass"),
+        Bug("a drain begins before others have heard of it", "await trio.sleep(assembly.links.section.tell_s)", "pass"),
         Bug(
             "a drain waits for its streams for ever",
             "with grace.wait_at_most(self.drain_s):",
             "with grace.wait_at_most(1e9):",
         ),
-        Bug("a node leaves without a word", 'house.links.send_bye(f"node', 'str(f"node'),
+        Bug("a node leaves without a word", 'assembly.links.send_bye(f"node', 'str(f"node'),
     ),
     "supervisor/control/control.py": (
         Bug(

@@ -76,7 +76,7 @@ async def told(tmp_path) -> dict[str, set[str]]:
     for node in cluster.node:
         house, metrics = built_assembly(cluster, node)
         happened(metrics)
-        for routing in house.live.routings.values():
+        for routing in house.reloadable.routings.values():
             suspect = Suspect("back/tiny-0", "both", 2)
             routing.outliers.failed(suspect, "internal", Ejection(failures_max=1), trio.current_time())
         for other in cluster.node.keys() - {node}:

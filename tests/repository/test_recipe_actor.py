@@ -56,8 +56,11 @@ from protocol.messages import Echo
 """
 CHILD = """
 address, calls = mailbox(8)
-children.append(Child(name="echo", run=echo, args=(calls, 2), about="repeats words"))
-serves["echo", Echo] = address
+echoes = Child(name="echo", run=echo, args=(calls, 2), about="repeats words")
+services["echo", Echo] = address
+"""
+ROW = """
+echoes,
 """
 
 CLUSTER = """
@@ -113,8 +116,9 @@ def test_an_actor_is_added_by_its_messages_its_file_and_a_child(tmp_path):
     made.insert("protocol/messages.py", "KINDS = (", MESSAGES)
     made.insert("protocol/messages.py", "    Kind(31, GrammarChecked),", KINDS)
     made.add("actors/echo.py", ACTOR)
-    made.insert("supervisor/node/assembly.py", "import trio", IMPORTS)
-    made.insert("supervisor/node/assembly.py", "    links = _links(", CHILD)
+    made.insert("supervisor/node/assembly.py", "from supervisor.cluster import engine_control", IMPORTS)
+    made.insert("supervisor/node/assembly.py", "    directory.attach_services(services)", CHILD)
+    made.insert("supervisor/node/assembly.py", "                *models.children,", ROW)
     assert made.touched == {"protocol/messages.py", "actors/echo.py", "supervisor/node/assembly.py"}
 
     file = tmp_path / "cluster.toml"

@@ -83,7 +83,7 @@ async def first_s(house, owner, lists, tokens_max=4):
     """Ask for an answer to each prompt, and return how long the first token of any of them took."""
     began_at, first_at = trio.current_time(), None
     wanted = Respond(f"{next(IDS):032x}", token_lists=lists, tokens_max=tokens_max, ignore_eos=True, owner=owner)
-    async with house.door.runner.served["tiny"].ask.ask(wanted, 10**6) as replies:
+    async with house.gateway.runner.served["tiny"].ask.ask(wanted, 10**6) as replies:
         async for reply in replies:
             if first_at is None and not isinstance(reply, Accepted):
                 first_at = trio.current_time()

@@ -49,8 +49,8 @@ def houses(tmp_path):
 
 def fails(house, name, wait_s=8.0, error=GONE):
     path, at = f"main/{name}/engine", trio.current_time()
-    house.watch(ChildEvent(path, ChildEventKind.FAILED, at, error))
-    house.watch(ChildEvent(path, ChildEventKind.RESTARTING, at, wait_s=wait_s))
+    house.on_event(ChildEvent(path, ChildEventKind.FAILED, at, error))
+    house.on_event(ChildEvent(path, ChildEventKind.RESTARTING, at, wait_s=wait_s))
 
 
 async def test_b7_ready_says_what_failed_and_when_it_is_tried_again(houses, autojump_clock):

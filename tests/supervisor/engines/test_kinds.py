@@ -166,7 +166,7 @@ async def test_an_engine_of_a_new_kind_answers_clients_and_keeps_the_contract(re
         names = [child.name for child in house.tree.children]
         assert names.index("echo-room") < names.index("one") < names.index("router-tiny")
         wanted = Respond(f"{1:032x}", token_lists=((5, 6, 7),), tokens_max=3, ignore_eos=True)
-        async with house.door.runner.served["tiny"].ask.ask(wanted, 100) as replies:
+        async with house.gateway.runner.served["tiny"].ask.ask(wanted, 100) as replies:
             assert [reply async for reply in replies]
         engine = await house.engines["one"].wait()
 
@@ -183,5 +183,5 @@ def test_the_rest_of_a_node_knows_a_new_kind_by_its_children_alone(read):
     members = {child.name: child for child in house.tree.children}
     assert members["one"].about == "tiny in 2 voices"
     assert "echo-room" in members["one"].needs
-    assert house.offered.keys() >= {"echo-room", "one"}
+    assert house.published.keys() >= {"echo-room", "one"}
     assert {("one", Generate), ("one", GetLoad), ("one", CheckGrammar)} <= house.links.serves.keys()

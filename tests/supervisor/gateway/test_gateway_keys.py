@@ -397,7 +397,7 @@ async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live
         await trio.lowlevel.checkpoint()
         done.append("reload")
 
-    house = SimpleNamespace(directory=Directory("main"), door=gateway, links=None)
+    house = SimpleNamespace(directory=Directory("main"), gateway=gateway, links=None)
     made = node._Node(None, house, world, terminal, 30.0)
     reloader = made._reloader = Reloading(reload)
     async with trio.open_nursery() as nursery:

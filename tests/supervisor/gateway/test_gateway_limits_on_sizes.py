@@ -26,7 +26,8 @@ from supervisor.config import load
 from supervisor.config.limits import GatewayLimits
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway.websocket.history import Said
-from supervisor.node import assembly
+from supervisor.node.gateway_children import make_gateway
+from supervisor.node.model_children import Reloadable
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import everybody
 from tests.rig.gateway import FOLDER, INFO, Client, at_rest, chat, create, frame, head, post, rig
@@ -75,7 +76,7 @@ def test_what_the_file_says_is_what_the_doors_keep(tmp_path):
     world = SimpleNamespace(
         metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, aside=None, reserve=None
     )
-    gateway = assembly._door(cluster, {}, Directory("main"), world, assembly.Live(1), everybody())
+    gateway = make_gateway(cluster, {}, Directory("main"), world, Reloadable(1), everybody())
     kept = attrs.asdict(gateway.limits)
     kept |= {name: getattr(gateway.gate, name) for name in ("requests_max", "waiting_max", "admit_s")}
     kept |= {name: getattr(gateway.runner, name) for name in ("first_token_s", "total_s")}

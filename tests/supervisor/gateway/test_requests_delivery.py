@@ -105,7 +105,7 @@ async def test_the_line_of_a_request_is_written_when_its_last_byte_has_left(line
 
 def draining(made, drain_s):
     """A node of these doors whose drain has begun; its tree's scope is cancelled at the end of it."""
-    house = SimpleNamespace(directory=Directory("main"), door=made.gateway, links=None)
+    house = SimpleNamespace(directory=Directory("main"), gateway=made.gateway, links=None)
     of = node._Node(None, house, SimpleNamespace(grace=GracePeriods()), None, drain_s)
     made.gateway.gate.draining = False
     return of

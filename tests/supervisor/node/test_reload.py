@@ -65,8 +65,8 @@ class Node:
         self.cluster = read_cluster(self.file)
         self.drain_s = None
         environment = environment or {}
-        self.house, _ = built_assembly(self.cluster, name, read_credentials(self.cluster, name, environment))
-        self.reloader = Reloader(name, self.cluster, self.house, environment, self.set_drain_s, ask_launcher, reads)
+        self.assembly, _ = built_assembly(self.cluster, name, read_credentials(self.cluster, name, environment))
+        self.reloader = Reloader(name, self.cluster, self.assembly, environment, self.set_drain_s, ask_launcher, reads)
 
     def set_drain_s(self, drain_s):
         self.drain_s = drain_s
@@ -115,7 +115,7 @@ async def test_the_limits_of_gate_door_and_asking_change_at_once(front, autojump
         ),
         ("drain_s = 30", "drain_s = 12.5"),
     )
-    door, live = node.house.door, node.house.live
+    door, live = node.assembly.gateway, node.assembly.reloadable
     assert (door.gate.requests_max, door.gate.waiting_max, door.gate.admit_s) == (4, 7, 2)
     assert (door.runner.first_token_s, door.runner.total_s, live.prompt_tokens_max) == (3, 4, 99)
     assert door.origins == Origins(frozenset({"here"}), frozenset({"https://app.example"}))
@@ -136,7 +136,7 @@ async def test_what_was_changed_goes_back_with_the_file(front, autojump_clock):
         ("gateway.admit_s is 3 now, and was 2",)
     )
     assert await node.reload() == Reloaded(("gateway.admit_s is 5 now, and was 3",))
-    assert node.house.door.gate.admit_s == 5
+    assert node.assembly.gateway.gate.admit_s == 5
     assert await node.reload() == Reloaded()
 
 
@@ -150,11 +150,11 @@ async def test_more_places_than_at_the_start_take_a_restart(front, autojump_cloc
             "until this node is started again"
         ),
     )
-    assert node.house.door.gate.requests_max == 8
+    assert node.assembly.gateway.gate.requests_max == 8
 
 
 async def test_places_that_were_lowered_raised_too_far_and_lowered_again_are_as_the_file_says(front, autojump_clock):
-    node, gate = front(), lambda: node.house.door.gate.requests_max
+    node, gate = front(), lambda: node.assembly.gateway.gate.requests_max
     await node.reload(("requests_max = 8", "requests_max = 2"))
     await node.reload(("requests_max = 8", "requests_max = 99"))
     assert gate() == 8
@@ -166,7 +166,7 @@ async def test_the_limits_of_a_router_change_at_once(front, autojump_clock):
     node = front()
     more = f'path = "{TINY}"\nprefill_tokens_min = 100\nresumes_max = 1\nresume_s = 2.5\nejection.failures_max = 9'
     told = await node.reload((f'path = "{TINY}"', more))
-    routing = node.house.live.routings["tiny"]
+    routing = node.assembly.reloadable.routings["tiny"]
     assert (routing.prefill_tokens_min, routing.limits.resumes_max, routing.limits.resume_s) == (100, 1, 2.5)
     assert routing.limits.ejection.failures_max == 9
     assert routing.limits.resume_tokens_max == 65_536
@@ -177,7 +177,7 @@ async def test_the_limits_of_a_router_change_at_once(front, autojump_clock):
 async def test_the_times_of_links_change_for_those_that_are_made_from_then_on(front, autojump_clock):
     node = front()
     told = await node.reload(("heartbeat_s = 1.0", "heartbeat_s = 0.5\nretry_max_s = 1"))
-    assert (node.house.links.section.heartbeat_s, node.house.links.section.retry_max_s) == (0.5, 1)
+    assert (node.assembly.links.section.heartbeat_s, node.assembly.links.section.retry_max_s) == (0.5, 1)
     assert told.changed == ("cluster.heartbeat_s is 0.5 now, and was 1", "cluster.retry_max_s is 1 now, and was 5")
 
 
@@ -197,8 +197,8 @@ async def test_a_new_node_is_known_with_its_engines_and_whoever_dials_is_woken(f
     woken = []
 
     async def wait():
-        await node.house.directory.wait_changed()
-        woken.append(sorted(node.house.directory.nodes))
+        await node.assembly.directory.wait_changed()
+        woken.append(sorted(node.assembly.directory.nodes))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)
@@ -207,8 +207,8 @@ async def test_a_new_node_is_known_with_its_engines_and_whoever_dials_is_woken(f
         assert told == Reloaded(("node two is known now",))
         await wait_all_tasks_blocked()
     assert woken == [["one", "two"]]
-    assert node.house.directory.nodes["two"].address == "127.0.0.1:7403"
-    assert [offer.name for offer in node.house.directory.offers("tiny")] == ["tiny-1", "tiny-2"]
+    assert node.assembly.directory.nodes["two"].address == "127.0.0.1:7403"
+    assert [offer.name for offer in node.assembly.directory.offers("tiny")] == ["tiny-1", "tiny-2"]
     assert await node.reload(text=FILE + NEW) == Reloaded()
     gone = "node two stays known as it was until this node is started again; drain it if it is to go"
     assert await node.reload() == Reloaded((), (gone,))
@@ -224,7 +224,7 @@ async def test_a_node_that_moves_is_dialed_where_the_file_says_from_then_on(fron
             "node.two.listen is 127.0.0.1:7413 now, and was 127.0.0.1:7403",
         )
     )
-    nodes = node.house.directory.nodes
+    nodes = node.assembly.directory.nodes
     assert (nodes["one"].address, nodes["two"].address) == ("127.0.0.1:7412", "127.0.0.1:7413")
     assert await node.reload(text=moved) == Reloaded()
     deaf = moved.replace('listen = "127.0.0.1:7413"\n', "")
@@ -254,13 +254,13 @@ async def test_d9_names_are_asked_for_of_the_next_link_where_tls_is_spoken(front
     strict = (shown, f'{shown}tls_names = "nodes"\n')
     told = await plain.reload(("heartbeat_s = 1.0\n", strict[1]))
     assert told.not_changed[-1].startswith("cluster.tls_names stays hosts until")
-    assert not plain.house.links.section.verifies_node_names
+    assert not plain.assembly.links.section.verifies_node_names
     told = await node.reload(strict)
     assert told.changed == ("cluster.tls_names is nodes now, and was hosts",)
-    assert node.house.links.section.verifies_node_names
+    assert node.assembly.links.section.verifies_node_names
     told = await node.reload(strict, ("a.pem", "b.pem"), ("a.key", "b.key"))
     assert "the file changes nothing: b.pem names DNS:one, and must name node front" in told.refused[0]
-    assert node.house.links.tls.names == {"DNS:front", "DNS:one"}
+    assert node.assembly.links.tls.names == {"DNS:front", "DNS:one"}
 
 
 async def test_keys_from_another_file_let_others_in(front, tmp_path, autojump_clock):
@@ -268,7 +268,7 @@ async def test_keys_from_another_file_let_others_in(front, tmp_path, autojump_cl
     (tmp_path / "b.toml").write_text(key_file_lines("bob", "bobs-secret-of-32-characters-0002"))
     node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'))
     told = await node.reload(("a.toml", "b.toml"))
-    assert node.house.door.keys.names(admin=False) == ["bob"]
+    assert node.assembly.gateway.keys.names(admin=False) == ["bob"]
     assert "gateway.keys is b.toml now, and was a.toml" in told.changed
     assert told.changed[-1] == "keys: 1 are known now"
 
@@ -289,8 +289,8 @@ async def test_a_file_that_could_not_be_started_with_changes_nothing_but_the_key
         assert told.refused[0].startswith("the file changes nothing: ")
         assert why in told.refused[0]
         assert told.changed == ("keys: 1 are known now",)
-        assert node.house.door.gate.admit_s == 5
-    assert node.house.door.keys.names(admin=False) == ["carol"]
+        assert node.assembly.gateway.gate.admit_s == 5
+    assert node.assembly.gateway.keys.names(admin=False) == ["carol"]
 
 
 # What is slow -------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ async def test_c1_a_file_that_does_not_answer_stalls_no_turn_and_keeps_no_key_fr
         return await (threads if function == node.reloader._read else read_inline)(function)
 
     node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'), reads=reads)
-    alice = node.house.door.keys.find([(b"authorization", b"Bearer alices-secret-of-32-characters-01")])
+    alice = node.assembly.gateway.keys.find([(b"authorization", b"Bearer alices-secret-of-32-characters-01")])
     (tmp_path / "a.toml").write_text(key_file_lines("bob", "bobs-secret-of-32-characters-0002"))
     dead_disk_after()
 
@@ -366,7 +366,7 @@ async def test_c1_what_is_applied_has_been_read_before(front, tmp_path, autojump
         told = await node.reload((lines.format("a"), lines.format("b")))
     assert (on_the_loop, len(told.changed), len(counts)) == ([], 4, 3)
     assert all(counts)
-    assert node.house.door.keys.names(admin=False) == ["b"]
+    assert node.assembly.gateway.keys.names(admin=False) == ["b"]
 
 
 @pytest.fixture
@@ -426,8 +426,8 @@ async def test_c1_a_reload_ends_what_it_has_begun_though_whoever_asked_has_left(
             await node.reloader.reload()
         await trio.sleep(2)
         nursery.cancel_scope.cancel()
-    assert node.house.door.gate.requests_max == 4
-    assert (node.house.door.keys.names(admin=False), asked) == (["b"], ["start what is new"])
+    assert node.assembly.gateway.gate.requests_max == 4
+    assert (node.assembly.gateway.keys.names(admin=False), asked) == (["b"], ["start what is new"])
 
 
 async def test_o_a_reload_that_waits_for_a_disk_holds_up_no_shutdown(slow, autojump_clock):
@@ -490,7 +490,7 @@ async def test_o_nodes_that_were_drained_are_not_said_to_start(front, autojump_c
     node = front(ask_launcher=lambda: None)
     assert (await node.reload(text=FILE + NEW)).starts == ("two",)
     assert (await node.reload(text=FILE + NEW)).starts == ("two",), "it may still be starting, or be tried again"
-    node.house.directory.linked("two", SimpleNamespace(peer=None))
+    node.assembly.directory.linked("two", SimpleNamespace(peer=None))
     assert (await node.reload(text=FILE + NEW)).starts == ()
 
 
@@ -528,7 +528,7 @@ async def test_each_thing_that_takes_a_restart_is_named_once_and_again_the_next_
                 ]
             ),
         }
-    assert node.house.door.limits.send_buffer_bytes == 262144
+    assert node.assembly.gateway.limits.send_buffer_bytes == 262144
 
 
 async def test_an_engine_is_its_own_nodes_affair_and_its_settings_are_not_told(front, tmp_path, autojump_clock):
@@ -561,16 +561,16 @@ async def test_to_begin_to_speak_tls_takes_a_restart_and_another_certificate_doe
     lines = 'requests_max = 8\ntls_certificate = "{0}.pem"\ntls_key = "{0}.key"'
     plain, tls = front(), front(text=FILE.replace("requests_max = 8", lines.format("a")))
     told = await plain.reload(("requests_max = 8", lines.format("a")))
-    assert (told.changed, len(told.not_changed), plain.house.door.tls) == ((), 2, None)
-    before = tls.house.door.tls
+    assert (told.changed, len(told.not_changed), plain.assembly.gateway.tls) == ((), 2, None)
+    before = tls.assembly.gateway.tls
     told = await tls.reload(("a.pem", "b.pem"), ("a.key", "b.key"))
     assert (len(told.changed), told.not_changed) == (2, ())
-    assert tls.house.door.tls is not before
-    assert tls.house.door.certificate.certificate.name == "b.pem"
+    assert tls.assembly.gateway.tls is not before
+    assert tls.assembly.gateway.certificate.certificate.name == "b.pem"
     told = await tls.reload(("a.pem", "b.pem"))  # its key does not belong to it
     assert told.refused[0].startswith("the file changes nothing: ")
     assert "gateway.tls_certificate: the certificate " in told.refused[0]
-    assert tls.house.door.certificate.key.name == "b.key"
+    assert tls.assembly.gateway.certificate.key.name == "b.key"
 
 
 # The gate, and who is told ----------------------------------------------------------------------

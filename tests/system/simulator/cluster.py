@@ -42,7 +42,7 @@ class Cluster(System):
         self.host_of = partial(LegHost, rooms=self.plan.rooms)
         System.__attrs_post_init__(self)
         self.routing.prefill_tokens_min = self.prefill_tokens_min
-        self.node.house.links = self.links
+        self.node.assembly.links = self.links
         for spot in self.spots:
             spot.costs.refused = self.costs.refused
 

@@ -22,7 +22,7 @@ from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import GuardedWorker
 from supervisor.config.load import ClusterSection
 from supervisor.links.websocket import Endpoint
-from supervisor.node.assembly import _in_order
+from supervisor.node.assembly import in_order
 from supervisor.node.node import BYE_S, _Node
 from supervisor.processes.process import GracePeriods
 from supervisor.supervision.supervise import supervise
@@ -138,7 +138,8 @@ class NodeLife(SmallSystem):
         self.links = spot.plan.links(spot.name, self.directory, listens=spot.listens, joins=spot.joins)
 
     def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
-        return _in_order([Child(name="links", run=self.links.run, stop_within_s=2.0)], workers)
+        links = Child(name="links", run=self.links.run, stop_within_s=2.0)
+        return in_order(gateway=(), monitoring=(), links=(links,), others=tuple(workers))
 
     async def _engine(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         if not self.spot.simulated:
@@ -226,7 +227,7 @@ class NodeSlot:
     async def drain(self) -> None:
         """Leave as a node does that is told to."""
         life, plan = self.life, self.plan
-        house = SimpleNamespace(directory=life.directory, door=None, links=life.links)
+        house = SimpleNamespace(directory=life.directory, gateway=None, links=life.links)
         node = _Node(
             None, house, SimpleNamespace(grace=GracePeriods()), terminal=None, drain_s=self.drain_s, tree=life.scope
         )

@@ -157,7 +157,7 @@ class Run:
         self.faults.happened.add("drain")
         self.note("drain")
         if self.rng.random() < 0.3:
-            self.system.node.world.grace.shorten()  # the second signal
+            self.system.node.runtime.grace.shorten()  # the second signal
         begun_at = trio.current_time()
         async with trio.open_nursery() as self.system.node._nursery:
             self.system.node.drain("somebody asks for it")

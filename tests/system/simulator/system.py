@@ -38,7 +38,7 @@ from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve_stream
 from supervisor.links.link import Link
 from supervisor.node import monitoring
-from supervisor.node.assembly import _in_order
+from supervisor.node.assembly import in_order
 from supervisor.node.node import _Node
 from supervisor.processes.process import GracePeriods
 from supervisor.supervision.tree import Child, Tree
@@ -156,7 +156,7 @@ class System(SmallSystem):
             tls=tls.server() if self.tls else None,
             keys=_keys(self.secrets),
         )
-        house = SimpleNamespace(directory=self.directory, door=self.gateway, links=None)
+        house = SimpleNamespace(directory=self.directory, gateway=self.gateway, links=None)
         world = SimpleNamespace(grace=GracePeriods())
         self.node = _Node(None, house, world, terminal=None, drain_s=self.drain_s, tree=self.scope)
 
@@ -177,7 +177,7 @@ class System(SmallSystem):
             Child(name="processor", run=self._processor, needs=()),
         )
         gateway = Child(name="gateway", run=self._gateway, stop_within_s=self.limits.close_s + 1)
-        return _in_order([gateway, *self.linking()], others)
+        return in_order(gateway=(gateway,), monitoring=(), links=self.linking(), others=tuple(others))
 
     def linking(self) -> tuple[Child, ...]:
         """Return what keeps the links to other nodes."""

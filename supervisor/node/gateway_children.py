@@ -1,0 +1,79 @@
+"""The gateway of a node, and the child that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from attrs import asdict
+
+from supervisor.cluster import engine_control, models, readiness
+from supervisor.cluster.directory import Directory
+from supervisor.config.load import Cluster
+from supervisor.gateway.admission import AdmissionGate
+from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.http.routes import ROUTES
+from supervisor.gateway.origins import Origins
+from supervisor.gateway.requests import RequestRunner, ServedModel
+from supervisor.gateway.server import serve
+from supervisor.node import monitoring, router_child
+from supervisor.node.credentials import Credentials
+from supervisor.node.model_children import Reloadable
+from supervisor.runtime import Runtime
+from supervisor.supervision.tree import Child
+from supervisor.version import version
+
+
+def make_gateway(
+    cluster: Cluster,
+    served: Mapping[str, ServedModel],
+    directory: Directory,
+    runtime: Runtime,
+    reloadable: Reloadable,
+    credentials: Credentials,
+) -> Gateway:
+    """Return the gateway of the cluster, which serves these models."""
+    assert credentials.keys is not None  # they are read on the node of the gateway
+    section, names = cluster.gateway, tuple(cluster.model)
+    never_ready = partial(readiness.never_ready, directory, names)
+    ejected = partial(router_child.ejected, reloadable.routings)
+    return Gateway(
+        runner=RequestRunner(served, runtime.metrics, section.first_token_s, section.total_s),
+        gate=AdmissionGate(section.requests_max, section.admit_s, section.waiting_max, never_ready),
+        limits=section.limits,
+        keys=credentials.keys,
+        certificate=credentials.certificate,
+        tls=credentials.client_tls,
+        reserve=runtime.reserve,
+        aside=runtime.aside,
+        origins=Origins(frozenset(section.allowed_hosts), frozenset(section.allowed_origins)),
+        grammars=frozenset(section.grammars),
+        unready=partial(readiness.unready, directory, names),
+        metrics_text=partial(monitoring.cluster_metrics_text, directory, runtime.metrics),
+        new_id=runtime.new_id,
+        now=runtime.now,
+        server_info=partial(models.server_info, cluster, directory, version(), ejected),
+        flush_cache=partial(engine_control.flush_caches, directory),
+    )
+
+
+def gateway_child(cluster: Cluster, gateway: Gateway) -> Child:
+    """Return the child that runs the gateway."""
+    section = cluster.gateway
+    return Child(
+        name="gateway",
+        run=serve,
+        args=(gateway, ROUTES, section.host, section.port),
+        stop_within_s=section.limits.close_s + 1.0,
+        about=f"clients at http{'s' * bool(section.tls_certificate)}://{section.host}:{section.port}",
+        limits=(
+            ("requests", section.requests_max),
+            ("prompt tokens", section.prompt_tokens_max),
+            ("waiting", section.waiting_max),
+            ("admit s", section.admit_s),
+            ("first token s", section.first_token_s),
+            ("total s", section.total_s),
+            *((f"text {key.replace('_', ' ')}", value) for key, value in asdict(section.text).items()),
+            *((key.replace("_", " "), value) for key, value in asdict(section.limits).items()),
+        ),
+    )

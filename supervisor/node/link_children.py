@@ -1,0 +1,73 @@
+"""The links of a node to the others, and the child that keeps them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from actors.kit.calls import Askable
+from protocol.greeting import Incarnation
+from protocol.kind import Message
+from protocol.messages import Generate
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.mesh import Mesh
+from supervisor.cluster.workers import GuardedWorker
+from supervisor.config.load import Cluster
+from supervisor.engines.children import offer
+from supervisor.links.serving import Services
+from supervisor.links.websocket import Endpoint
+from supervisor.node.credentials import Credentials
+from supervisor.runtime import Runtime
+from supervisor.supervision.tree import Child
+
+
+def make_mesh(
+    cluster: Cluster, directory: Directory, runtime: Runtime, services: Services, credentials: Credentials, run: str
+) -> Mesh | None:
+    """Return the links of a node, None if it is and remains alone; `run` names this run of its process.
+
+    The nodes of the file are put into the directory. Workers of this node are served beside `services`.
+    """
+    node = directory.name
+    section = cluster.node[node]
+    for name in (other for other in cluster.node if other != node):
+        offers = [offer(key, each) for key, each in cluster.engines_on(name).items()]
+        directory.configure(name, cluster.node[name].dial_address, offers)
+    join = tuple(map(Endpoint.read, cluster.cluster.join))
+    if section.listen is None and len(cluster.node) == 1 and not join:
+        return None
+    workers: dict[tuple[str, type[Message]], Askable[Message, Message, Message]] = {
+        (name, Generate): cast("Askable[Message, Message, Message]", GuardedWorker(worker))
+        for name, worker in directory.local.items()
+    }
+    return Mesh(
+        name=node,
+        section=cluster.cluster,
+        directory=directory,
+        serves={**workers, **services},
+        listen=None if section.listen is None else Endpoint.read(section.listen),
+        host=section.host,
+        secret=credentials.secret,
+        tls=credentials.tls,
+        new_nonce=runtime.new_nonce,
+        chance=runtime.chance(0),
+        reserve=runtime.reserve,
+        incarnation=Incarnation(run, int(runtime.now())),
+        join=join,
+    )
+
+
+def mesh_child(mesh: Mesh) -> Child:
+    """Return the child that keeps the links."""
+    section = mesh.section
+    return Child(
+        name="links",
+        run=mesh.run,
+        stop_within_s=2.0,
+        about=f"other nodes at {mesh.listen}" if mesh.listen else "dials the other nodes",
+        limits=(
+            ("streams of a node", section.streams_max),
+            *((f"{key} s", getattr(section, f"{key}_s")) for key in ("heartbeat", "silent", "handshake")),
+            ("greets", section.handshakes_max),
+            ("tells a second", section.announcements_max),
+        ),
+    )

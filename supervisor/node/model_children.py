@@ -1,0 +1,109 @@
+"""The children of each model on the gateway's node: a router to its workers, and a processor of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TypeAlias
+
+import trio
+from attrs import define, field, frozen
+
+from actors.kit.calls import Address, Call, mailbox
+from actors.processor import TextReply, TextRequest, TextResult, processor
+from actors.routing.policies import POLICIES
+from actors.routing.routing import Routing
+from actors.text.model import TextModel
+from actors.text.prompts import PromptLimits
+from supervisor.cluster import models
+from supervisor.cluster.directory import Directory
+from supervisor.config.load import Cluster
+from supervisor.engines import grammar_checks
+from supervisor.engines.work import work_queue
+from supervisor.gateway.requests import ServedModel
+from supervisor.links.serving import Services
+from supervisor.node import router_child
+from supervisor.observers import RoutingMetrics
+from supervisor.runtime import Runtime
+from supervisor.supervision.tree import Child
+
+ProcessorInbox: TypeAlias = trio.MemoryReceiveChannel[Call[TextRequest, TextReply, TextResult]]
+
+
+@define(eq=False)
+class Reloadable:
+    """The settings of requests that a reload may change; they hold for requests that come later."""
+
+    prompt_tokens_max: int
+    routings: dict[str, Routing] = field(factory=dict)  # by model
+
+
+@frozen
+class Models:
+    """The models that a gateway serves, and the children that serve them."""
+
+    served: Mapping[str, ServedModel]
+    children: tuple[Child, ...]
+
+
+def model_children(
+    cluster: Cluster,
+    texts: Mapping[str, TextModel],
+    directory: Directory,
+    runtime: Runtime,
+    reloadable: Reloadable,
+    checks: Services,
+) -> Models:
+    """Return the models of the cluster and their children; their routings are put into `reloadable`."""
+    served: dict[str, ServedModel] = {}
+    children: list[Child] = []
+    for name in cluster.model:
+        work, work_inbox = work_queue(cluster.model[name].queue_max)
+        requests, requests_inbox = _mailbox(cluster.gateway.requests_max)
+        routing = _routing(cluster, name, texts[name], directory, runtime)
+        reloadable.routings[name] = routing
+        served[name] = ServedModel(
+            partial(models.model_object, name, directory, int(runtime.now())),
+            requests,
+            partial(models.request_tokens_max, directory, name),
+        )
+        limits = partial(_prompt_limits, directory, name, reloadable)
+        check = partial(grammar_checks.check, directory, checks, runtime.aside, name)
+        limit = cluster.gateway.requests_max
+        children += (
+            router_child.child(name, cluster.model[name], work_inbox, routing),
+            Child(
+                name=f"processor-{name.replace('/', ':')}",
+                run=processor,
+                args=(
+                    *(requests_inbox, texts[name], work, limits, runtime.aside, limit),
+                    *(cluster.gateway.text.tokenize_tokens_max, check),
+                ),
+                about=f"conversations to tokens and back, for {name}",
+                limits=(("requests", limit),),
+            ),
+        )
+    return Models(served, tuple(children))
+
+
+def _mailbox(size: int) -> tuple[Address[TextRequest, TextReply, TextResult], ProcessorInbox]:
+    return mailbox(size)
+
+
+def _routing(cluster: Cluster, name: str, text: TextModel, directory: Directory, runtime: Runtime) -> Routing:
+    section = cluster.model[name]
+    return Routing(
+        pool=directory.pool(name),
+        policy=POLICIES[section.policy],
+        limits=router_child.limits(section),
+        new_room=runtime.new_room,
+        new_id=runtime.new_id,
+        prefill_tokens_min=section.prefill_tokens_min,
+        ends=text.eos_token_ids,
+        watch=RoutingMetrics(runtime.metrics, name),
+        ranked=partial(directory.ranked, name),
+    )
+
+
+def _prompt_limits(directory: Directory, model: str, reloadable: Reloadable) -> PromptLimits | None:
+    return models.request_limits(directory, model, reloadable.prompt_tokens_max)

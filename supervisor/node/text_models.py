@@ -1,0 +1,35 @@
+"""The files of models, read once when a node starts: tokenizer, chat template, and the digest of their folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import evolve
+
+from actors.engines.sglang import model_files
+from actors.text.model import TextModel, load
+from protocol.errors import StartFailed
+from protocol.model_folder import FILES
+from supervisor.config.load import Cluster
+from supervisor.files import reading
+
+
+def load_text_models(
+    cluster: Cluster, node: str, strftime: Callable[[str], str], *, has_gateway: bool
+) -> dict[str, TextModel]:
+    """Return the text models that a node needs, by name: all of them at the gateway, else those its engines read.
+
+    Raises `StartFailed` if the files of one cannot be used.
+    """
+    read = {each.model for each in cluster.engines_on(node).values() if each.reads_text}
+    return {name: _load(cluster, name, strftime) for name in cluster.model if has_gateway or name in read}
+
+
+def _load(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextModel:
+    section, folder = cluster.model[name], cluster.model_path(name)
+    try:
+        contents = {file: (folder / file).read_bytes() for file in FILES if (folder / file).is_file()}
+        template = None if section.template is None else reading.template(cluster.folder / section.template)
+        return evolve(load(contents, template, strftime=strftime), digest=model_files.model_digest(folder))
+    except (StartFailed, OSError, UnicodeDecodeError) as error:
+        raise StartFailed(f"model {name} in {folder}: {error}") from error
