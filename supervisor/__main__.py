@@ -62,11 +62,11 @@ def main() -> int:
     parser.add_argument("--ended-by", default="", help=argparse.SUPPRESS)  # why the last of them was
     parser.add_argument("--version", action="version", version=f"espalier {version()}")
     arguments = parser.parse_args()
-    upward = None if arguments.launched is None else ParentPipe(arguments.launched)
-    if upward is not None:
-        os.set_inheritable(upward.fd, False)
-        reaper.exit_if_orphaned(upward.fd)
-        faulthandler.register(signal.SIGQUIT, file=upward.fd, all_threads=True)  # when it hangs: where
+    parent = None if arguments.launched is None else ParentPipe(arguments.launched)
+    if parent is not None:
+        os.set_inheritable(parent.fd, False)
+        reaper.exit_if_orphaned(parent.fd)
+        faulthandler.register(signal.SIGQUIT, file=parent.fd, all_threads=True)  # when it hangs: where
     descriptor_needs.raise_limit()
     try:
         if arguments.check:
@@ -75,18 +75,18 @@ def main() -> int:
         names = placement.select_nodes(cluster, arguments.node)
         preflight.check_can_start(cluster, *names)
     except ActorError as error:
-        if upward is None:
+        if parent is None:
             print(f"espalier: {error}", file=sys.stderr)
         else:
-            upward.say("failed", str(error))
-            upward.end(logs.FLUSH_S)
+            parent.send("failed", str(error))
+            parent.flush(logs.FLUSH_S)
         return 1
     earlier = EarlierFailures(arguments.restarts, arguments.ended_by)
-    return _run(cluster, names, arguments.file, upward, earlier)
+    return _run(cluster, names, arguments.file, parent, earlier)
 
 
 def _run(
-    cluster: load.Cluster, names: tuple[str, ...], file: Path, upward: ParentPipe | None, earlier: EarlierFailures
+    cluster: load.Cluster, names: tuple[str, ...], file: Path, parent: ParentPipe | None, earlier: EarlierFailures
 ) -> int:
     """Run nodes of a cluster, and return the exit code; nothing from here on waits for whoever reads the log."""
     alone = names[0] if len(names) == 1 and len(cluster.node) > 1 else None
@@ -96,24 +96,24 @@ def _run(
     gc.collect()
     gc.freeze()  # what is there by now stays: to look through all of it again takes more than a turn, every few seconds
     try:
-        run = _running(cluster, names, file, terminal, upward, earlier)
+        run = _running(cluster, names, file, terminal, parent, earlier)
         code: int = trio.run(run, strict_exception_groups=True)
     except ActorError as error:
-        if upward is None:
+        if parent is None:
             terminal.report_failure(str(error))
         else:
-            upward.say("failed", str(error))
+            parent.send("failed", str(error))
         return 1
     except Exception:  # a traceback that Python prints by itself would wait for its reader
         log.critical("a bug ended the process", exc_info=True)
         return 1
     else:
-        if upward is not None:
-            upward.say("done")
+        if parent is not None:
+            parent.send("done")
         return code
     finally:
-        if upward is not None:
-            upward.end(logs.FLUSH_S)
+        if parent is not None:
+            parent.flush(logs.FLUSH_S)
         terminal.flush()
 
 
@@ -145,7 +145,7 @@ def _running(
     names: tuple[str, ...],
     file: Path,
     terminal: logs.Terminal,
-    upward: ParentPipe | None,
+    parent: ParentPipe | None,
     earlier: EarlierFailures,
 ) -> Callable[[], Awaitable[int]]:
     """Return what runs one node here, or several in processes of their own."""
@@ -155,11 +155,11 @@ def _running(
         command = (*COMMAND, str(file), *joins)
         return launcher.Launcher(cluster, names, command, environment, terminal, SystemRandom()).run
     (name,) = names
-    if upward is None:
+    if parent is None:
         return partial(node.run, cluster, name, terminal, environment)
-    terminal.announce_to_parent = partial(upward.say, "tell")
-    up, reload = (partial(upward.say, kind) for kind in ("up", "reload"))
-    launched = node.LauncherHooks(up, reload, upward.pulse, earlier)
+    terminal.announce_to_parent = partial(parent.send, "announce")
+    up, reload = (partial(parent.send, kind) for kind in ("up", "reload"))
+    launched = node.LauncherHooks(up, reload, parent.heartbeat, earlier)
     return partial(node.run, cluster, name, terminal, environment, launched)
 
 

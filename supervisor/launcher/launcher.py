@@ -1,12 +1,16 @@
-"""The launcher: the nodes of one host, each a process that is remade when it dies; they start and stop together.
+"""The launcher: the nodes of one machine, each a process that is restarted when it dies, started and stopped together.
 
-Each node is the one child of a tree of its own, as a zygote is: the trees come up beside each other, because an engine
-takes its time, and the deaths of one node are not counted with another's. Nodes find each other by their links, so that
-the order in which they start means nothing. They stop in order: first the one with the gateway, whose streams finish
-over the links to the others, then the others.
+Each node is the one child of a tree of its own, so that the nodes start concurrently (an engine takes its time) and the
+deaths of one are not counted with those of another. Nodes find each other by their links, so the order of their starts
+does not matter. The launcher itself serves nothing and holds no state of a request: it must not fail for the reasons
+for which nodes fail, so it does nothing that can take long or grow.
 
-A node that is new in the file is started when the file is read anew: after a hang-up, or when a node has been told to
-reload. It is one of the others once it is up; until then they do not fall because of it.
+It owns the shutdown of whole nodes and nothing below them: each node owns how it drains, each tree how its children
+stop, each ladder how a process ends (docs/architecture.md has the table). The node with the gateway is stopped first,
+since its streams finish over the links to the others; then the others are, together.
+
+A node that is new in the file is started when the file is read again: after SIGHUP, or when a node has been asked to
+reload. It counts as one of the nodes once it is up; until then its failure ends no other.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,10 +33,10 @@ from supervisor.config.load import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.files.reading import FileReader
 from supervisor.launcher import node_process, preflight
+from supervisor.launcher.node_process import KeptNode
 from supervisor.processes import reaper, run_folder
-from supervisor.processes.process import GracePeriods, Ladder, Process
+from supervisor.processes.process import GracePeriods
 from supervisor.supervision.supervise import OnStarted, RandomSource, supervise
-from supervisor.supervision.tree import Backoff, Child, Restart, Tree
 from supervisor.telemetry.logs import Terminal
 from supervisor.telemetry.loop_monitor import LoopMonitor
 from supervisor.threads.file_threads import FileThreads
@@ -40,78 +44,34 @@ from supervisor.threads.file_threads import FileThreads
 log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-START_S = 60.0  # of a node, beside its engines and what they are forked from
-STOP_S = 15.0  # of a node that has drained, beside its engines
-STOP_S_MAX = 1e6  # the ladder ends a node long before, and a reload may have made it longer
 HURRIED_S = 1.1  # from a second signal to the last of a node
-AGAIN_S = 0.05  # after which those that have heard only one signal hear the second
+AGAIN_S = 0.05  # after which nodes that have had only one signal get the second
 HARD_EXIT_S = 1.2  # after a second signal, as for one node
-SETTLE_S = 0.2  # in which every node that was told to reload has said so
+SETTLE_S = 0.2  # in which all nodes that were asked to reload have reported it
 FAREWELL_S = 0.2  # for the log to be written after a second signal
-
-
-def tree(cluster: Cluster, name: str, launcher: Launcher) -> Tree:
-    """Return one node as its launcher sees it."""
-    start_s, _ = _patience(cluster, name)
-    process = Child(
-        name="process",
-        run=node_process.run,
-        args=(name, launcher),
-        restart=Restart.TRANSIENT,  # an operator who drains a node wants it gone
-        significant=True,
-        start_within_s=start_s,
-        stop_within_s=STOP_S_MAX,
-        about="the node, in a process of its own",
-    )
-    return Tree(
-        name=name,
-        children=(process,),
-        # With these waits it never fails so often: it is tried for as long as the others run, who must not end with it.
-        restarts_max=30,
-        restarts_window_s=300.0,
-        backoff=Backoff(min_s=0.1, crashes=True),
-        about=f"node on {cluster.node[name].host}",
-    )
-
-
-def _patience(cluster: Cluster, name: str) -> tuple[float, Ladder]:
-    """Return how long a node may take to start, and to stop when it is asked once."""
-    engines = [each for each in cluster.engine.values() if name in each.nodes]
-    start_s = START_S + max((each.imports_s for each in engines), default=0.0)
-    own = [each for each in engines if each.node == name]
-    start_s += sum(each.start_within_s * (2 if each.nodes[1:] else 1) for each in own)  # one waits for the other nodes
-    stop_s = STOP_S + sum(each.ladder.total_s + each.deadlines.release_s for each in engines)
-    return start_s, Ladder(term_s=cluster.node[name].drain_s + stop_s)
 
 
 @define(eq=False)
 class Launcher:
-    """One run of the nodes of this host."""
+    """One run of the nodes of this machine."""
 
     cluster: Cluster  # as its file was at the start
     names: Sequence[str]  # of the nodes that are started then
-    command: Sequence[str]  # that runs a node; a node's name and a descriptor come behind it
+    command: Sequence[str]  # that runs a node; a node's name and a descriptor are appended
     environment: Mapping[str, str]
     terminal: Terminal
     chance: RandomSource
     grace: GracePeriods = field(factory=partial(GracePeriods, shortened_s=HURRIED_S))
     reads: FileReader = field(factory=FileThreads)
-    processes: dict[str, Process] = field(factory=dict)  # of the nodes that live
-    serving: set[str] = field(factory=set)  # those of them that are up
-    gone: set[str] = field(factory=set)  # those that the file has no more
+    nodes: dict[str, KeptNode] = field(factory=dict)  # all that were started, also those that have ended
     exit_code: int = 0
     _stopping: bool = False
     _failure: ActorError | None = None
-    _kept: dict[str, trio.CancelScope] = field(factory=dict)
-    _ended: dict[str, trio.Event] = field(factory=dict)
-    _up: set[str] = field(factory=set)  # have been ready, at least once
-    _told: list[str] = field(factory=list)  # by the node with the gateway, to be said when all have been ready
-    _ladders: dict[str, Ladder] = field(factory=dict)
-    _hung_s: dict[str, float] = field(factory=dict)
-    _earlier: dict[str, tuple[int, str]] = field(factory=dict)  # how often a node has ended, and why it did last
-    _placed: set[str] = field(factory=set)  # on this host, by the file as it was read last
-    _asked: trio.Event = field(factory=trio.Event)  # to read the file anew
-    _nodes: trio.Nursery | None = None  # while they run
+    _were_up: set[str] = field(factory=set)  # the names of nodes that have been up at least once
+    _announcements: list[str] = field(factory=list)  # of the gateway's node, until all have been up
+    _placed: set[str] = field(factory=set)  # on this machine, by the file as it was read last
+    _reload_wanted: trio.Event = field(factory=trio.Event)
+    _nursery: trio.Nursery | None = None  # of the nodes, while they run
 
     async def run(self) -> int:
         """Run the nodes until a signal ends them, and return the exit code.
@@ -125,15 +85,15 @@ class Launcher:
             nursery.start_soon(self._watch_turns)
             await nursery.start(self._listen, nursery)
             log.info("starting", extra={"nodes": list(self.names)})
-            nursery.start_soon(self._keep_up_with_file, nursery)
-            async with trio.open_nursery() as self._nodes:
+            nursery.start_soon(self._follow_file, nursery)
+            async with trio.open_nursery() as self._nursery:
                 self._placed = set(self.names)
                 for name in self.names:
                     self._start(name, self.cluster, nursery)
             nursery.cancel_scope.cancel(reason="every node has ended")
-        for number in SIGNALS:  # as a node does: whoever asks for the end now has it already
+        for number in SIGNALS:  # as a node does: the end that they ask for has come
             signal.signal(number, signal.SIG_IGN)
-        _leave_nothing()
+        _clean_up()
         if self._failure is not None:
             raise self._failure
         log.info("stopped", extra={"exit_code": self.exit_code})
@@ -147,149 +107,141 @@ class Launcher:
             await trio.sleep_forever()
 
     def _start(self, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
-        assert self._nodes is not None
-        self._kept[name], self._ended[name] = trio.CancelScope(), trio.Event()
-        self._ladders[name], self._hung_s[name] = _patience(cluster, name)[1], cluster.node[name].watchdog_s
-        self._nodes.start_soon(self._keep, name, cluster, nursery)
+        assert self._nursery is not None
+        _, ladder = node_process.time_limits(cluster, name)
+        node = KeptNode(name, ladder, cluster.node[name].watchdog_s)
+        if (earlier := self.nodes.get(name)) is not None:  # it was drained, and is new in the file again
+            node.failures, node.last_failure = earlier.failures, earlier.last_failure
+        self.nodes[name] = node
+        self._nursery.start_soon(self._keep, node, cluster, nursery)
 
-    async def _keep(self, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
-        """Keep one node until it is told to stop; if it cannot be kept, all stop, but not for one that is new."""
-        came_up = False
+    async def _keep(self, node: KeptNode, cluster: Cluster, nursery: trio.Nursery) -> None:
+        """Keep one node until it is stopped. If it cannot be kept, all are stopped, unless it is new in the file."""
+        was_up = False
 
-        def is_up() -> None:
-            nonlocal came_up
-            came_up = True
-            self._is_up(name)
+        def on_up() -> None:
+            nonlocal was_up
+            was_up = True
+            self._on_up(node.name)
 
         try:
-            with self._kept[name]:
-                one = tree(cluster, name, self)
-                await supervise(one, rng=self.chance, on_event=self.terminal.on_event, task_status=OnStarted(is_up))
+            with node.scope:
+                tree = node_process.tree(cluster, node, self)
+                on_event = self.terminal.on_event
+                await supervise(tree, rng=self.chance, on_event=on_event, task_status=OnStarted(on_up))
         except ActorError as error:
-            if came_up or cluster is self.cluster:
+            if was_up or cluster is self.cluster:
                 self._failure = self._failure or error
                 self._stop(nursery)
             else:
-                self._not_started(name, error)
+                self._log_not_started(node.name, error)
         finally:
-            self._ended[name].set()
+            node.ended.set()
 
-    def ended(self, name: str, why: str) -> None:
-        """Note that a node's process has ended, and was not asked to."""
-        times, _ = self._earlier.get(name, (0, ""))
-        self._earlier[name] = times + 1, why
-
-    def earlier(self, name: str) -> tuple[str, ...]:
-        """Return what a node's next process is told of those before it, for whoever asks it how it is."""
-        times, why = self._earlier.get(name, (0, ""))
-        return ("--restarts", str(times), "--ended-by", why) if times else ()
-
-    def watchdog_s(self, name: str) -> float:
-        """Return for how long a node's event loop may stand still."""
-        return self._hung_s[name]
-
-    def ladder(self, name: str) -> Ladder:
-        """Return how long a node may take to end."""
-        return self._ladders[name]
-
-    # What is new in the file -------------------------------------------------------------
+    # The file ----------------------------------------------------------------------------
 
     def reload(self) -> None:
-        """Read the file anew, a moment later: start nodes that are new in it, and say which it has no more."""
-        self._asked.set()
+        """Read the file again, a moment later: start nodes that are new in it, and log which have been removed."""
+        self._reload_wanted.set()
 
-    async def _keep_up_with_file(self, nursery: trio.Nursery) -> None:
+    async def _follow_file(self, nursery: trio.Nursery) -> None:
         while True:
-            await self._asked.wait()
+            await self._reload_wanted.wait()
             await trio.sleep(SETTLE_S)
-            self._asked = trio.Event()
+            self._reload_wanted = trio.Event()
             try:
-                new, placed, failed = await self.reads(partial(self._read, self._placed | self._alive))
-                if not self._stopping and self._alive:  # else the nodes' nursery is closed, or will be
-                    self._apply(new, placed, failed, nursery)
+                new, placed, failures = await self.reads(partial(self._read, self._placed | self._running))
+                if not self._stopping and self._running:  # else the nodes' nursery is closed, or will be
+                    self._apply(new, placed, failures, nursery)
             except StartFailed as error:
                 log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
             except Exception:  # nodes must not fall because of what stands in a file
                 log.exception("a bug ended a reload")
 
-    def _read(self, known: set[str]) -> tuple[Cluster, set[str], dict[str, StartFailed]]:
-        """Return the file as it is now, the nodes that it places on this host, and why new ones could not be started.
+    def _read(self, not_new: set[str]) -> tuple[Cluster, set[str], dict[str, StartFailed]]:
+        """Return the file as it is now, the nodes that it places on this machine, and why new ones cannot be started.
 
         Raises `StartFailed` if the file is wrong.
         """
         new = read_cluster(self.cluster.file, self.cluster.joined)
         here = {host: placement.is_local_host(host) for host in {node.host for node in new.node.values()}}
         placed = {name for name, node in new.node.items() if here[node.host]}
-        failed = {}
-        for name in placed - known:
+        failures = {}
+        for name in placed - not_new:
             try:
                 preflight.check_can_start(new, name)
             except StartFailed as error:
-                failed[name] = error
-        return new, placed, failed
+                failures[name] = error
+        return new, placed, failures
 
-    def _apply(self, new: Cluster, placed: set[str], failed: Mapping[str, StartFailed], nursery: trio.Nursery) -> None:
-        alive = self._alive
-        for name in sorted(alive & new.node.keys()):  # it may have been given longer to drain
-            self._ladders[name] = max(self._ladders[name], _patience(new, name)[1], key=lambda ladder: ladder.term_s)
-        gone, self.gone = self.gone, alive - new.node.keys()
-        for name in sorted(self.gone - gone):
-            log.warning("node %s is in the file no more, and runs until it is drained", name)
-        for name in self.gone - self.serving:  # it could not even start: there is no such node
-            self._kept[name].cancel(reason="the file has it no more")
-        fresh, self._placed = placed - self._placed - alive, placed
-        for name in (each for each in new.node if each in fresh):
-            if name in failed:
-                self._not_started(name, failed[name])
+    def _apply(
+        self, new: Cluster, placed: set[str], failures: Mapping[str, StartFailed], nursery: trio.Nursery
+    ) -> None:
+        running = self._running
+        for name in sorted(running):
+            node = self.nodes[name]
+            was_removed, node.removed = node.removed, name not in new.node
+            if not node.removed:  # it may have been given longer to drain
+                _, ladder = node_process.time_limits(new, name)
+                node.ladder = max(node.ladder, ladder, key=lambda each: each.term_s)
+                continue
+            if not was_removed:
+                log.warning("node %s is in the file no more, and runs until it is drained", name)
+            if not node.serving:  # there is no such node to wait for
+                node.scope.cancel(reason="it is in the file no more")
+        added, self._placed = placed - self._placed - running, placed
+        for name in (each for each in new.node if each in added):
+            if name in failures:
+                self._log_not_started(name, failures[name])
             else:
                 log.info("node %s is new in the file, and is started", name)
                 self._start(name, new, nursery)
 
     @property
-    def _alive(self) -> set[str]:
-        return {name for name, ended in self._ended.items() if not ended.is_set()}
+    def _running(self) -> set[str]:
+        return {name for name, node in self.nodes.items() if not node.ended.is_set()}
 
-    def _not_started(self, name: str, error: ActorError) -> None:
+    def _log_not_started(self, name: str, error: ActorError) -> None:
         self._placed.discard(name)  # so that the next reload tries it again
         log.error("node %s was not started; the others run on", name, extra={"reason": str(error)})
 
-    # What the nodes say ------------------------------------------------------------------
+    # Announcements -----------------------------------------------------------------------
 
-    def tell(self, name: str, text: str) -> None:
-        """Pass on where to knock; what a node without a gateway would tell is in the log."""
+    def announce(self, name: str, text: str) -> None:
+        """Announce to the operator where clients connect; what a node without a gateway announces is in its log."""
         if name == self.cluster.gateway.node:
-            self._told.append(text)
-            self._say_ready()
+            self._announcements.append(text)
+            self._announce_ready()
 
-    def _is_up(self, name: str) -> None:
-        self._up.add(name)
-        if self.cluster.gateway.node not in self.names and self._all_up:
-            ready = (each for each in self._ended if each in self._up & self._alive)
-            self._told.append(f"Ready: nodes {', '.join(ready)}  (Ctrl-C drains and stops)")
-        self._say_ready()
+    def _on_up(self, name: str) -> None:
+        self._were_up.add(name)
+        if self.cluster.gateway.node not in self.names and self._all_were_up:
+            ready = (each for each in self.nodes if each in self._were_up & self._running)
+            self._announcements.append(f"Ready: nodes {', '.join(ready)}  (Ctrl-C drains and stops)")
+        self._announce_ready()
 
     @property
-    def _all_up(self) -> bool:
-        """Whether each node that was started at first has been ready, but for those that the file has no more."""
-        return self._up.issuperset(name for name in self.names if name not in self.gone)
+    def _all_were_up(self) -> bool:
+        """Whether each node that was started at first has been up, except for those removed from the file."""
+        return all(name in self._were_up or (name in self.nodes and self.nodes[name].removed) for name in self.names)
 
-    def _say_ready(self) -> None:
-        """Say that all is ready, once it is, and where to knock whenever the gateway has come back."""
-        if self._all_up and not self._stopping:
-            for text in self._told:
+    def _announce_ready(self) -> None:
+        """Announce that all nodes are ready, once they are, and the address again whenever the gateway has returned."""
+        if self._all_were_up and not self._stopping:
+            for text in self._announcements:
                 self.terminal.announce(text)
-            self._told.clear()
+            self._announcements.clear()
 
-    # How it ends -------------------------------------------------------------------------
+    # The end -----------------------------------------------------------------------------
 
     async def _listen(self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None]) -> None:
-        """Stop at the first signal, hurry at the second; at a hang-up the file is read anew, here and by every node."""
+        """Stop at the first signal, hurry at the second; at SIGHUP the file is read again, here and by every node."""
         with trio.open_signal_receiver(*SIGNALS) as signals:
             task_status.started()
             async for number in signals:
                 name = signal.Signals(number).name
                 if number == signal.SIGHUP and not self.terminal.hung_up:
-                    self._signal(signal.SIGHUP, self.serving)  # one that still loads would die of it
+                    self._signal(signal.SIGHUP, serving=True)  # one that still loads would die of it
                     self.reload()
                 elif not self._stopping:
                     log.info("draining", extra={"signal": name})
@@ -305,35 +257,35 @@ class Launcher:
             nursery.start_soon(self._stop_in_order)
 
     async def _stop_in_order(self) -> None:
-        """Let the node with the gateway finish its streams while the others serve them, then end the others."""
-        first = self.cluster.gateway.node
-        if first in self._kept:
-            self._kept[first].cancel(reason="the launcher stops")
-            await self._ended[first].wait()
+        """Let the node with the gateway finish its streams while the others serve them, then stop the others."""
+        if (first := self.nodes.get(self.cluster.gateway.node)) is not None:
+            first.scope.cancel(reason="the launcher stops")
+            await first.ended.wait()
         self._stop_all()
 
     def _stop_all(self) -> None:
-        for kept in self._kept.values():
-            kept.cancel(reason="the launcher stops")
+        for node in self.nodes.values():
+            node.scope.cancel(reason="the launcher stops")
 
     async def _hurry(self) -> None:
-        """Make every node hurry, and be gone in time whatever does not end."""
+        """Make every node hurry, and exit in time whatever does not end."""
         self.grace.shorten()
         self._stop_all()
-        await trio.sleep(AGAIN_S)  # nodes that have only now been told to stop are told once more to hurry
-        self._signal(signal.SIGINT, self.processes)  # a second SIGTERM could melt into the first
+        await trio.sleep(AGAIN_S)  # nodes that have only now been asked to stop are asked to hurry
+        self._signal(signal.SIGINT)  # a second SIGTERM could be merged with the first
         await trio.sleep(HARD_EXIT_S - AGAIN_S)
-        _leave_nothing()
+        _clean_up()
         self.terminal.flush(FAREWELL_S)
         os._exit(self.exit_code)
 
-    def _signal(self, number: signal.Signals, names: Iterable[str]) -> None:
-        for name in names:
-            if name in self.processes:
-                self.processes[name].signal_group(number)
+    def _signal(self, number: signal.Signals, *, serving: bool = False) -> None:
+        """Send a signal to the process groups of the nodes, or of those that serve."""
+        for node in self.nodes.values():
+            if node.process is not None and (node.serving or not serving):
+                node.process.signal_group(number)
 
 
-def _leave_nothing() -> None:
-    """End what is left below this process, and remove what a node that was killed could not remove itself."""
+def _clean_up() -> None:
+    """Kill what is left below this process, and remove what a killed node could not remove itself."""
     reaper.kill_all()
     run_folder.remove_stale(Path(tempfile.gettempdir()), shared_memory.remove)

@@ -1,7 +1,12 @@
-"""One node's process, as its launcher keeps it: started, heard, ended when its event loop turns no more, remade.
+"""One node's process as its launcher keeps it: started, watched, killed when its event loop blocks, started again.
 
-A node says over a pipe that its loop turns. Silence counts by the launcher's own ticks: a host that was suspended, or a
-launcher that was stopped, has seen none of them, and ends no node that was stopped with it.
+A node's process dies without warning or hangs without dying, and only another process can notice both. So a node sends
+heartbeats over a pipe (`parent_pipe`) from its own event loop. Their absence is counted in ticks of the launcher's own
+event loop, never by the clock: on a machine that was suspended, or in a launcher that was stopped, no tick has passed,
+so no node is killed for what its launcher has missed.
+
+Each life of the process is one run of a child (`run`), and the supervisor of that child restarts it. What must outlive
+a life stands in `KeptNode`. This module knows of the launcher only what `NodeKeeper` names.
 """
 
 from __future__ import annotations
@@ -10,28 +15,30 @@ import logging
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
-from supervisor.launcher.parent_pipe import LineReader, hear
+from supervisor.config.load import Cluster
+from supervisor.launcher.parent_pipe import LineReader, receive
 from supervisor.processes import reaper
-from supervisor.processes.process import Process, start
+from supervisor.processes.process import GracePeriods, Ladder, Process, start
+from supervisor.supervision.tree import Backoff, Child, Restart, Tree
 from supervisor.telemetry.logs import Terminal, readable_line
-
-if TYPE_CHECKING:
-    from supervisor.launcher.launcher import Launcher
 
 log = logging.getLogger(__name__)
 
-LAST_LINES_S = 0.5  # for what an ended node has written to be shown
-LOOKS_MAX_S = 1.0  # between two looks whether a node has said that its loop turns
-LOOKS_PER_LIMIT = 5
-STACK_S = 0.5  # for a node that hangs to say where
+START_S = 60.0  # of a node, in addition to its engines and what they import
+STOP_S = 15.0  # of a node that has drained, in addition to its engines
+STOP_S_MAX = 1e6  # the ladder ends a node long before, and a reload may have made it longer
+OUTPUT_DRAIN_S = 0.5  # for the last output of an ended node to be shown
+TICK_MAX_S = 1.0  # between two checks for a heartbeat
+TICKS_PER_LIMIT = 5
+STACK_S = 0.5  # for a node that hangs to write its stacks
 STACK_LINES_MAX = 100
 
 
@@ -40,129 +47,211 @@ class NodeDied(ActorError):
 
 
 @define(eq=False)
+class KeptNode:
+    """What a launcher keeps of one node from life to life of its process."""
+
+    name: str
+    ladder: Ladder  # by which its process is stopped; a reload may lengthen it
+    watchdog_s: float  # without a heartbeat, after which it is killed
+    scope: trio.CancelScope = field(factory=trio.CancelScope)  # cancelled to stop the node
+    ended: trio.Event = field(factory=trio.Event)  # for good
+    process: Process | None = None  # of this life
+    serving: bool = False  # its tree is up, in this life
+    removed: bool = False  # from the file: it is not started again
+    failures: int = 0  # lives that ended unasked
+    last_failure: str = ""
+
+    def record_failure(self, reason: str) -> None:
+        """Count a life that ended unasked."""
+        self.failures += 1
+        self.last_failure = reason
+
+    def arguments(self) -> tuple[str, ...]:
+        """Return the command-line arguments that tell its next life of those before it, for `status` to show."""
+        return ("--restarts", str(self.failures), "--ended-by", self.last_failure) if self.failures else ()
+
+
+class NodeKeeper(Protocol):
+    """What a node's process needs of the launcher that keeps it."""
+
+    command: Sequence[str]  # that runs a node; its name and a descriptor are appended
+    environment: Mapping[str, str]
+    terminal: Terminal
+    grace: GracePeriods
+
+    def announce(self, name: str, text: str) -> None:
+        """Pass on what a node announces to the operator."""
+
+    def reload(self) -> None:
+        """Read the file again, since a node was asked to."""
+
+
+@define(eq=False)
 class _Life:
-    """One life of a node's process, by what it has said."""
+    """One life of a node's process, by the messages that it has sent."""
 
     up: bool = False
     done: bool = False
-    pulsed: bool = False
+    has_beaten: bool = False
     silent_s: float = 0.0
-    why: str = ""
+    reason: str = ""
     hung: bool = False
-    stack: deque[str] = field(factory=lambda: deque(maxlen=STACK_LINES_MAX))  # what is no word to a launcher
+    stack: deque[str] = field(factory=lambda: deque(maxlen=STACK_LINES_MAX))  # lines that are no messages
 
 
-async def run(name: str, launcher: Launcher, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    """Keep one node's process; `started()` means that its tree is up. Returns once it has done as it was asked to: end.
+def time_limits(cluster: Cluster, name: str) -> tuple[float, Ladder]:
+    """Return how long a node may take to start, in seconds, and the ladder by which it is stopped."""
+    engines = [each for each in cluster.engine.values() if name in each.nodes]
+    start_s = START_S + max((each.imports_s for each in engines), default=0.0)
+    own = [each for each in engines if each.node == name]
+    start_s += sum(each.start_within_s * (2 if each.nodes[1:] else 1) for each in own)  # one waits for the other nodes
+    stop_s = STOP_S + sum(each.ladder.total_s + each.deadlines.release_s for each in engines)
+    return start_s, Ladder(term_s=cluster.node[name].drain_s + stop_s)
 
-    One that hangs before it is up is started again at once. Raises `StartFailed` if it does not come up, and `NodeDied`
-    when it ends later.
+
+def tree(cluster: Cluster, node: KeptNode, keeper: NodeKeeper) -> Tree:
+    """Return the supervision tree of one node: its process is the only child."""
+    start_s, _ = time_limits(cluster, node.name)
+    process = Child(
+        name="process",
+        run=run,
+        args=(node, keeper),
+        restart=Restart.TRANSIENT,  # a node that an operator has drained stays down
+        significant=True,
+        start_within_s=start_s,
+        stop_within_s=STOP_S_MAX,
+        about="the node, in a process of its own",
+    )
+    return Tree(
+        name=node.name,
+        children=(process,),
+        # With these waits it never fails so often: it is retried while the other nodes run, which it must not end.
+        restarts_max=30,
+        restarts_window_s=300.0,
+        backoff=Backoff(min_s=0.1, crashes=True),
+        about=f"node on {cluster.node[node.name].host}",
+    )
+
+
+async def run(
+    node: KeptNode, keeper: NodeKeeper, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Run one node's process; `started()` means that its tree is up. Return once it has ended as it was asked to.
+
+    A process that hangs before it is up is started again at once. Raises `StartFailed` if it does not come up, and
+    `NodeDied` when it ends later.
     """
     while True:
         life = _Life()
-        await _live(name, launcher, life, task_status.started)
+        await _run_once(node, keeper, life, task_status.started)
         if not life.done:
-            launcher.ended(name, life.why or "it ended without a word")
+            node.record_failure(life.reason or "it ended without a reason")
         if life.up or not life.hung:
             break
     if not life.done:
-        _died(name, launcher, life)
+        _raise_failure(node, life)
     elif not life.up:
-        task_status.started()  # it was drained before it was up, and has done as it was asked to
+        task_status.started()  # it was drained before it was up, and has ended as it was asked to
 
 
-async def _live(name: str, launcher: Launcher, life: _Life, is_up: Callable[[], None]) -> None:
-    hears, says = os.pipe2(os.O_CLOEXEC)
-    async with trio.lowlevel.FdStream(hears) as stream, trio.open_nursery() as nursery:
-        aside = trio.CancelScope(shield=True)  # what it logs while it is ended is shown as well
+async def _run_once(node: KeptNode, keeper: NodeKeeper, life: _Life, on_up: Callable[[], None]) -> None:
+    """Run one life of the process from its start to its end."""
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    async with trio.lowlevel.FdStream(read_end) as stream, trio.open_nursery() as nursery:
+        output_scope = trio.CancelScope(shield=True)  # what it logs while it is stopped is shown as well
         try:
-            process = _started(name, says, launcher, nursery, aside)
+            process = _start(node, write_end, keeper, nursery, output_scope)
         finally:
-            os.close(says)
-        launcher.processes[name] = process
-        watch = trio.CancelScope()
-        nursery.start_soon(_watch, name, launcher.watchdog_s(name), process, life, watch)
+            os.close(write_end)
+        node.process = process
+        watchdog = trio.CancelScope()
+        nursery.start_soon(_watch, node, process, life, watchdog)
         try:
-            await _hear(name, launcher, life, LineReader(stream), is_up)
+            await _receive_all(node, keeper, life, LineReader(stream), on_up)
         finally:
-            watch.cancel()
-            launcher.serving.discard(name)
-            await process.stop(launcher.ladder(name), launcher.grace)  # noqa: ASYNC102  # shielded, rung by rung
-            del launcher.processes[name]
-            aside.deadline = trio.current_time() + LAST_LINES_S
+            watchdog.cancel()
+            node.serving = False
+            await process.stop(node.ladder, keeper.grace)  # noqa: ASYNC102  # shielded, rung by rung
+            node.process = None
+            output_scope.deadline = trio.current_time() + OUTPUT_DRAIN_S
     if life.hung:
-        log.error("where node %s hung", name, extra={"stack": list(life.stack)})
+        log.error("where node %s hung", node.name, extra={"stack": list(life.stack)})
 
 
-async def _hear(name: str, launcher: Launcher, life: _Life, lines: LineReader, is_up: Callable[[], None]) -> None:
-    """Hear what a node says until it has ended."""
-    while (heard := await hear(lines, life.stack)) is not None:
+async def _receive_all(
+    node: KeptNode, keeper: NodeKeeper, life: _Life, lines: LineReader, on_up: Callable[[], None]
+) -> None:
+    """Act on each message of a node until its process has ended."""
+    while (message := await receive(lines, life.stack)) is not None:
         life.silent_s = 0.0
-        match heard:
-            case "pulse", _:
-                life.pulsed = True
+        match message:
+            case "heartbeat", _:
+                life.has_beaten = True
             case "up", _ if not life.up:
-                life.up = True
-                launcher.serving.add(name)
-                is_up()
-            case "tell", text:
-                launcher.tell(name, text)
+                life.up = node.serving = True
+                on_up()
+            case "announce", text:
+                keeper.announce(node.name, text)
             case "reload", _:
-                launcher.reload()
+                keeper.reload()
             case "failed", text:
-                life.why = text
+                life.reason = text
             case "done", _:
                 life.done = True
 
 
-async def _watch(name: str, watchdog_s: float, process: Process, life: _Life, scope: trio.CancelScope) -> None:
-    """End a node whose event loop has not turned for too long; before it first has, the limit for its start counts."""
-    tick_s = min(LOOKS_MAX_S, watchdog_s / LOOKS_PER_LIMIT)
+async def _watch(node: KeptNode, process: Process, life: _Life, scope: trio.CancelScope) -> None:
+    """Kill a node whose heartbeats have stopped; before the first one, the limit for its start counts."""
+    limit_s = node.watchdog_s
+    tick_s = min(TICK_MAX_S, limit_s / TICKS_PER_LIMIT)
     with scope:
-        while life.silent_s < watchdog_s:
+        while life.silent_s < limit_s:
             await trio.sleep(tick_s)
-            life.silent_s += tick_s * life.pulsed
-        life.hung, life.why = True, f"its event loop did not turn for {watchdog_s:g} s"
-        log.error("node %s hangs, and is ended", name, extra={"silent_s": watchdog_s})
+            life.silent_s += tick_s * life.has_beaten
+        life.hung, life.reason = True, f"its event loop did not turn for {limit_s:g} s"
+        log.error("node %s hangs, and is ended", node.name, extra={"hung_s": limit_s})
         life.stack.clear()
-        process.send_signal(signal.SIGQUIT)  # it says where all of its threads are, if it is not stopped
+        process.send_signal(signal.SIGQUIT)  # it writes the stacks of all of its threads, if it is not stopped
         await trio.sleep(STACK_S)
         process.signal_group(signal.SIGKILL)
 
 
-def _died(name: str, launcher: Launcher, life: _Life) -> None:
-    """Raise what has become of a node that nobody told to end, unless the file has it no more."""
-    why = f": {life.why}" if life.why else ""
+def _raise_failure(node: KeptNode, life: _Life) -> None:
+    """Raise the reason why a node has ended unasked, unless it has been removed from the file."""
+    reason = f": {life.reason}" if life.reason else ""
     if not life.up:
-        raise StartFailed(f"node {name} did not start{why}")
-    if name not in launcher.gone:
-        raise NodeDied(f"node {name} ended{why}")
-    log.error("node %s has ended, and is not started again: the file has it no more", name)
+        raise StartFailed(f"node {node.name} did not start{reason}")
+    if not node.removed:
+        raise NodeDied(f"node {node.name} ended{reason}")
+    log.error("node %s has ended, and is not started again: the file has it no more", node.name)
 
 
-def _started(name: str, says: int, launcher: Launcher, nursery: trio.Nursery, aside: trio.CancelScope) -> Process:
-    command = [*launcher.command, "--node", name, "--launched", str(says), *launcher.earlier(name)]
-    with _output(name, launcher.terminal, nursery, aside) as output:
-        return start(f"node {name}", command, dict(launcher.environment), [says], output, reaper.die_with_parent)
+def _start(
+    node: KeptNode, write_end: int, keeper: NodeKeeper, nursery: trio.Nursery, output_scope: trio.CancelScope
+) -> Process:
+    command = [*keeper.command, "--node", node.name, "--launched", str(write_end), *node.arguments()]
+    with _output(node.name, keeper.terminal, nursery, output_scope) as output:
+        name, environment = f"node {node.name}", dict(keeper.environment)
+        return start(name, command, environment, [write_end], output, reaper.die_with_parent)
 
 
 @contextmanager
-def _output(name: str, terminal: Terminal, nursery: trio.Nursery, aside: trio.CancelScope) -> Iterator[int]:
-    """Yield where a node may write what it logs: to a terminal by way of us, else where we write ourselves."""
+def _output(name: str, terminal: Terminal, nursery: trio.Nursery, output_scope: trio.CancelScope) -> Iterator[int]:
+    """Yield the descriptor to which a node logs: a pipe to this process if that has a terminal, else its own output."""
     if not terminal.live:
         yield terminal.out.fileno()
         return
-    reads, writes = os.pipe2(os.O_CLOEXEC)
-    nursery.start_soon(_show, name, trio.lowlevel.FdStream(reads), terminal, aside)
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    nursery.start_soon(_show, name, trio.lowlevel.FdStream(read_end), terminal, output_scope)
     try:
-        yield writes
+        yield write_end
     finally:
-        os.close(writes)
+        os.close(write_end)
 
 
-async def _show(name: str, stream: trio.lowlevel.FdStream, terminal: Terminal, aside: trio.CancelScope) -> None:
-    """Show what a node logs, while it is ended as well."""
-    with aside:
+async def _show(name: str, stream: trio.lowlevel.FdStream, terminal: Terminal, output_scope: trio.CancelScope) -> None:
+    """Show what a node logs, also while it is stopped."""
+    with output_scope:
         async with stream:
             lines = LineReader(stream)
             while (text := await lines.read()) is not None:

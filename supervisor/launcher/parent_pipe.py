@@ -1,4 +1,10 @@
-"""What a node says to its launcher: that its loop turns, that it is up, what its operator is to read, how it ended."""
+"""The pipe from a node to its launcher: heartbeats, readiness, announcements for the operator, and how the node ended.
+
+Each message is a line of JSON: a kind and a text. The node writes without blocking, because its event loop must not
+wait for a launcher that is busy or stopped; what the pipe does not accept is kept, up to a limit, and offered again.
+Faulthandler writes to the same pipe when a node hangs, so a line that is no message is not an error: the launcher keeps
+it as a line of that stack.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +18,21 @@ from typing import Literal, TypeAlias, cast, get_args
 import trio
 from attrs import define, field
 
-Kind: TypeAlias = Literal["pulse", "up", "tell", "reload", "failed", "done"]
+Kind: TypeAlias = Literal["heartbeat", "up", "announce", "reload", "failed", "done"]
 
-LAST = ("failed", "done")  # are said once, whatever waits before them
+FINAL = ("failed", "done")  # sent once, however much waits before them
 
 LINE_BYTES_MAX = 64 * 1024
 READ_BYTES = 16 * 1024
-WRITE_BYTES = select.PIPE_BUF  # are taken whole or not at all
-UNSENT_BYTES_MAX = 64 * 1024  # beside the pipe itself, which holds as much
+WRITE_BYTES = select.PIPE_BUF  # are written whole or not at all
+UNSENT_BYTES_MAX = 64 * 1024  # in addition to the pipe itself, which holds as much
 TEXT_CHARACTERS_MAX = 4096
-PULSE = b'["pulse", ""]\n'
+HEARTBEAT = b'["heartbeat", ""]\n'
 
 
 @define(eq=False)
 class ParentPipe:
-    """The node's end of a pipe to its launcher. It never waits: what the pipe does not take is offered again later."""
+    """The node's end of the pipe. No method but `flush` blocks."""
 
     fd: int
     _unsent: bytearray = field(factory=bytearray)
@@ -34,25 +40,28 @@ class ParentPipe:
     def __attrs_post_init__(self) -> None:
         os.set_blocking(self.fd, False)
 
-    def say(self, kind: Kind, text: str = "") -> None:
-        """Say one thing; a launcher that is gone, or has not read for very long, hears nothing."""
+    def send(self, kind: Kind, text: str = "") -> None:
+        """Send one message; it is dropped if the launcher has gone, or has not read for very long."""
         line = f"{json.dumps([kind, text[:TEXT_CHARACTERS_MAX]])}\n".encode()
-        if kind in LAST or len(self._unsent) + len(line) <= UNSENT_BYTES_MAX:
+        if kind in FINAL or len(self._unsent) + len(line) <= UNSENT_BYTES_MAX:
             self._unsent += line
         self._send()
 
-    def pulse(self) -> None:
-        """Say that the event loop of this node turns; what waits goes first, and proves the same."""
+    def heartbeat(self) -> None:
+        """Show that the event loop of this node runs; unsent messages go first, and show the same."""
         if not self._unsent:
-            self._unsent += PULSE
+            self._unsent += HEARTBEAT
             self._send()
-            if self._unsent == PULSE:  # nobody reads now; the next one is as good
+            if self._unsent == HEARTBEAT:  # the launcher does not read now; the next one is as good
                 self._unsent.clear()
         else:
             self._send()
 
-    def end(self, within_s: float) -> None:
-        """Wait until all is sent, as long as it is read; for the end of a process, when no event loop runs any more."""
+    def flush(self, within_s: float) -> None:
+        """Block until everything is sent, as long as the launcher reads; for a process whose event loop has ended.
+
+        `within_s` limits the wait for each write.
+        """
         pipe = select.poll()
         pipe.register(self.fd, select.POLLOUT)
         while self._unsent and pipe.poll(1000 * within_s):  # each time more than nothing is sent
@@ -64,13 +73,13 @@ class ParentPipe:
                 del self._unsent[: os.write(self.fd, self._unsent[:WRITE_BYTES])]
         except BlockingIOError:
             pass
-        except OSError:  # the launcher is gone
+        except OSError:  # the launcher has gone
             self._unsent.clear()
 
 
 @define(eq=False)
 class LineReader:
-    """The lines of a stream, one that is too long in pieces of about `LINE_BYTES_MAX`."""
+    """The lines of a stream; a line that is too long comes in pieces of about `LINE_BYTES_MAX`."""
 
     stream: trio.abc.ReceiveStream
     _whole: deque[bytes] = field(factory=deque)
@@ -91,13 +100,13 @@ class LineReader:
         return self._whole.popleft().decode(errors="replace")
 
 
-async def hear(lines: LineReader, others: deque[str] | None = None) -> tuple[Kind, str] | None:
-    """Return the next that a node says, None when it has ended; what is no word of a node is added to `others`."""
+async def receive(lines: LineReader, other_lines: deque[str] | None = None) -> tuple[Kind, str] | None:
+    """Return the next message of a node, None at the end; lines that are no message are added to `other_lines`."""
     while (line := await lines.read()) is not None:
         with suppress(ValueError):
             match json.loads(line):
                 case [str() as kind, str() as text] if kind in get_args(Kind):
                     return cast("Kind", kind), text
-        if others is not None:
-            others.append(line)
+        if other_lines is not None:
+            other_lines.append(line)
     return None

@@ -44,11 +44,13 @@ LOOP: Bugs = {
     ),
     "supervisor/launcher/parent_pipe.py": (
         Bug(
-            "a node waits for its launcher to read", "os.set_blocking(self.fd, False)", "os.set_blocking(self.fd, True)"
+            "a node blocks until its launcher reads",
+            "os.set_blocking(self.fd, False)",
+            "os.set_blocking(self.fd, True)",
         ),
         Bug(
             "what a launcher does not read is kept without a limit",
-            "if kind in LAST or len(self._unsent) + len(line) <= UNSENT_BYTES_MAX:",
+            "if kind in FINAL or len(self._unsent) + len(line) <= UNSENT_BYTES_MAX:",
             "if True:",
         ),
     ),
@@ -65,9 +67,11 @@ LOOP: Bugs = {
     ),
     "supervisor/launcher/node_process.py": (
         Bug("a node that hangs is kept", "process.signal_group(signal.SIGKILL)", "pass"),
-        Bug("whatever a node says, its silence goes on", "        life.silent_s = 0.0\n", ""),
+        Bug("messages of a node do not end its silence", "        life.silent_s = 0.0\n", ""),
         Bug(
-            "a node that still loads counts as hung", "life.silent_s += tick_s * life.pulsed", "life.silent_s += tick_s"
+            "a node that still loads counts as hung",
+            "life.silent_s += tick_s * life.has_beaten",
+            "life.silent_s += tick_s",
         ),
     ),
     "supervisor/gateway/requests.py": (

@@ -22,7 +22,7 @@ from supervisor.config.load import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway import client_keys
 from supervisor.gateway.http.routes import ROUTES
-from supervisor.launcher.launcher import _patience
+from supervisor.launcher.node_process import time_limits
 from supervisor.links.websocket import Endpoint
 from supervisor.node import preview
 
@@ -52,7 +52,7 @@ def container(name: str) -> dict:
 
 def stop_s(cluster: Cluster, name: str) -> float:
     """For how long a node may take to end after a signal, its engines included."""
-    return _patience(cluster, name)[1].term_s
+    return time_limits(cluster, name)[1].term_s
 
 
 def with_model(text: str) -> str:

@@ -18,6 +18,7 @@ from protocol.errors import StartFailed
 from supervisor.engines.kinds import read_cluster
 from supervisor.launcher import launcher, node_process
 from supervisor.launcher.launcher import Launcher
+from supervisor.launcher.node_process import KeptNode
 from supervisor.processes import process
 from supervisor.supervision.supervise import supervise
 from supervisor.telemetry.logs import Terminal
@@ -54,19 +55,21 @@ def one(file):
     return Launcher(read_cluster(file), names, ("false",), {}, Terminal(io.StringIO(), live=True), random.Random(0))
 
 
+def kept(cluster, name):
+    return KeptNode(name, node_process.time_limits(cluster, name)[1], 30.0)
+
+
 @pytest.fixture
 def following(one, monkeypatch):
     """A launcher whose nodes run, as far as it knows; which others it starts is only noted."""
     started = []
     for name in one.names:
-        one._ended[name] = trio.Event()
-        one._ladders[name] = launcher._patience(one.cluster, name)[1]
+        one.nodes[name] = kept(one.cluster, name)
     one._placed = set(one.names)
     monkeypatch.setattr(launcher.preflight, "check_can_start", lambda *_: None)
 
     def start(self, name, cluster, nursery):
-        self._ended[name], self._ladders[name] = trio.Event(), launcher._patience(cluster, name)[1]
-        self._kept[name] = trio.CancelScope()
+        self.nodes[name] = kept(cluster, name)
         started.append(name)
 
     monkeypatch.setattr(Launcher, "_start", start)
@@ -74,7 +77,7 @@ def following(one, monkeypatch):
     def follow(text):
         one.cluster.file.write_text(text)
         started.clear()
-        one._apply(*one._read(one._placed | one._alive), None)
+        one._apply(*one._read(one._placed | one._running), None)
         return list(started)
 
     return follow
@@ -92,25 +95,25 @@ async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(one, monk
         raise OSError(errno.EAGAIN, "no process can be had")
 
     monkeypatch.setattr(node_process, "start", fails)
-    before = descriptors()
+    node, before = kept(one.cluster, "one"), descriptors()
     for _ in range(5):
         with pytest.raises(ExceptionGroup) as caught:
-            await node_process.run("one", one)
+            await node_process.run(node, one)
         assert caught.group_contains(OSError, match="no process can be had")
     assert descriptors() == before
-    assert one.processes == {}
+    assert node.process is None
 
 
 @pytest.mark.realtime
-async def test_a_node_that_is_drained_before_it_is_up_has_done_as_it_was_asked_to(one):
+async def test_a_node_that_is_drained_before_it_is_up_has_not_failed(one):
     says = (
-        "import sys; from supervisor.launcher.parent_pipe import ParentPipe; ParentPipe(int(sys.argv[-1])).say('done')"
+        "import sys; from supervisor.launcher.parent_pipe import ParentPipe; ParentPipe(int(sys.argv[-1])).send('done')"
     )
     one.command, one.environment = (sys.executable, "-c", says), dict(os.environ)
-    one._ladders["two"], one._hung_s["two"] = process.Ladder(), 30.0
+    node = KeptNode("two", process.Ladder(), 30.0)
     async with trio.open_nursery() as nursery:
-        await nursery.start(node_process.run, "two", one)
-    assert one.processes == {}
+        await nursery.start(node_process.run, node, one)
+    assert node.process is None
 
 
 def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch):
@@ -144,7 +147,8 @@ async def test_b7_a_node_that_dies_again_and_again_ends_no_other(one, lives_s, m
 
     monkeypatch.setattr(node_process, "run", run)
     with trio.move_on_after(3600) as hour:
-        await supervise(launcher.tree(one.cluster, "one", one), rng=random.Random(0))
+        tree = node_process.tree(one.cluster, kept(one.cluster, "one"), one)
+        await supervise(tree, rng=random.Random(0))
     assert hour.cancelled_caught
     assert lives[1] - lives[0] < lives_s + 1, "the first time it is back at once"
     assert 3600 / (lives_s + 40) < len(lives) < 3600 / 20
@@ -153,13 +157,13 @@ async def test_b7_a_node_that_dies_again_and_again_ends_no_other(one, lives_s, m
 # Ending ---------------------------------------------------------------------------------------
 
 
-async def test_after_a_second_signal_a_launcher_is_gone_when_a_node_alone_would_be(one, monkeypatch, autojump_clock):
+async def test_after_a_second_signal_a_launcher_exits_as_soon_as_a_single_node_would(one, monkeypatch, autojump_clock):
     cleaned = []
 
     def exits(code):
         raise Exited(code)
 
-    monkeypatch.setattr(launcher, "_leave_nothing", lambda: cleaned.append(trio.current_time()))
+    monkeypatch.setattr(launcher, "_clean_up", lambda: cleaned.append(trio.current_time()))
     monkeypatch.setattr(launcher.os, "_exit", exits)
     one.exit_code = 130
     began = trio.current_time()
@@ -180,22 +184,22 @@ async def test_a_node_that_is_new_in_the_file_is_started_once(following):
     assert following(FILE + THREE) == []
 
 
-async def test_where_to_knock_is_said_again_when_the_gateway_has_come_back_beside_new_nodes(one, following):
+async def test_the_address_is_announced_again_when_the_gateway_has_returned_beside_new_nodes(one, following):
     following(FILE + THREE)
     for name in ("front", "one", "two", "three"):
-        one._is_up(name)
+        one._on_up(name)
     for _ in range(2):
-        one.tell("front", "Ready: http://127.0.0.1:8000")
+        one.announce("front", "Ready: http://127.0.0.1:8000")
     one.terminal.flush()
     assert one.terminal.out.getvalue().count("Ready: http://127.0.0.1:8000") == 2
 
 
-async def test_where_there_is_no_gateway_a_new_node_is_told_of_with_the_others(one, following):
+async def test_where_there_is_no_gateway_a_new_node_is_announced_with_the_others(one, following):
     one.names = ("one", "two")
-    del one._ended["front"]
+    del one.nodes["front"]
     following(FILE + THREE)
     for name in ("one", "two", "three"):
-        one._is_up(name)
+        one._on_up(name)
     one.terminal.flush()
     said = [line for line in one.terminal.out.getvalue().splitlines() if "Ready" in line]
     assert [line.partition("Ready: ")[2].partition("  (")[0] for line in said] == [
@@ -210,35 +214,35 @@ async def test_a_node_of_another_host_is_not_started(following):
 
 async def test_a_node_that_was_drained_stays_away_until_it_is_new_in_the_file_again(one, following):
     following(FILE + THREE)
-    one._ended["three"].set()
+    one.nodes["three"].ended.set()
     assert following(FILE + THREE) == []
     assert following(FILE) == []
     assert following(FILE + THREE) == ["three"]
 
 
-async def test_a_node_that_is_in_the_file_no_more_is_said_once_and_its_end_is_its_last(one, following, caplog):
+async def test_a_node_that_was_removed_from_the_file_is_logged_once_and_not_restarted(one, following, caplog):
     following(FILE + THREE)
-    one.serving.add("three")
+    one.nodes["three"].serving = True
     with caplog.at_level(logging.WARNING):
         assert following(FILE) == following(FILE) == []
     assert [each.message for each in caplog.records] == [
         "node three is in the file no more, and runs until it is drained"
     ]
-    assert one.gone == {"three"}
+    assert one.nodes["three"].removed
     assert following(FILE + THREE) == []  # it runs
-    assert one.gone == set()
+    assert not one.nodes["three"].removed
 
 
-async def test_a_node_that_is_in_the_file_no_more_and_not_up_is_not_tried_for_ever(one, following):
+async def test_a_node_that_was_removed_from_the_file_and_is_not_up_is_not_retried(one, following):
     following(FILE + THREE)
     following(FILE)
-    assert one._kept["three"].cancel_called
+    assert one.nodes["three"].scope.cancel_called
 
 
-def test_a_node_has_time_for_what_its_engines_wait_for_and_for_its_ranks_of_others():
+def test_the_time_limits_of_a_node_include_its_engines_and_their_ranks():
     cluster = read_cluster(TINY.parent / "spanning.toml")
-    (first_s, first), (second_s, second) = (launcher._patience(cluster, name) for name in ("first", "second"))
-    assert second_s == launcher.START_S + cluster.engine["tiny-0"].imports_s
+    (first_s, first), (second_s, second) = (node_process.time_limits(cluster, name) for name in ("first", "second"))
+    assert second_s == node_process.START_S + cluster.engine["tiny-0"].imports_s
     assert first_s == second_s + 2 * cluster.engine["tiny-0"].start_within_s
     assert first.term_s == second.term_s > cluster.node["second"].drain_s + cluster.engine["tiny-0"].ladder.total_s
 
@@ -257,25 +261,25 @@ async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reloa
 
 
 async def test_a_node_that_may_drain_for_longer_is_given_the_time(one, following):
-    before = one.ladder("one").term_s
+    before = one.nodes["one"].ladder.term_s
     following(FILE.replace("[node.one]", "[node.one]\ndrain_s = 300"))
-    assert one.ladder("one").term_s == before + 270
+    assert one.nodes["one"].ladder.term_s == before + 270
     following(FILE)  # it may have begun to drain by then
-    assert one.ladder("one").term_s == before + 270
+    assert one.nodes["one"].ladder.term_s == before + 270
 
 
 async def test_a_file_that_cannot_be_read_changes_nothing(one, following, monkeypatch, caplog, autojump_clock):
     one.cluster.file.write_text("nonsense")
     monkeypatch.setattr(trio.to_thread, "run_sync", _here)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(one._keep_up_with_file, nursery)
+        nursery.start_soon(one._follow_file, nursery)
         one.reload()
         await trio.sleep(1)
         assert [each.message for each in caplog.records] == ["the file changes nothing"]
         one.cluster.file.write_text(FILE + THREE)
         one.reload()
         await trio.sleep(1)
-        assert "three" in one._ended
+        assert "three" in one.nodes
         nursery.cancel_scope.cancel()
 
 

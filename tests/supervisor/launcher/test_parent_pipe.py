@@ -1,4 +1,4 @@
-"""What a node says to its launcher arrives whole however it is cut, and nothing else arrives."""
+"""Messages of a node to its launcher arrive whole however they are cut, and nothing else arrives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.launcher.parent_pipe import LINE_BYTES_MAX, UNSENT_BYTES_MAX, LineReader, ParentPipe, hear
+from supervisor.launcher.parent_pipe import LINE_BYTES_MAX, UNSENT_BYTES_MAX, LineReader, ParentPipe, receive
 from supervisor.telemetry.logs import readable_line
 
 
@@ -54,52 +54,52 @@ def test_a_line_without_an_end_comes_in_pieces():
     assert [len(line) for line in read_all(piece, piece, piece, b"\n")] == [2 * len(piece), len(piece)]
 
 
-async def test_what_a_node_says_is_heard_in_order_until_it_has_ended():
+async def test_messages_are_received_in_order_until_the_node_has_ended():
     reads, writes = os.pipe()
-    upward = ParentPipe(writes)
-    upward.say("up")
+    pipe = ParentPipe(writes)
+    pipe.send("up")
     os.write(writes, b'nonsense\n{"up": ""}\n["up", 1]\n["shout", ""]\n["up"]\n')
-    upward.say("tell", "two\nlines, and ü")
-    upward.say("failed", "it broke")
-    upward.say("done")
+    pipe.send("announce", "two\nlines, and ü")
+    pipe.send("failed", "it broke")
+    pipe.send("done")
     os.close(writes)
     async with trio.lowlevel.FdStream(reads) as stream:
-        lines, heard = LineReader(stream), []
-        while (said := await hear(lines)) is not None:
-            heard.append(said)
-    assert heard == [("up", ""), ("tell", "two\nlines, and ü"), ("failed", "it broke"), ("done", "")]
+        lines, messages = LineReader(stream), []
+        while (message := await receive(lines)) is not None:
+            messages.append(message)
+    assert messages == [("up", ""), ("announce", "two\nlines, and ü"), ("failed", "it broke"), ("done", "")]
 
 
-def test_a_launcher_that_is_gone_hears_nothing_and_harms_nobody():
+def test_a_launcher_that_has_gone_makes_no_node_fail():
     reads, writes = os.pipe()
     os.close(reads)
-    ParentPipe(writes).say("up")
+    ParentPipe(writes).send("up")
     os.close(writes)
 
 
-def test_b4_a_launcher_that_does_not_read_stops_no_node_and_is_told_the_end_when_it_reads():
+def test_b4_a_launcher_that_does_not_read_blocks_no_node_and_gets_the_final_message_once_it_reads():
     reads, writes = os.pipe()
-    upward = ParentPipe(writes)
+    pipe = ParentPipe(writes)
     for _ in range(100_000):
-        upward.pulse()
+        pipe.heartbeat()
     for number in range(1000):
-        upward.say("tell", f"{number} {'x' * 10_000}")
-    upward.say("done")
-    assert len(upward._unsent) < 2 * UNSENT_BYTES_MAX
-    upward.end(0.0)
-    heard = threading.Thread(target=lambda: pieces.extend(iter(lambda: os.read(reads, 65536), b"")))
+        pipe.send("announce", f"{number} {'x' * 10_000}")
+    pipe.send("done")
+    assert len(pipe._unsent) < 2 * UNSENT_BYTES_MAX
+    pipe.flush(0.0)
+    reader = threading.Thread(target=lambda: pieces.extend(iter(lambda: os.read(reads, 65536), b"")))
     pieces = []
-    heard.start()
-    upward.end(10.0)
+    reader.start()
+    pipe.flush(10.0)
     os.close(writes)
-    heard.join(10.0)
+    reader.join(10.0)
     os.close(reads)
-    said = [json.loads(line) for line in b"".join(pieces).splitlines()]
-    assert said[0] == ["pulse", ""]
-    assert said[-1] == ["done", ""]
-    told = [text.partition(" ")[0] for kind, text in said if kind == "tell"]
-    assert told == [str(number) for number in range(len(told))]
-    assert 0 < len(told) < 1000
+    messages = [json.loads(line) for line in b"".join(pieces).splitlines()]
+    assert messages[0] == ["heartbeat", ""]
+    assert messages[-1] == ["done", ""]
+    announced = [text.partition(" ")[0] for kind, text in messages if kind == "announce"]
+    assert announced == [str(number) for number in range(len(announced))]
+    assert 0 < len(announced) < 1000
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,10 @@ def test_b4_a_launcher_that_does_not_read_stops_no_node_and_is_told_the_end_when
         ({"level": "info", "event": "one/links is starting", "child_event": "starting"}, None),
     ],
 )
-def test_what_a_node_logs_is_shown_to_a_person_with_the_nodes_name(given, wanted):
+def test_a_log_record_is_shown_to_a_person_with_the_name_of_its_node(given, wanted):
     assert readable_line("one", json.dumps({"time": "2026-11-21T07:08:09+0000", **given})) == wanted
 
 
 @pytest.mark.parametrize("text", ["Traceback (most recent call last):", "[1, 2]", '{"event": "x"}', "7"])
-def test_what_is_no_event_is_shown_as_it_is(text):
+def test_a_line_that_is_no_record_is_shown_unchanged(text):
     assert readable_line("one", text) == f"one: {text}"
