@@ -38,7 +38,7 @@ OPERATE = ("status", "drain", "reload")
 
 
 def main() -> int:
-    """Read the command line, and check a cluster or run nodes of it, or hash a key; return the exit code."""
+    """Parse the command line; check a cluster, run nodes of it, or hash a key. Return the exit code."""
     if sys.argv[1:2] == ["hash-key"]:
         return hash_key(sys.argv[2] if sys.argv[2:] else "NAME")
     if sys.argv[2:3] and sys.argv[2] in OPERATE:
@@ -46,8 +46,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m supervisor",
         description="Serve language models by a tree of actors.",
-        epilog="`python -m supervisor cluster.toml status | drain NODE | reload` asks a cluster that runs;"
-        " `python -m supervisor hash-key [NAME]` reads a secret and prints the lines that let it in as NAME.",
+        epilog="`python -m supervisor cluster.toml status | drain NODE | reload` asks a running cluster;"
+        " `python -m supervisor hash-key [NAME]` reads a secret and prints the lines of a key file for NAME.",
     )
     parser.add_argument("file", type=Path, help="a cluster.toml")
     parser.add_argument(
@@ -88,9 +88,9 @@ def main() -> int:
 def _run(
     cluster: load.Cluster, names: tuple[str, ...], file: Path, parent: ParentPipe | None, earlier: EarlierFailures
 ) -> int:
-    """Run nodes of a cluster, and return the exit code; nothing from here on waits for whoever reads the log."""
+    """Run nodes of a cluster, and return the exit code; from here on nothing waits for a reader of the log."""
     alone = names[0] if len(names) == 1 and len(cluster.node) > 1 else None
-    own = cluster.node[names[0]]  # of a launcher that of its first node is as good as any
+    own = cluster.node[names[0]]  # a launcher takes the settings of its first node
     terminal = logs.configure_logging(node=alone, lines_max=own.log_queue_lines_max, bytes_max=own.log_queue_bytes_max)
     logs.log_interpreter_warnings()
     gc.collect()
@@ -127,7 +127,7 @@ def _print(text: str) -> int:
 
 
 def checked(file: Path, joined: Sequence[str], node_name: str | None) -> str:
-    """Return the tree of each node, and what is dangerous; raises `StartFailed` with every mistake."""
+    """Return the tree of each node, and warnings; raises `StartFailed` with every mistake."""
 
     def examine(cluster: load.Cluster) -> Iterator[Mistake]:
         yield from file_checks.mistakes(cluster, os.environ)
@@ -136,8 +136,8 @@ def checked(file: Path, joined: Sequence[str], node_name: str | None) -> str:
     cluster = read_cluster(file, joined, examine)
     names = tuple(cluster.node) if node_name is None else placement.select_nodes(cluster, node_name)
     trees = [preview.describe_node(cluster, name, os.environ) for name in names]
-    dangers = [f"warning: {each}" for each in file_checks.warnings(cluster, time.time())]
-    return "\n\n".join([*trees, *(["\n".join(dangers)] if dangers else [])])
+    warnings = [f"warning: {each}" for each in file_checks.warnings(cluster, time.time())]
+    return "\n\n".join([*trees, *(["\n".join(warnings)] if warnings else [])])
 
 
 def _running(
@@ -148,7 +148,7 @@ def _running(
     parent: ParentPipe | None,
     earlier: EarlierFailures,
 ) -> Callable[[], Awaitable[int]]:
-    """Return what runs one node here, or several in processes of their own."""
+    """Return the function that runs one node in this process, or several in processes of their own."""
     environment = dict(os.environ)
     if len(names) > 1:
         joins = [word for at in cluster.joined for word in ("--join", at)]
@@ -164,7 +164,7 @@ def _running(
 
 
 def operated(arguments: list[str]) -> int:
-    """Ask a running cluster what the command line says, and return the exit code."""
+    """Run one of the commands for a running cluster, and return the exit code."""
     from supervisor.cli import commands  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
     from supervisor.printable import printable  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
 
@@ -176,7 +176,7 @@ def operated(arguments: list[str]) -> int:
 
 
 def hash_key(name: str) -> int:
-    """Read a secret from the standard input, and print the lines that make a file of keys know it by `name`."""
+    """Read a secret from the standard input, and print the lines that add it to a key file as `name`."""
     secret = getpass("secret: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
     try:
         print(keys.key_file_lines(name, secret))

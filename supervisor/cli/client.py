@@ -1,8 +1,9 @@
-"""An operator's side of a link: asks the nodes of a cluster, each by the way on which it can be reached.
+"""The client of a command: asks the nodes of a cluster, each by the route on which it can be reached.
 
-An operator greets a node as another node would, with the cluster's secret, but under a name that no node may have. A
-node that does not listen is asked by the socket in its run folder, if it runs here as the same user, or else through a
-node that has a link to it, as is one that cannot be reached from here.
+A command greets a node as another node would, with the cluster's secret, but under a name that no node may have. A node
+that does not listen is asked by the socket in its run folder, if it runs here as the same user, or else through a node
+that has a link to it, as is one that cannot be reached from here. Nodes are not trusted: what they report of others is
+checked, and the number of nodes asked through them is limited by time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from protocol.errors import (
 from protocol.greeting import Greeter
 from protocol.kind import Message
 from protocol.peer import Peer
-from supervisor.cli.status_view import Seen
+from supervisor.cli.status_view import StatusOrError
 from supervisor.config.load import Cluster
 from supervisor.control import unix_socket
 from supervisor.deadlines import ANSWER_TIMEOUT_S, INDIRECT_TIMEOUT_S, RELOAD_ANSWER_TIMEOUT_S
@@ -48,7 +49,7 @@ NAME_BYTES = 4
 
 @define(eq=False)
 class ClusterClient:
-    """Asks the nodes of one cluster; `routes` says where each of those that were seen is asked."""
+    """A client of all nodes of a cluster; `routes` has where each node that has answered is asked."""
 
     cluster: Cluster
     secret: bytes = field(repr=False)
@@ -57,67 +58,67 @@ class ClusterClient:
     folders: Mapping[str, Path] = field(factory=dict)  # the run folders of nodes that run here
     routes: dict[str, Route] = field(factory=dict)
 
-    async def look(self) -> dict[str, Seen]:
-        """Return how every node of the cluster is, also of one that has joined, or why that cannot be known."""
+    async def poll(self) -> dict[str, StatusOrError]:
+        """Return the status of every node of the cluster, those that have joined included, or why it is unknown."""
         names = dict.fromkeys((*self.cluster.node, *self.folders))
-        listens = {name: at for name in names if (at := self.route(name)) is not None}
-        seen: dict[str, Seen] = dict.fromkeys(
+        known_routes = {name: route for name in names if (route := self.route(name)) is not None}
+        statuses: dict[str, StatusOrError] = dict.fromkeys(
             self.cluster.node, "it does not listen, and no node that answers has a link to it"
         )
         self.routes.clear()
         async with trio.open_nursery() as nursery:
-            for name, at in listens.items():
-                nursery.start_soon(self._see, name, at, seen)
-        with trio.move_on_after(INDIRECT_TIMEOUT_S):  # a node may tell of many that do not answer, and lie
-            while await self._see_others(seen):
+            for name, route in known_routes.items():
+                nursery.start_soon(self._poll_at, name, route, statuses)
+        with trio.move_on_after(INDIRECT_TIMEOUT_S):  # a node may name many that do not answer
+            while await self._poll_others(statuses):
                 pass
-        return seen
+        return statuses
 
-    async def _see_others(self, seen: dict[str, Seen]) -> bool:
-        """Ask for the nodes that those which were seen have links to; return whether any more were seen."""
+    async def _poll_others(self, statuses: dict[str, StatusOrError]) -> bool:
+        """Ask for the nodes to which those that have answered have links; return whether any more have answered."""
         before = dict(self.routes)
-        for through, at in before.items():
-            status = seen[through]
+        for through, route in before.items():
+            status = statuses[through]
             others = [each.node for each in status.links if each.up] if isinstance(status, Status) else []
             for name in sorted(set(others) - self.routes.keys()):
-                seen[name] = f"node {through} has a link to it, through which it has not answered in time"
-                await self._see(name, at, seen)
+                statuses[name] = f"node {through} has a link to it, through which it has not answered in time"
+                await self._poll_at(name, route, statuses)
         return len(self.routes) > len(before)
 
     async def ask(self, name: str, request: Message) -> Message:
-        """Ask by the way on which the node was seen; raises `PeerLost`, `PeerRefused` or what it answers with."""
-        return await self._asked(self.routes[name], request)
+        """Ask a node by its route; raises `PeerLost`, `PeerRefused` or the error that it answers with."""
+        return await self._ask_at(self.routes[name], request)
 
-    async def _see(self, name: str, at: Route, seen: dict[str, Seen]) -> None:
+    async def _poll_at(self, name: str, route: Route, statuses: dict[str, StatusOrError]) -> None:
         try:
-            status = checked(await self._asked(at, GetStatus(name)))
+            status = validated_status(await self._ask_at(route, GetStatus(name)))
         except EspalierError as error:
-            seen[name] = f"nobody listens at {at}" if nothing_listens(error) else str(error)
+            statuses[name] = f"nobody listens at {route}" if nothing_listens(error) else str(error)
             return
         if isinstance(status, Status):
-            seen[name] = status
-            self.routes[name] = at
+            statuses[name] = status
+            self.routes[name] = route
 
-    async def _asked(self, at: Route, request: Message) -> Message:
+    async def _ask_at(self, route: Route, request: Message) -> Message:
         section, answers = self.cluster.cluster, list[Message | None]()
         name = f"{OPERATOR_PREFIX}{self.new_nonce()[:NAME_BYTES].hex()}"
 
         async def ask(transport: Transport) -> None:
             peer, heart = Peer(name, serves_max=0), Heartbeat(section.heartbeat_s, section.silent_s)
-            answers.append(await _answer(Link(transport, peer, lost_error=_Lost, heartbeat=heart), request))
+            answers.append(await _answer(Link(transport, peer, lost_error=_LinkLost, heartbeat=heart), request))
 
-        async def talk(wire: websocket.WebSocketTransport) -> None:
-            certified = wire.certified() if section.verifies_node_names else None
+        async def greet_and_ask(transport: websocket.WebSocketTransport) -> None:
+            certified = transport.certified() if section.verifies_node_names else None
             greeter = Greeter("dials", section.name, name, self.secret, self.new_nonce(), certified=certified)
-            await websocket.greet(wire, greeter, section.handshake_s)
-            await ask(wire)
+            await websocket.greet(transport, greeter, section.handshake_s)
+            await ask(transport)
 
-        if isinstance(at, Path):
-            await _connected(at, ask)
+        if isinstance(route, Path):
+            await _ask_socket(route, ask)
         else:
-            await websocket.dial(at, self.tls.dials if self.tls else None, section.handshake_s, talk)
+            await websocket.dial(route, self.tls.dials if self.tls else None, section.handshake_s, greet_and_ask)
         if not answers or answers[0] is None:
-            raise PeerLost(f"{at} ended the link before it answered")
+            raise PeerLost(f"{route} ended the link before it answered")
         return answers[0]
 
     def route(self, name: str) -> Route | None:
@@ -128,28 +129,28 @@ class ClusterClient:
         return websocket.Endpoint.read(node.dial_address)
 
 
-async def _connected(folder: Path, ask: Callable[[Transport], Awaitable[None]]) -> None:
-    """Ask at the socket in a run folder; raises `PeerLost` if nobody listens there."""
+async def _ask_socket(folder: Path, ask: Callable[[Transport], Awaitable[None]]) -> None:
+    """Ask at the socket in a run folder; raises `PeerLost` if nothing listens there."""
     try:
-        with unix_socket.address(folder) as where:
-            stream = await trio.open_unix_socket(where)
+        with unix_socket.socket_address(folder) as path:
+            stream = await trio.open_unix_socket(path)
     except OSError as error:
         raise PeerLost(f"the node of {folder} cannot be reached: {error}") from error
     async with stream:
         await ask(SocketTransport(stream))
 
 
-class _Lost(RequestError):
-    """The link to a node went down while an operator waited."""
+class _LinkLost(RequestError):
+    """The link to a node went down while a command waited."""
 
 
 async def _answer(link: Link, request: Message) -> Message | None:
-    """Return the answer to one question over a link that is carried for it alone."""
+    """Return the answer to one request over a link that runs for it alone."""
     result: Message | None = None
     failure: EspalierError | None = None
     within_s = RELOAD_ANSWER_TIMEOUT_S if isinstance(request, Reload) else ANSWER_TIMEOUT_S
 
-    async def carry() -> None:
+    async def run_link() -> None:
         nonlocal failure
         try:
             await link.run()
@@ -159,7 +160,7 @@ async def _answer(link: Link, request: Message) -> Message | None:
 
     async with trio.open_nursery() as nursery:
         asking = trio.CancelScope()
-        nursery.start_soon(carry)
+        nursery.start_soon(run_link)
         try:
             with asking, trio.fail_after(within_s):
                 await link.wait_ready()
@@ -168,7 +169,7 @@ async def _answer(link: Link, request: Message) -> Message | None:
         except trio.TooSlowError:
             failure = DeadlineExceeded(f"it did not answer within {within_s:g} s")
         except RequestError as error:
-            if not isinstance(error, _Lost):
+            if not isinstance(error, _LinkLost):
                 failure = error
         nursery.cancel_scope.cancel(reason="it has answered, or will not")
     if result is None and failure is not None:
@@ -177,23 +178,23 @@ async def _answer(link: Link, request: Message) -> Message | None:
 
 
 def nothing_listens(error: BaseException | None) -> bool:
-    """Whether nobody listens there, which is more than that nobody could be reached."""
+    """Whether nothing listens there, which is more than that it could not be reached."""
     if error is None:
         return False
     gone = ConnectionRefusedError | FileNotFoundError
     return all(isinstance(leaf, gone) or nothing_listens(leaf.__cause__) for leaf in leaves(error))
 
 
-def checked(status: Message) -> Message:
-    """Return what a node says if it can be true, else raise `PeerViolation`."""
+def validated_status(status: Message) -> Message:
+    """Return the status that a node reports if its times are finite, else raise `PeerViolation`."""
     if isinstance(status, Status):
         check_state(status.state)
         times = (status.up_s, *(child.since_s for child in status.tree), *(link.silent_s for link in status.links))
         if not all(map(isfinite, times)):
-            raise PeerViolation("it tells times that cannot be")
+            raise PeerViolation("it reports times that cannot be")
     return status
 
 
-def has_link_to(seen: Seen, name: str) -> bool:
-    """Whether a node that was seen has a link to another one."""
-    return isinstance(seen, Status) and any(link.node == name and link.up for link in seen.links)
+def has_link_to(statuses: StatusOrError, name: str) -> bool:
+    """Whether a node that has answered has a link to another one."""
+    return isinstance(statuses, Status) and any(link.node == name and link.up for link in statuses.links)

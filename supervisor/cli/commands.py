@@ -1,4 +1,9 @@
-"""What an operator does from a shell: look at a running cluster, drain a node of it, have its file read anew."""
+"""The commands `status`, `drain` and `reload`, which an operator runs in a shell.
+
+A command reads the cluster's file like a node, but a mistake in the file must not keep an operator from a cluster
+that runs: nodes of this machine are then found by their run folders, and asked by their sockets. What nodes report is
+printed only after everything that could control the terminal has been taken out of it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ from protocol.errors import (
 )
 from supervisor.cli import status_view
 from supervisor.cli.client import ClusterClient, has_link_to, nothing_listens
-from supervisor.cli.status_view import Seen
+from supervisor.cli.status_view import StatusOrError
 from supervisor.cluster import link_credentials
 from supervisor.config import load
 from supervisor.config.load import Cluster, NodeSection
@@ -33,55 +38,53 @@ from supervisor.engines.kinds import read_cluster
 from supervisor.printable import printable
 from supervisor.telemetry import logs
 
-LOOKS_S = 1.0  # between two looks
-DRAINS_S = 0.25  # the same, at a node that drains or starts
-STARTS_S = 20.0  # for a node that its launcher starts to answer
+POLL_S = 1.0  # between two polls of `--watch`
+FAST_POLL_S = 0.25  # the same, of a node that drains or starts
+NEW_NODE_WAIT_S = 20.0  # for a node that its launcher starts to answer
 
 
 # Commands ------------------------------------------------------------------------------
 
 
 class _Console(Console):
-    """A console that leaves it to the command what follows when nobody reads any more."""
+    """A console that leaves a closed output to the command."""
 
     def on_broken_pipe(self) -> None:
-        """Raise it, where the library would exit with 1."""
+        """Raise the error; the library would exit with 1."""
         raise BrokenPipeError
 
 
 def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callable[[], bytes]) -> int:
-    """Do what the command line says, and return the exit code; raises `StartFailed` if the file is of no use."""
-    parser = argparse.ArgumentParser(
-        prog="python -m supervisor", description="Look at a running cluster, or change it."
-    )
+    """Run one command and return its exit code; raises `StartFailed` if the file is unusable."""
+    parser = argparse.ArgumentParser(prog="python -m supervisor", description="Observe or change a running cluster.")
     parser.add_argument("file", type=Path, help="its cluster.toml")
     parser.add_argument(
-        "--pid", type=int, help="of the node to ask, where one of the same file and name runs twice here"
+        "--pid", type=int, help="the process of the node, if a node of this file runs twice on this machine"
     )
     commands = parser.add_subparsers(dest="command", required=True)
     status = commands.add_parser("status", help="every node's tree, engines and links")
     status.add_argument("--json", action="store_true", help="for programs")
-    status.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
-    drain = commands.add_parser("drain", help="let a node finish what runs, and end; waits until it has gone")
+    status.add_argument("--watch", action="store_true", help="repeat every second until Ctrl-C")
+    drain = commands.add_parser("drain", help="let a node finish its requests and exit; waits until it has gone")
     drain.add_argument("node")
-    commands.add_parser("reload", help="let every node read its file anew")
+    commands.add_parser("reload", help="let every node read its file again")
     given = parser.parse_args(arguments)
     console = _Console(highlight=False, soft_wrap=False)
     folders = _folders(given.file, given.pid)
     reloads = given.command == "reload"  # keys are reloaded in any case
 
-    def way(cluster: Cluster, folders: Mapping[str, Path]) -> ClusterClient:
+    def new_client(cluster: Cluster, folders: Mapping[str, Path]) -> ClusterClient:
         secret = b"" if cluster.file == Path() else link_credentials.cluster_secret(cluster, environment)
         return ClusterClient(cluster, secret, link_credentials.link_tls(cluster), new_nonce, folders)
 
-    operator, wrong = _way(given.file, folders, way, anyway=reloads)
+    client, wrong = _make_client(given.file, folders, new_client, use_broken_file=reloads)
     if wrong and reloads:
-        _say(console, wrong)
+        _print(console, wrong)
     elif wrong:  # a program reads the other output
         first, *_ = wrong.splitlines()
-        said = f"{first.rstrip(':')} (--check tells more); nodes that run here are asked all the same"
-        _say(_Console(stderr=True, highlight=False), said)
-    if not folders and all(node.listen is None for node in operator.cluster.node.values()):
+        notice = f"{first.rstrip(':')} (--check tells more); nodes that run here are asked all the same"
+        _print(_Console(stderr=True, highlight=False), notice)
+    if not folders and all(node.listen is None for node in client.cluster.node.values()):
         raise StartFailed(
             "no node of this cluster listens, and none runs here below the temporary folder of this command"
             f" ({tempfile.gettempdir()}) as the same user, so none can be asked"
@@ -89,11 +92,11 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     run: Callable[[], Awaitable[int]]
     match given.command:
         case "status":
-            run = partial(_status, operator, console, as_json=given.json, watch=given.watch)
+            run = partial(_status, client, console, as_json=given.json, watch=given.watch)
         case "drain":
-            run = partial(_drain, operator, console, given.node)
+            run = partial(_drain, client, console, given.node)
         case _:
-            run = partial(_reload, operator, console)
+            run = partial(_reload, client, console)
     try:
         code: int = trio.run(run, strict_exception_groups=True)
     except KeyboardInterrupt:
@@ -106,7 +109,7 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
 def _folders(file: Path, pid: int | None) -> dict[str, Path]:
     """Return the run folders of the file's nodes on this host, by node; raises `StartFailed` if one runs twice."""
     found: dict[str, Path] = {}
-    for each in unix_socket.find(Path(tempfile.gettempdir()), file):
+    for each in unix_socket.running_nodes(Path(tempfile.gettempdir()), file):
         if pid not in {None, each.pid}:
             continue
         if each.node in found:
@@ -117,167 +120,170 @@ def _folders(file: Path, pid: int | None) -> dict[str, Path]:
     return found
 
 
-def _way(
+def _make_client(
     file: Path,
     folders: Mapping[str, Path],
-    way: Callable[[Cluster, Mapping[str, Path]], ClusterClient],
+    new_client: Callable[[Cluster, Mapping[str, Path]], ClusterClient],
     *,
-    anyway: bool,
+    use_broken_file: bool,
 ) -> tuple[ClusterClient, str]:
-    """Return how nodes are asked, and what is wrong in their file: that keeps nobody from those that run here.
+    """Return a client for the cluster, and the mistakes in its file: nodes that run here can be asked in spite of them.
 
-    Raises `StartFailed` if the file is wrong and none runs here, but not if `anyway` says that the others which it
-    describes all the same are asked.
+    Raises `StartFailed` if the file is wrong and none runs here, unless `use_broken_file` allows to ask the nodes that
+    a file with mistakes describes.
     """
     described: Cluster | None
     wrong: StartFailed
     try:
         described = read_cluster(file)
-        return way(described, folders), ""
+        return new_client(described, folders), ""
     except load.FileMistakes as error:
-        described, wrong = error.cluster if folders or anyway else None, error
-    except StartFailed as error:  # it is no file of a cluster, or its secret or its certificates are of no use
+        described, wrong = error.cluster if folders or use_broken_file else None, error
+    except StartFailed as error:  # it is no file of a cluster, or its secret or certificates are unusable
         described, wrong = None, error
     if described is not None:
         with suppress(StartFailed):
-            return way(described, folders), str(wrong)
+            return new_client(described, folders), str(wrong)
     if not folders:
         raise wrong
     here = Cluster(model={}, engine={}, node={name: NodeSection() for name in folders})
-    return way(here, folders), str(wrong)
+    return new_client(here, folders), str(wrong)
 
 
-async def _status(operator: ClusterClient, console: Console, *, as_json: bool, watch: bool) -> int:
-    name = operator.cluster.cluster.name
+async def _status(client: ClusterClient, console: Console, *, as_json: bool, watch: bool) -> int:
+    name = client.cluster.cluster.name
     if as_json:
         while True:
-            seen = await operator.look()
-            sys.stdout.write(json.dumps(as_json_object(name, seen)) + "\n")
+            statuses = await client.poll()
+            sys.stdout.write(json.dumps(as_json_object(name, statuses)) + "\n")
             sys.stdout.flush()
             if not watch:
-                return _whole(seen)
-            await trio.sleep(LOOKS_S)
-    seen = await operator.look()
+                return _exit_code(statuses)
+            await trio.sleep(POLL_S)
+    statuses = await client.poll()
     if not watch:
-        console.print(status_view.board(name, seen))
-        return _whole(seen)
+        console.print(status_view.render_status(name, statuses))
+        return _exit_code(statuses)
     if not console.is_terminal:
         while True:
-            console.print(status_view.board(name, seen))
-            await trio.sleep(LOOKS_S)
-            seen = await operator.look()
-    with Live(status_view.board(name, seen), console=console, auto_refresh=False, screen=console.is_terminal) as live:
+            console.print(status_view.render_status(name, statuses))
+            await trio.sleep(POLL_S)
+            statuses = await client.poll()
+    first = status_view.render_status(name, statuses)
+    with Live(first, console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while True:
-            await trio.sleep(LOOKS_S)
-            live.update(status_view.board(name, await operator.look()), refresh=True)
+            await trio.sleep(POLL_S)
+            live.update(status_view.render_status(name, await client.poll()), refresh=True)
 
 
-def as_json_object(name: str, seen: Mapping[str, Seen]) -> dict[str, object]:
-    """Return what was seen of a cluster as plain values, for JSON."""
+def as_json_object(name: str, statuses: Mapping[str, StatusOrError]) -> dict[str, object]:
+    """Return the statuses of a cluster as plain values, for JSON."""
     nodes = {
         node: {"unreachable": each} if isinstance(each, str) else msgspec.to_builtins(each)
-        for node, each in seen.items()
+        for node, each in statuses.items()
     }
     return {"cluster": name, "nodes": nodes}
 
 
-def _whole(seen: Mapping[str, Seen]) -> int:
+def _exit_code(statuses: Mapping[str, StatusOrError]) -> int:
     """Return 0 if every node has answered, else 1."""
-    return int(any(isinstance(each, str) for each in seen.values()))
+    return int(any(isinstance(each, str) for each in statuses.values()))
 
 
-async def _drain(operator: ClusterClient, console: Console, name: str) -> int:
-    seen = await operator.look()
-    before = seen.get(name)
-    if name not in seen:
-        _say(console, f"There is no node {name}; there is {', '.join(seen)}.")
+async def _drain(client: ClusterClient, console: Console, name: str) -> int:
+    statuses = await client.poll()
+    before = statuses.get(name)
+    if name not in statuses:
+        _print(console, f"There is no node {name}; there is {', '.join(statuses)}.")
         return 1
     if not isinstance(before, Status):
-        _say(
+        _print(
             console,
             f"Node {name} cannot be asked: {before}. If it runs, end it by SIGTERM on its host, which drains it too.",
         )
         return 1
-    await operator.ask(name, Drain(name))
-    _say(console, f"Node {name} drains: it gets nothing new, and its streams finish or move to other nodes.")
-    said = -1
+    await client.ask(name, Drain(name))
+    _print(console, f"Node {name} drains: it gets nothing new, and its streams finish or move to other nodes.")
+    printed = -1
     while True:
-        await trio.sleep(DRAINS_S)
-        status = await _look_at(operator, name)
+        await trio.sleep(FAST_POLL_S)
+        status = await _poll_node(client, name)
         if status is None:
-            _say(console, f"Node {name} has gone.")
+            _print(console, f"Node {name} has gone.")
             return 0
         if status.run != before.run:
-            _say(console, f"Node {name} has gone, and runs again.")
+            _print(console, f"Node {name} has gone, and runs again.")
             return 0
         running = sum(offer.running + offer.waiting for offer in status.state.offers)
-        if running != said:
-            _say(console, f"  {running} request{'s run' if running != 1 else ' runs'} on it")
-            said = running
+        if running != printed:
+            _print(console, f"  {running} request{'s run' if running != 1 else ' runs'} on it")
+            printed = running
 
 
-async def _look_at(operator: ClusterClient, name: str) -> Status | None:
-    """Return how a node is that has been seen before, None once it has gone: nobody is there, or no link to it.
+async def _poll_node(client: ClusterClient, name: str) -> Status | None:
+    """Return the status of a node that has answered before, None once it has gone: nothing listens, or no link is left.
 
-    Raises `PeerLost` if nobody is left who could say so.
+    Raises `PeerLost` if no node is left that could know.
     """
-    through = operator.routes[name]
-    direct = through == operator.route(name)
+    through = client.routes[name]
+    direct = through == client.route(name)
     while True:
-        operator.routes.setdefault(name, through)  # a look that did not see it has lost the way
+        client.routes.setdefault(name, through)  # a poll that it did not answer has dropped its route
         try:
-            status = await operator.ask(name, GetStatus(name))
+            status = await client.ask(name, GetStatus(name))
             return status if isinstance(status, Status) else None
         except EspalierError as error:
-            why = error
-        if direct and nothing_listens(why):  # the host is there, and the node is not
+            cause = error
+        if direct and nothing_listens(cause):  # the machine is there, and the node is not
             return None
         if not direct:
-            seen = await operator.look()
-            if isinstance(found := seen.get(name), Status):
+            statuses = await client.poll()
+            if isinstance(found := statuses.get(name), Status):
                 return found
-            if not operator.routes:
-                raise PeerLost(f"no node answers any more, so nobody knows whether {name} has gone") from why
-            if not any(has_link_to(each, name) for each in seen.values()):
+            if not client.routes:
+                raise PeerLost(f"no node answers any more, so it is not known whether {name} has gone") from cause
+            if not any(has_link_to(each, name) for each in statuses.values()):
                 return None
-        await trio.sleep(DRAINS_S)
+        await trio.sleep(FAST_POLL_S)
 
 
-async def _reload(operator: ClusterClient, console: Console) -> int:
-    seen: Mapping[str, Seen] = await operator.look()
+async def _reload(client: ClusterClient, console: Console) -> int:
+    statuses: Mapping[str, StatusOrError] = await client.poll()
     code, starts = 0, set[str]()
-    for name in [name for name, each in seen.items() if isinstance(each, Status)]:
+    for name in [name for name, each in statuses.items() if isinstance(each, Status)]:
         try:
-            reloaded = await operator.ask(name, Reload(name))
+            reloaded = await client.ask(name, Reload(name))
         except EspalierError as error:
-            _say(console, f"{name}: {error}")
+            _print(console, f"{name}: {error}")
             code = 1
             continue
         if isinstance(reloaded, Reloaded):
-            console.print(status_view.reloaded(name, reloaded), soft_wrap=True)
+            console.print(status_view.render_reload(name, reloaded), soft_wrap=True)
             starts.update(reloaded.starts)
             code = 1 if reloaded.refused else code
-    missing = [name for name, each in seen.items() if isinstance(each, str)]
-    seen = await _wait_for(operator, seen, starts.intersection(missing))
+    missing = [name for name, each in statuses.items() if isinstance(each, str)]
+    statuses = await _wait_for(client, statuses, starts.intersection(missing))
     for name in missing:
-        each = seen.get(name, "it has left the cluster")
+        each = statuses.get(name, "it has left the cluster")
         if isinstance(each, Status):
-            _say(console, f"{name}: it runs now")
+            _print(console, f"{name}: it runs now")
         else:
-            _say(console, f"{name}: not asked: {each}")
+            _print(console, f"{name}: not asked: {each}")
             code = 1
     return code
 
 
-async def _wait_for(operator: ClusterClient, seen: Mapping[str, Seen], starts: Collection[str]) -> Mapping[str, Seen]:
-    """Return how the nodes are once those that start answer, or have not for too long."""
-    with trio.move_on_after(STARTS_S):
-        while any(isinstance(seen.get(name), str) for name in starts):
-            await trio.sleep(DRAINS_S)
-            seen = await operator.look()
-    return seen
+async def _wait_for(
+    client: ClusterClient, statuses: Mapping[str, StatusOrError], starts: Collection[str]
+) -> Mapping[str, StatusOrError]:
+    """Return the statuses once all nodes that start have answered, or have not for `NEW_NODE_WAIT_S`."""
+    with trio.move_on_after(NEW_NODE_WAIT_S):
+        while any(isinstance(statuses.get(name), str) for name in starts):
+            await trio.sleep(FAST_POLL_S)
+            statuses = await client.poll()
+    return statuses
 
 
-def _say(console: Console, text: str) -> None:
-    """Print a sentence in which others may have had a say."""
+def _print(console: Console, text: str) -> None:
+    """Print a sentence that may hold text from nodes."""
     console.print(printable(text), markup=False, emoji=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""A running cluster as a terminal shows it: every node's tree, then all engines, then all links."""
+"""The status of a cluster as tables for a terminal: every node's tree, then all engines, then all links."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from protocol.cluster import ChildState, Reloaded, Status
 from supervisor.printable import printable
 from supervisor.supervision.status import READY
 
-Seen: TypeAlias = Status | str
-"""How a node is, or why that is not known."""
+StatusOrError: TypeAlias = Status | str
+"""The status of a node, or the reason why it is unknown."""
 
-GOOD, SO_SO, BAD, ASIDE = "green", "yellow", "red", "dim"
+GOOD, WARN, BAD, DIM = "green", "yellow", "red", "dim"
 VERBS = {"starting": "is starting", "ended": "has ended", "stopping": "is stopping", "stopped": "has stopped"}
 VERBS |= {"not started": "is not started"}  # the other states are verbs themselves
 UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -27,55 +27,57 @@ GAP = 2  # between two columns
 WIDTH_MIN, ABOUT_WIDTH_MIN = 32, 16  # to which a column is folded before another is left out
 
 
-def board(name: str, seen: Mapping[str, Seen]) -> RenderableType:
-    """Return the whole cluster to print: first what is not as it should be, then everything."""
-    known = [each for each in seen.values() if isinstance(each, Status)]
-    head = Text.assemble(("cluster ", ASIDE), (printable(name), "bold"), f"  {len(known)} of {len(seen)} nodes answer")
-    for gate in (each.gate for each in known if each.gate is not None):
+def render_status(name: str, statuses: Mapping[str, StatusOrError]) -> RenderableType:
+    """Return the status of the whole cluster: first its problems, then everything."""
+    answered = [each for each in statuses.values() if isinstance(each, Status)]
+    head = Text.assemble(
+        ("cluster ", DIM), (printable(name), "bold"), f"  {len(answered)} of {len(statuses)} nodes answer"
+    )
+    for gate in (each.gate for each in answered if each.gate is not None):
         head.append(f", {gate.running} of {gate.running_max} requests run, {gate.waiting} of {gate.waiting_max} wait")
-    troubles = list(_troubles(seen))
-    if known and not troubles:
+    problems = list(_problems(statuses))
+    if answered and not problems:
         head.append(", all is up", GOOD)
-    lines = [_Hanging("  ", "    ", Text(printable(said), style)) for said, style in troubles]
-    tables = [table for table in (_trees(seen), _engines(known), _links(known)) if table.rows]
+    lines = [_HangingText("  ", "    ", Text(printable(sentence), style)) for sentence, style in problems]
+    tables = [table for table in (_trees(statuses), _engines(answered), _links(answered)) if table.rows]
     return Group(head, *lines, *(each for table in tables for each in (Text(), table)))
 
 
-def _troubles(seen: Mapping[str, Seen]) -> Iterator[tuple[str, str]]:
-    """Yield what is not as it should be, a sentence each, and how bad it is."""
-    for name, each in seen.items():
+def _problems(statuses: Mapping[str, StatusOrError]) -> Iterator[tuple[str, str]]:
+    """Yield one sentence for each problem, and its style."""
+    for name, each in statuses.items():
         if isinstance(each, str):
             yield f"node {name} does not answer: {each}", BAD
             continue
         if each.state.draining:
             running = sum(offer.running + offer.waiting for offer in each.state.offers)
-            yield f"node {name} drains, {_count(running, 'request')} on it", SO_SO
+            yield f"node {name} drains, {_count(running, 'request')} on it", WARN
         parents = {child.path.rpartition("/")[0] for child in each.tree}
         for child in each.tree:
-            if child.state != READY and (child.why or child.path not in parents):  # else what is inside it says more
-                yield f"{child.path} {VERBS.get(child.state, child.state)}{': ' * bool(child.why)}{child.why}", SO_SO
+            if child.state != READY and (child.why or child.path not in parents):  # else its children have the reason
+                yield f"{child.path} {VERBS.get(child.state, child.state)}{': ' * bool(child.why)}{child.why}", WARN
         yield from ((f"node {name} does without an engine: {sentence}", BAD) for sentence in each.refused)
         for aside in each.aside:
             again = f"is tried again in {aside.for_s:.0f} s" if aside.for_s else "is tried again"
-            yield f"{aside.worker} keeps failing ({aside.why}), is set aside by node {name} and {again}", SO_SO
+            yield f"{aside.worker} keeps failing ({aside.why}), is set aside by node {name} and {again}", WARN
         for link in each.links:
-            if not link.up and not isinstance(seen.get(link.node), str):  # of one that does not answer, that is said
+            if not link.up and not isinstance(statuses.get(link.node), str):  # else that node has its own
                 yield f"node {name} has no link to node {link.node}", BAD
-    versions = {each.version for each in seen.values() if isinstance(each, Status)}
+    versions = {each.version for each in statuses.values() if isinstance(each, Status)}
     if len(versions) > 1:
-        yield f"nodes run different versions: {', '.join(sorted(versions))}", SO_SO
+        yield f"nodes run different versions: {', '.join(sorted(versions))}", WARN
 
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
-def reloaded(name: str, what: Reloaded) -> RenderableType:
-    """Return what a node has done with its file, a sentence a line."""
+def render_reload(name: str, result: Reloaded) -> RenderableType:
+    """Return the result of one node's reload, a sentence a line."""
     text = Text(f"{printable(name)}:")
-    if not (what.changed or what.not_changed or what.refused):
+    if not (result.changed or result.not_changed or result.refused):
         text.append(" nothing has changed")
-    for sentences, style in ((what.changed, GOOD), (what.not_changed, SO_SO), (what.refused, BAD)):
+    for sentences, style in ((result.changed, GOOD), (result.not_changed, WARN), (result.refused, BAD)):
         for sentence in sentences:
             for line in sentence.split("\n"):  # a file's mistakes are told a line each
                 text.append(f"\n  {printable(line)}", style)
@@ -83,8 +85,8 @@ def reloaded(name: str, what: Reloaded) -> RenderableType:
 
 
 @frozen
-class _Hanging:
-    """A text with something before its first line, and something else before each line into which it is folded."""
+class _HangingText:
+    """A text with one prefix before its first line, and another before each line into which it is folded."""
 
     first: str
     others: str
@@ -94,7 +96,7 @@ class _Hanging:
         room = max(1, options.max_width - len(self.others))
         for number, line in enumerate(self.text.wrap(console, room, overflow="fold")):
             lead = self.others if number else self.first
-            yield Text.assemble((lead[: options.max_width - room], ASIDE), line)
+            yield Text.assemble((lead[: options.max_width - room], DIM), line)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(1, self.cell_len)
@@ -104,18 +106,18 @@ class _Hanging:
         return len(self.others) + self.text.cell_len
 
 
-Cell: TypeAlias = str | Text | _Hanging
+Cell: TypeAlias = str | Text | _HangingText
 
 
 @frozen
 class _Columns:
-    """A table that fits a narrow terminal: of the `spare` columns, as many as have room; the others are named below.
+    """A table that fits a narrow terminal: of the `optional` columns as many as have room; the others are named below.
 
-    What still has no room is folded. Nothing is cut but what is `ABOUT` a member.
+    What still has no room is folded. Only the column `ABOUT` is cut.
     """
 
     heads: Sequence[str]
-    spare: Sequence[str]  # the first is missed the most
+    optional: Sequence[str]  # the first is dropped last
     right: Sequence[str]  # which stand at the right of their columns
     rows: list[Sequence[Cell]] = field(factory=list)
 
@@ -123,12 +125,12 @@ class _Columns:
         columns = zip(self.heads, zip(*self.rows, strict=True), strict=True)
         widths = {head: max(_width(cell) for cell in (head, *cells)) for head, cells in columns}
         least = {head: min(width, ABOUT_WIDTH_MIN if head == ABOUT else WIDTH_MIN) for head, width in widths.items()}
-        shown = [head for head in self.heads if head not in self.spare]
-        for head in self.spare:
+        shown = [head for head in self.heads if head not in self.optional]
+        for head in self.optional:
             if sum(least[each] + GAP for each in (*shown, head)) - GAP <= options.max_width:
                 shown.append(head)
         rest = options.max_width - sum(widths[head] + GAP for head in shown if head != ABOUT)
-        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style=ASIDE)
+        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style=DIM)
         for head in (each for each in self.heads if each in shown):
             most = max(ABOUT_WIDTH_MIN, rest) if head == ABOUT else None
             table.add_column(head, justify="right" if head in self.right else "left", max_width=most, overflow="fold")
@@ -136,41 +138,41 @@ class _Columns:
             table.add_row(*(cell for head, cell in zip(self.heads, row, strict=True) if head in shown))
         yield table
         if left_out := [head for head in self.heads if head not in shown]:
-            yield Text(f"no room for: {', '.join(left_out)}", ASIDE)
+            yield Text(f"no room for: {', '.join(left_out)}", DIM)
 
 
 def _width(cell: Cell) -> int:
     return len(cell) if isinstance(cell, str) else cell.cell_len
 
 
-def _trees(seen: Mapping[str, Seen]) -> _Columns:
+def _trees(statuses: Mapping[str, StatusOrError]) -> _Columns:
     table = _Columns(("node", "state", "since", "restarts", ABOUT), (ABOUT,), ("since", "restarts"))
-    for name, each in seen.items():
+    for name, each in statuses.items():
         if isinstance(each, str):
             table.rows.append(
-                (Text(printable(name), "bold"), Text("no answer", BAD), "", "", Text(printable(each), ASIDE))
+                (Text(printable(name), "bold"), Text("no answer", BAD), "", "", Text(printable(each), DIM))
             )
             continue
-        for first, others, child in _drawn(each.tree):
+        for first, others, child in _with_branches(each.tree):
             root = not first
-            title = _Hanging(first, others, Text(printable(child.path.rpartition("/")[2]), "bold" if root else ""))
+            title = _HangingText(first, others, Text(printable(child.path.rpartition("/")[2]), "bold" if root else ""))
             state = "draining" if root and each.state.draining else child.state
-            restarts = Text(str(child.restarts), SO_SO) if child.restarts else Text("" if root else "0", ASIDE)
+            restarts = Text(str(child.restarts), WARN) if child.restarts else Text("" if root else "0", DIM)
             table.rows.append((title, _state(state), _time(child.since_s), restarts, _about(child)))
     return table
 
 
 def _about(child: ChildState) -> Text:
-    """Return what went wrong last, if that tells anything of the child as it is, and else what it is."""
+    """Return the last error of a child if it is not up or was restarted, else what the child is."""
     if child.why and child.state != READY:
-        return Text(printable(child.why), SO_SO)
+        return Text(printable(child.why), WARN)
     if child.why and child.restarts:
-        return Text(f"was started again: {printable(child.why)}", ASIDE)
-    return Text(printable(child.about), ASIDE, no_wrap=True, overflow="ellipsis")
+        return Text(f"was started again: {printable(child.why)}", DIM)
+    return Text(printable(child.about), DIM, no_wrap=True, overflow="ellipsis")
 
 
-def _drawn(tree: Sequence[ChildState]) -> Iterator[tuple[str, str, ChildState]]:
-    """Yield each member with the lines that lead to it, and past it; each stands before its children."""
+def _with_branches(tree: Sequence[ChildState]) -> Iterator[tuple[str, str, ChildState]]:
+    """Yield each child with the branches drawn before its first line and before its other lines; parents come first."""
     parents, more = set[str](), list[bool]()  # whether another of the same parent follows
     for child in reversed(tree):
         parent = child.path.rpartition("/")[0]
@@ -185,11 +187,11 @@ def _drawn(tree: Sequence[ChildState]) -> Iterator[tuple[str, str, ChildState]]:
         yield (f"{lead}{first}", f"{lead}{others}", child) if depth else ("", "", child)
 
 
-def _engines(known: Sequence[Status]) -> _Columns:
+def _engines(answered: Sequence[Status]) -> _Columns:
     numbers = ("run", "wait", "slots", "tokens", "KV")
     heads = ("engine", "node", "model", "leg", "state", *numbers)
     table = _Columns(heads, ("slots", "leg", "model", "tokens"), numbers)
-    for status in known:
+    for status in answered:
         for offer in status.state.offers:
             state = "draining" if status.state.draining else READY if offer.up else "starting"
             names = (Text(printable(each)) for each in (offer.name, status.node, offer.model, offer.leg))
@@ -198,10 +200,10 @@ def _engines(known: Sequence[Status]) -> _Columns:
     return table
 
 
-def _links(known: Sequence[Status]) -> _Columns:
+def _links(answered: Sequence[Status]) -> _Columns:
     numbers = ("silent", "streams", "messages", "sent", "received")
     table = _Columns(("link", "to", "state", *numbers), ("silent", "sent", "received", "messages"), numbers)
-    for status in known:
+    for status in answered:
         for link in status.links:
             row = [f"{link.silent_s:.1f} s", str(link.streams), f"{link.messages_sent:,}"]
             row += [_size(link.bytes_sent), _size(link.bytes_received)]
@@ -214,7 +216,7 @@ def _links(known: Sequence[Status]) -> _Columns:
 def _state(state: str) -> Text:
     if state in {"failed", "gave up", "does not stop"}:
         return Text(state, BAD)
-    return Text(printable(state), GOOD if state == READY else SO_SO)
+    return Text(printable(state), GOOD if state == READY else WARN)
 
 
 def _time(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The Unix socket at which a node is asked by its own user, whether it listens for other nodes or not.
+"""The Unix socket for control requests of a node's own user, whether the node listens for other nodes or not.
 
 It stands in the node's run folder, which nobody else may enter; the kernel says who has connected, so no secret
 crosses. Beside it stands what the node is, so that a command finds it by the file that describes the cluster.
@@ -38,12 +38,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SOCKET = "control"
-ABOUT = "node.json"
-ABOUT_BYTES_MAX = 16 * 1024
+DESCRIPTION = "node.json"
+DESCRIPTION_BYTES_MAX = 16 * 1024
 OPERATORS_MAX = 16  # at a time; others wait. A constant: all of them are this node's own user
 STREAMS_MAX = 4
 BACKLOG = 16
-LOOKS_S = 3.0  # between two looks whether both still stand in the folder
+CHECK_S = 3.0  # between two checks that both are still in the folder
 CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
@@ -57,18 +57,18 @@ class RunningNode:
     folder: str
 
 
-def find(base: Path, file: Path) -> list[RunningNode]:
+def running_nodes(base: Path, file: Path) -> list[RunningNode]:
     """Return the nodes of a cluster's file that run below `base` and that this user may ask."""
-    wanted, found = str(file.resolve()), []
+    wanted, nodes = str(file.resolve()), []
     for folder in sorted(base.glob(f"{PREFIX}*")):
-        with suppress(OSError, msgspec.DecodeError):  # it ends at this moment, or is no node's
+        with suppress(OSError, msgspec.DecodeError):  # it ends at this moment, or is not a node's
             if not _is_private(folder.lstat()) or not _is_held(folder):
                 continue
-            with (folder / ABOUT).open("rb") as about:
-                node = msgspec.json.decode(about.read(ABOUT_BYTES_MAX), type=RunningNode)
+            with (folder / DESCRIPTION).open("rb") as file_:
+                node = msgspec.json.decode(file_.read(DESCRIPTION_BYTES_MAX), type=RunningNode)
             if node.file == wanted and node.folder == str(folder):
-                found.append(node)
-    return found
+                nodes.append(node)
+    return nodes
 
 
 def _is_private(status: os.stat_result) -> bool:
@@ -77,7 +77,7 @@ def _is_private(status: os.stat_result) -> bool:
 
 
 def _is_held(folder: Path) -> bool:
-    """Whether the node of a folder lives: it holds the lock."""
+    """Whether the node of a folder is alive: it holds the lock."""
     lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -89,8 +89,8 @@ def _is_held(folder: Path) -> bool:
 
 
 @contextmanager
-def address(folder: Path) -> Iterator[str]:
-    """Yield a short way to the socket of a folder: a socket's address holds no more than 107 bytes."""
+def socket_address(folder: Path) -> Iterator[str]:
+    """Yield a short path to the socket of a folder: a socket's address holds no more than 107 bytes."""
     with _opened(folder) as within:
         yield _address(within)
 
@@ -110,15 +110,15 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 @define(eq=False)
-class _Place:
-    """The socket and the description of a node in its run folder, and which files these are."""
+class _ControlSocket:
+    """The socket and the description of a node in its run folder, and the identity of both files."""
 
     folder: RunFolder
     about: bytes
     _made: dict[str, os.stat_result] = field(factory=dict)
 
-    def is_whole(self) -> bool:
-        """Whether both are those that were made, in a folder that stands; raises `OSError` if nobody can say."""
+    def is_intact(self) -> bool:
+        """Whether both are the files that were made, in an intact folder; raises `OSError` if that cannot be known."""
         if not self.folder.is_intact:
             return False
         try:
@@ -127,20 +127,22 @@ class _Place:
             return False
 
     def make(self) -> socket.socket:
-        """Make both, whatever stands at their names, and the folder if that is gone too; raises `OSError`."""
+        """Make both, replacing what has their names, and the folder if it has gone too; raises `OSError`."""
         self.folder.restore()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with _opened(self.folder.path) as within:
-                for name in (SOCKET, ABOUT):
+                for name in (SOCKET, DESCRIPTION):
                     with suppress(FileNotFoundError):
                         os.unlink(name, dir_fd=within)
                 listener.bind(_address(within))
                 listener.listen(BACKLOG)
-                made = os.open(ABOUT, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=within)
+                made = os.open(DESCRIPTION, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=within)
                 with os.fdopen(made, "wb") as about:
                     about.write(self.about)
-                self._made = {name: os.stat(name, dir_fd=within, follow_symlinks=False) for name in (SOCKET, ABOUT)}
+                self._made = {
+                    name: os.stat(name, dir_fd=within, follow_symlinks=False) for name in (SOCKET, DESCRIPTION)
+                }
         except OSError:
             listener.close()
             raise
@@ -148,52 +150,52 @@ class _Place:
 
 
 async def serve(
-    folder: RunFolder, file: Path, node: str, serves: Services, heart: Heartbeat, *, looks_s: float = LOOKS_S
+    folder: RunFolder, file: Path, node: str, serves: Services, heart: Heartbeat, *, check_s: float = CHECK_S
 ) -> None:
-    """Answer operators until cancelled; a node that cannot be asked this way says so in its log, and runs on.
+    """Serve control requests until cancelled; a node whose socket cannot be made logs that, and runs on.
 
     What cleans /tmp may remove the socket of a node that runs for weeks: it is made anew.
     """
-    place = _Place(folder, _about(folder.path, file, node))
+    control_socket = _ControlSocket(folder, _description(folder.path, file, node))
     room = trio.CapacityLimiter(OPERATORS_MAX)
 
-    async def attend(stream: trio.SocketStream) -> None:
-        if _may_ask(stream):
+    async def serve_one(stream: trio.SocketStream) -> None:
+        if _is_allowed(stream):
             async with room:
-                await _attend(stream, node, serves, heart)
+                await _serve_one(stream, node, serves, heart)
 
     async with trio.open_nursery() as operators:
         was_made, failed = False, ""
         while True:
             try:
-                listener = await _aside(place.make, abandons=False)
+                listener = await _in_thread(control_socket.make, abandons=False)
             except OSError as error:
                 if failed != str(error):
                     failed = str(error)
                     log.warning("operators cannot ask this node by its socket", extra={"reason": failed})
-                await trio.sleep(looks_s)
+                await trio.sleep(check_s)
                 continue
             if was_made:
                 log.warning("made the socket for operators anew: it was gone", extra={"folder": str(folder.path)})
             was_made, failed = True, ""
             async with trio.open_nursery() as nursery:
                 listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
-                nursery.start_soon(partial(trio.serve_listeners, attend, listeners, handler_nursery=operators))
-                await _wait_gone(place, looks_s)
+                nursery.start_soon(partial(trio.serve_listeners, serve_one, listeners, handler_nursery=operators))
+                await _wait_gone(control_socket, check_s)
                 nursery.cancel_scope.cancel(reason="nobody finds this socket any more")
 
 
-async def _wait_gone(place: _Place, looks_s: float) -> None:
-    """Wait until nobody finds a node by its run folder any more."""
+async def _wait_gone(control_socket: _ControlSocket, check_s: float) -> None:
+    """Wait until the node can no longer be found by its run folder."""
     while True:
-        await trio.sleep(looks_s)
-        with suppress(OSError):  # nobody can say at this moment
-            if not await _aside(place.is_whole, abandons=True):
+        await trio.sleep(check_s)
+        with suppress(OSError):  # it cannot be known at this moment
+            if not await _in_thread(control_socket.is_intact, abandons=True):
                 return
 
 
-async def _aside(function: Callable[[], T], *, abandons: bool) -> T:
-    """Return what a function returns in a thread: a disk may not answer. Raises `OSError`, also if there is no thread.
+async def _in_thread(function: Callable[[], T], *, abandons: bool) -> T:
+    """Run a function in a thread, since a disk may not answer. Raises `OSError`, also if there is no thread.
 
     What makes files is not abandoned: it would make them after this node has removed them.
     """
@@ -205,23 +207,23 @@ async def _aside(function: Callable[[], T], *, abandons: bool) -> T:
         raise
 
 
-def _about(folder: Path, file: Path, node: str) -> bytes:
+def _description(folder: Path, file: Path, node: str) -> bytes:
     return msgspec.json.encode(RunningNode(str(file.resolve()), node, os.getpid(), str(folder)))
 
 
-def _may_ask(stream: trio.SocketStream) -> bool:
+def _is_allowed(stream: trio.SocketStream) -> bool:
     told = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     _, user, _ = CREDENTIALS.unpack(told)
     return user in {0, os.geteuid()}
 
 
-async def _attend(stream: trio.SocketStream, node: str, serves: Services, heart: Heartbeat) -> None:
-    """Answer one operator until it leaves."""
+async def _serve_one(stream: trio.SocketStream, node: str, serves: Services, heart: Heartbeat) -> None:
+    """Serve one connection until it ends."""
     link = Link(SocketTransport(stream), Peer(node, serves_max=STREAMS_MAX), serves, heartbeat=heart)
     try:
         await link.run()
     except PeerLost:
-        pass  # it has what it asked for
+        pass  # it has its answer
     except PeerViolation as error:
         log.warning("an operator broke the protocol", extra={"reason": str(error)})
     except Exception:

@@ -92,19 +92,19 @@ TREE: Bugs = {
     ),
     "supervisor/control/unix_socket.py": (
         Bug(
-            "a description that is gone stays gone",
+            "a description that has gone is not made again",
             "for name, made in self._made.items())",
             "for name, made in self._made.items() if name == SOCKET)",
         ),
         Bug(
-            "a socket that is made anew cuts whoever is answered",
+            "a socket that is made again cuts running requests",
             "listeners, handler_nursery=operators))",
             "listeners))",
         ),
         Bug(
-            "a look that is not possible ends the node",
-            "with suppress(OSError):  # nobody can",
-            "if True:  # nobody can",
+            "a check that is not possible ends the node",
+            "with suppress(OSError):  # it cannot be known",
+            "if True:  # it cannot be known",
         ),
     ),
     "actors/engines/sglang/shared_memory.py": (

@@ -16,7 +16,7 @@ from protocol.cluster import ChildState, Leg, LinkState, NodeState, Offer, Reloa
 from protocol.errors import NotReady, PeerViolation, StartFailed
 from supervisor import __main__
 from supervisor.cli import client, commands
-from supervisor.cli.commands import STARTS_S
+from supervisor.cli.commands import NEW_NODE_WAIT_S
 from supervisor.cluster import link_credentials
 
 
@@ -31,7 +31,7 @@ class Cluster:
     def __init__(self, at, answers=None):
         self.at, self.answers, self.asked = at, answers or {}, []
 
-    async def look(self):
+    async def poll(self):
         await trio.lowlevel.checkpoint()
         now = trio.current_time()
         return {name: status(name) if since <= now else "nobody listens" for name, since in self.at.items()}
@@ -86,12 +86,12 @@ def test_a_file_that_is_wrong_keeps_nobody_from_the_nodes_that_run_here(text, sa
     secret.chmod(0o600)
     here = {"front": tmp_path}
     file.write_text(FILE)
-    assert commands._way(file, here, by_secret, anyway=False) == ((["back", "front"], ["front"]), "")
+    assert commands._make_client(file, here, by_secret, use_broken_file=False) == ((["back", "front"], ["front"]), "")
     file.write_text(text)
-    found, wrong = commands._way(file, here, by_secret, anyway=False)
+    found, wrong = commands._make_client(file, here, by_secret, use_broken_file=False)
     assert (found, said in wrong) == ((nodes, ["front"]), True), wrong
     with pytest.raises(StartFailed, match=said):
-        commands._way(file, {}, by_secret, anyway=False)
+        commands._make_client(file, {}, by_secret, use_broken_file=False)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ async def test_a_reload_waits_for_no_other_and_not_for_ever(console, autojump_cl
     assert trio.current_time() == began
     starts = Cluster({"one": 0, "two": inf}, {"one": Reloaded((), (), ("two", "nobody"))})
     assert await commands._reload(starts, console) == 1
-    assert STARTS_S <= trio.current_time() - began < STARTS_S + 1
+    assert NEW_NODE_WAIT_S <= trio.current_time() - began < NEW_NODE_WAIT_S + 1
     assert printed(console) == ["one: nothing has changed", "two: not asked: nobody listens"] * 2
 
 
@@ -130,7 +130,7 @@ async def test_a_node_that_refuses_to_reload_is_named_with_its_reason_and_the_ot
 
 async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_as_it_was_said(console):
     class Away(Cluster):
-        async def look(self):
+        async def poll(self):
             await trio.lowlevel.checkpoint()
             return {"one": "[bold]\x1b]0;title\x07[/]"}
 
@@ -142,14 +142,14 @@ async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_as_
 
 @pytest.mark.parametrize("lie", [{"up_s": nan}, {"since_s": inf}, {"silent_s": nan}])
 def test_times_that_cannot_be_are_not_believed(lie):
-    assert client.checked(status("one")) == status("one")
+    assert client.validated_status(status("one")) == status("one")
     with pytest.raises(PeerViolation, match="times that cannot be"):
-        client.checked(status("one", **lie))
+        client.validated_status(status("one", **lie))
 
 
 def test_engines_that_cannot_be_are_not_believed():
     with pytest.raises(PeerViolation):
-        client.checked(status("one", offers=(Offer("a", "m", Leg.BOTH, 4, True, None, 0, 0, 0, nan),)))
+        client.validated_status(status("one", offers=(Offer("a", "m", Leg.BOTH, 4, True, None, 0, 0, 0, nan),)))
 
 
 # What a terminal shows --------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Seen(Cluster):
 
     cluster = SimpleNamespace(cluster=SimpleNamespace(name="oak"))
 
-    async def look(self):
+    async def poll(self):
         await trio.lowlevel.checkpoint()
         return self.at
 

@@ -37,12 +37,12 @@ def shown(what, width=110):
 
 def test_d8_a_link_to_a_node_whose_process_stands_still_says_so():
     one = evolve(ONE, links=(LinkState("two", True, 4.0, stalled=True),))
-    lines = [" ".join(line.split()) for line in shown(status_view.board("pd", {"one": one}))]
+    lines = [" ".join(line.split()) for line in shown(status_view.render_status("pd", {"one": one}))]
     assert "one two stands still 4.0 s 0 0 0 B 0 B" in lines
 
 
 def test_every_node_engine_and_link_stands_in_its_row():
-    lines = shown(status_view.board("pd", SEEN))
+    lines = shown(status_view.render_status("pd", SEEN))
     assert lines[:5] == [
         "cluster pd  1 of 2 nodes answer, 3 of 8 requests run, 1 of 4 wait",
         "  one/a/engine starts again: engine a ended: [red]killed[/]",
@@ -70,7 +70,7 @@ def test_every_node_engine_and_link_stands_in_its_row():
 
 
 def test_in_a_narrow_terminal_only_what_is_said_about_a_member_is_cut():
-    lines = shown(status_view.board("pd", {"one": ONE, "two": "why " * 40}), width=60)
+    lines = shown(status_view.render_status("pd", {"one": ONE, "two": "why " * 40}), width=60)
     assert all(len(line) <= 60 for line in lines)
     assert any("starts again" in line and "2 h" in line and "…" not in line.partition("node on")[0] for line in lines)
     assert sum("why" in line for line in lines) > 3  # what went wrong is never cut
@@ -78,7 +78,7 @@ def test_in_a_narrow_terminal_only_what_is_said_about_a_member_is_cut():
 
 def test_a_node_that_drains_says_so_with_its_engines():
     draining = Status("one", "r", "1", 1.0, NodeState((OFFER,), draining=True), TREE[:1])
-    lines = shown(status_view.board("pd", {"one": draining}))
+    lines = shown(status_view.render_status("pd", {"one": draining}))
     assert sum("draining" in line for line in lines) == 2
     assert lines[1] == "  node one drains, 5 requests on it"
 
@@ -89,20 +89,22 @@ def well(name, *links, version="1", path=None):
 
 def test_of_a_cluster_in_which_all_is_well_the_first_line_says_so():
     linked = {"one": well("one", LinkState("two", True)), "two": well("two", LinkState("one", True))}
-    assert shown(status_view.board("pd", linked))[:2] == ["cluster pd  2 of 2 nodes answer, all is up", ""]
-    assert "all is up" not in shown(status_view.board("pd", {"one": "gone"}))[0]
+    assert shown(status_view.render_status("pd", linked))[:2] == ["cluster pd  2 of 2 nodes answer, all is up", ""]
+    assert "all is up" not in shown(status_view.render_status("pd", {"one": "gone"}))[0]
 
 
 def test_not_all_is_up_where_a_node_misses_one_that_was_not_asked():
     """As when the file is broken, and only the nodes are asked that run on this host."""
-    lines = shown(status_view.board("pd", {"one": well("one", LinkState("two", up=False))}))
+    lines = shown(status_view.render_status("pd", {"one": well("one", LinkState("two", up=False))}))
     assert lines[:2] == ["cluster pd  1 of 1 nodes answer", "  node one has no link to node two"]
 
 
 def test_a_worker_that_a_router_has_set_aside_is_named_first():
     bad = EjectionState("tiny", "two/b", "internal", 4.2)
     lines = shown(
-        status_view.board("pd", {"one": evolve(ONE, tree=(), aside=(bad, evolve(bad, worker="p+d", for_s=0.0)))})
+        status_view.render_status(
+            "pd", {"one": evolve(ONE, tree=(), aside=(bad, evolve(bad, worker="p+d", for_s=0.0)))}
+        )
     )
     assert lines[1:3] == [
         "  two/b keeps failing (internal), is set aside by node one and is tried again in 4 s",
@@ -112,7 +114,7 @@ def test_a_worker_that_a_router_has_set_aside_is_named_first():
 
 def test_a_link_that_is_down_between_nodes_that_answer_and_other_versions_are_told_first():
     seen = {"one": well("one", LinkState("two", up=False)), "two": well("two", LinkState("one", True), version="2")}
-    assert shown(status_view.board("pd", seen))[:4] == [
+    assert shown(status_view.render_status("pd", seen))[:4] == [
         "cluster pd  2 of 2 nodes answer",
         "  node one has no link to node two",
         "  nodes run different versions: 1, 2",
@@ -128,8 +130,8 @@ def test_what_nodes_say_moves_no_cursor_and_changes_no_colour(evil):
     tree = (ChildState(said, said, 0, 1.0, said, said), child, ChildState("one/x", "up", 1, 1.0, said, said))
     lying = Status(said, said, said, 1.0, NodeState((offer,)), tree, (LinkState(said, True), LinkState("two", False)))
     everything = (
-        status_view.board(said, {said: lying, "two": said}),
-        status_view.reloaded(said, Reloaded((said,), (said,))),
+        status_view.render_status(said, {said: lying, "two": said}),
+        status_view.render_reload(said, Reloaded((said,), (said,))),
     )
     console = Console(width=1000, color_system=None, file=StringIO(), force_terminal=True)
     for each in everything:
@@ -148,7 +150,7 @@ def test_what_a_node_says_for_ever_is_cut():
 
 def test_a_tree_that_is_none_is_drawn_in_time():
     tree = tuple(ChildState("/".join("x" * depth), "up", 0, 1.0) for depth in (40, 3, 700, 1, 2)) * 2000
-    assert len(list(status_view._drawn(tree))) == len(tree)
+    assert len(list(status_view._with_branches(tree))) == len(tree)
 
 
 def test_json_says_the_same_as_plain_values():
@@ -162,9 +164,9 @@ def test_json_says_the_same_as_plain_values():
 
 
 def test_a_reload_is_told_a_sentence_a_line():
-    assert shown(status_view.reloaded("one", Reloaded(("a is 2 now",), ("b stays 3",)))) == [
+    assert shown(status_view.render_reload("one", Reloaded(("a is 2 now",), ("b stays 3",)))) == [
         "one:",
         "  a is 2 now",
         "  b stays 3",
     ]
-    assert shown(status_view.reloaded("one", Reloaded())) == ["one: nothing has changed"]
+    assert shown(status_view.render_reload("one", Reloaded())) == ["one: nothing has changed"]

@@ -20,7 +20,7 @@ from protocol.cluster import GetStatus, Leg, LoadUpdate, NodeState, Offer, Offer
 from protocol.errors import PeerViolation, StartFailed
 from protocol.messages import EngineInfo
 from protocol.model_folder import WEIGHTS, digest
-from supervisor.cli.status_view import board
+from supervisor.cli.status_view import render_status
 from supervisor.cluster import models, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.model_identity import ModelIdentities
@@ -83,7 +83,7 @@ async def test_c8_the_log_says_it_once_and_the_status_as_long_as_it_is_so(direct
     status = await controls.answer(GetStatus())
     assert status.refused == (f"engine far/two {WHY}",)
     console = Console(width=200, record=True, file=StringIO())
-    console.print(board("espalier", {"here": status}))
+    console.print(render_status("espalier", {"here": status}))
     assert f"node here does without an engine: engine far/two {WHY}" in console.export_text()
     link = directory.nodes["far"].link
     directory.unlinked("far", link)

@@ -54,11 +54,11 @@ class Served:
     async def run(self):
         function = Function(self.answer)
         serves = {("", GetStatus): function, ("", Drain): function}
-        await unix_socket.serve(self.folder, self.file, "one", serves, Heartbeat(1.0, 3.0), looks_s=LOOKS_S)
+        await unix_socket.serve(self.folder, self.file, "one", serves, Heartbeat(1.0, 3.0), check_s=LOOKS_S)
 
     @property
     def found(self):
-        return [each.folder for each in unix_socket.find(self.base, self.file)] == [str(self.folder.path)]
+        return [each.folder for each in unix_socket.running_nodes(self.base, self.file)] == [str(self.folder.path)]
 
     async def ask(self, request):
         cluster = Cluster(model={}, engine={}, node={"one": NodeSection()})
@@ -168,9 +168,11 @@ async def test_o_an_operator_who_is_being_answered_is_not_cut_when_the_socket_is
 async def test_a_folder_that_stands_is_left_as_it_is(base, caplog):
     async with served(base) as node:
         made = {each.name: each.stat().st_ino for each in node.folder.path.iterdir()}
-        looks, is_whole = [], unix_socket._Place.is_whole
+        looks, is_intact = [], unix_socket._ControlSocket.is_intact
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(unix_socket._Place, "is_whole", lambda place: looks.append(place) or is_whole(place))
+            patch.setattr(
+                unix_socket._ControlSocket, "is_intact", lambda place: looks.append(place) or is_intact(place)
+            )
             await until(lambda: len(looks) > 3)
         assert {each.name: each.stat().st_ino for each in node.folder.path.iterdir()} == made
     assert caplog.messages == []
@@ -182,7 +184,7 @@ async def test_a_look_that_is_not_possible_now_proves_nothing(base, caplog, monk
 
     async def run_sync(function, **_):
         await trio.lowlevel.checkpoint()
-        if function.__name__ == "is_whole":
+        if function.__name__ == "is_intact":
             failed.append(function)
             raise failure
         return function()
@@ -210,6 +212,6 @@ async def test_no_thread_for_the_socket_is_a_line_in_the_log_and_no_end_of_the_n
 
 
 def test_the_address_of_a_socket_is_short_however_deep_its_folder_is(base):
-    with unix_socket.address(base) as where:
+    with unix_socket.socket_address(base) as where:
         assert Path(where).parent.resolve() == base.resolve()
         assert len(where) < 50
