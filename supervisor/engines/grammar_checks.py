@@ -1,4 +1,9 @@
-"""Where a model's grammars are checked: by the node of an engine of it, ahead of the request that carries them."""
+"""The check of a request's grammar, by the node of an engine of its model, before the request is routed.
+
+A grammar is refused ahead, with a sentence that the client can act on, rather than by an engine in the middle of other
+requests. The same grammar goes to the same node, which remembers its verdict; if that cannot be asked, to the next one.
+No engine waits for a check, and no check may run on the node's event loop.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,11 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import TypeAlias
 from zlib import crc32
 
 import trio
 
 from actors.grammars import grammar_digest
-from actors.kit.calls import Address, Call
 from actors.kit.offload import Offload, RunInThread
 from protocol.errors import (
     ActorLost,
@@ -33,14 +36,11 @@ from supervisor.links.serving import Services
 
 log = logging.getLogger(__name__)
 
-Asked: TypeAlias = Call[CheckGrammar, GrammarChecked, GrammarChecked]
-Checking: TypeAlias = Address[CheckGrammar, GrammarChecked, GrammarChecked]
-
-ELSEWHERE = (ActorLost, Draining, EngineLost, LinkLost, NotReady, Overloaded)
+TRY_NEXT = (ActorLost, Draining, EngineLost, LinkLost, NotReady, Overloaded)
 
 
 async def accept(_: Message) -> Message:
-    """Accept every grammar: of an engine whose backend bounds each token itself, or has none."""
+    """Accept every grammar: for an engine whose kind has no checker."""
     await trio.lowlevel.checkpoint()
     return GrammarChecked()
 
@@ -55,15 +55,15 @@ async def check(
 
     The same grammar goes to the same node as long as that can be asked, and else to another one.
     """
-    # Rules that refer to each other are read more than once.
-    said = await Offload(aside, owner).run(2 * len(grammar.text), partial(complaint, grammar))
-    if said is not None:
-        raise BadRequest(said)
+    # The cost is counted twice: rules that refer to each other are read more than once.
+    mistake = await Offload(aside, owner).run(2 * len(grammar.text), partial(complaint, grammar))
+    if mistake is not None:
+        raise BadRequest(mistake)
     failure: RequestError = NotReady("no engine of this model is up")
     for worker in _in_turn(directory, model, grammar_digest(grammar)):
         try:
             found = await _ask(worker, own, CheckGrammar(grammar, owner))
-        except ELSEWHERE as error:
+        except TRY_NEXT as error:
             failure = error
             continue
         if found.refusal:
@@ -73,10 +73,10 @@ async def check(
 
 
 def _in_turn(directory: Directory, model: str, digest: bytes) -> Iterator[LocalWorker | RemoteWorker]:
-    """Yield a model's workers that are up, each digest's from a place of its own on, whoever is up."""
-    known = directory.derived(("by name", model), partial(_by_name, directory, model))
-    begin = crc32(digest) % max(1, len(known))
-    for worker in chain(islice(known, begin, None), islice(known, begin)):
+    """Yield a model's workers that are up, from one that the digest chooses among all of them, up or not."""
+    workers = directory.derived(("by name", model), partial(_by_name, directory, model))
+    begin = crc32(digest) % max(1, len(workers))
+    for worker in chain(islice(workers, begin, None), islice(workers, begin)):
         if worker.offer.up:
             yield worker
 
@@ -87,12 +87,12 @@ def _by_name(directory: Directory, model: str) -> list[LocalWorker | RemoteWorke
 
 async def _ask(worker: LocalWorker | RemoteWorker, own: Services, request: CheckGrammar) -> GrammarChecked:
     if isinstance(worker, LocalWorker):
-        asking = own[worker.name, CheckGrammar].ask(request, 0)
+        context = own[worker.name, CheckGrammar].ask(request, 0)
     elif worker.link is None:
         raise LinkLost(f"there is no link to node {worker.node}")
     else:
-        asking = worker.link.ask(request, 0, worker.offer.name)
-    async with asking as answer:
+        context = worker.link.ask(request, 0, worker.offer.name)
+    async with context as answer:
         found = await answer.result()
     assert isinstance(found, GrammarChecked)
     return found

@@ -1,7 +1,8 @@
-"""Where decodes meet a prefill: at another port in each life of its engine.
+"""The bootstrap port of a prefill: another one in each life of its engine.
 
-SGLang's decodes remember what they were told at an address for as long as anybody answers there. A prefill that starts
-again at the same one, within seconds, is never asked: they wait for the processes of its former life.
+SGLang's decodes keep what a prefill told them for as long as any process answers at its address. If the engine started
+again at the same port within seconds, they would go on waiting for the processes of its former life, and never ask the
+new ones. So a prefill has a range of ports, and no life may take the port of the one before it.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from supervisor.engines.sglang.section import BOOTSTRAP_PORTS
 
 
 def ports(spec: SglangSpec) -> Sequence[int | None]:
-    """Return the ports at which the lives of an engine are met: `BOOTSTRAP_PORTS` of a prefill, one None of others."""
+    """Return the ports that lives of an engine may have: `BOOTSTRAP_PORTS` of a prefill, None of any other engine."""
     first = spec.bootstrap_port
     return (None,) if first is None else range(first, first + BOOTSTRAP_PORTS)
 
 
 @define(eq=False)
 class BootstrapPorts:
-    """The lives of one engine, as far as its decodes tell them apart."""
+    """Chooses the bootstrap port of each life of one engine."""
 
     spec: SglangSpec
     now: Callable[[], float]
-    _turn: int | None = None  # of the last one
+    _index: int | None = None  # of the last port
 
-    def another(self) -> int | None:
-        """Return where a new life is met: at the free port that no life had for longest, or None if it is no prefill.
+    def next_port(self) -> int | None:
+        """Return the free port that no life has had for longest, None if the engine is no prefill.
 
         Raises `StartFailed` if no port is free.
         """
@@ -40,12 +41,12 @@ class BootstrapPorts:
         if first is None:
             return None
         family = socket.AF_INET6 if ":" in self.spec.host else socket.AF_INET
-        # The first life's is a matter of time, as the one before may have been another process's.
-        begin = int(self.now()) if self._turn is None else self._turn + 1
-        for turn in range(begin, begin + BOOTSTRAP_PORTS):
-            port = first + turn % BOOTSTRAP_PORTS
+        # The first one depends on the time, as the life before it may have been of an earlier node process.
+        begin = int(self.now()) if self._index is None else self._index + 1
+        for index in range(begin, begin + BOOTSTRAP_PORTS):
+            port = first + index % BOOTSTRAP_PORTS
             with suppress(OSError), socket.create_server((self.spec.host, port), family=family):
-                self._turn = turn
+                self._index = index
                 return port
         last = first + BOOTSTRAP_PORTS - 1
         raise StartFailed(f"engine {self.spec.name}: none of the ports {first} to {last} of {self.spec.host} is free")

@@ -24,7 +24,7 @@ from supervisor.config.schema import Cluster
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
 from supervisor.engines.sglang import grammar_checkers, ranks, spawn
 from supervisor.engines.sglang.bootstrap_ports import BootstrapPorts, ports
-from supervisor.engines.sglang.engine import HostRuntime, engine, silent
+from supervisor.engines.sglang.engine import HostRuntime, run_engine, run_follower_host
 from supervisor.engines.sglang.section import SglangSection
 from supervisor.engines.work import LocalEngine
 from supervisor.links.serving import Services
@@ -52,7 +52,7 @@ def sglang_children(context: NodeContext) -> KindChildren:
 
 @define(eq=False)
 class SglangNode:
-    """One node's engines of SGLang: how each host is started, and by which zygote.
+    """One node's SGLang engines: how each host is started, and by which zygote.
 
     An engine with variables of its own has a zygote of its own: some are read when torch is imported, and never again.
     """
@@ -68,19 +68,19 @@ class SglangNode:
                 continue
             zygote = spawn.zygote_name(name, section)
             if zygote is None:
-                self.starters[name] = spawn.spawned(self.context.runtime.environment, "cuda")
+                self.starters[name] = spawn.spawn_starter(self.context.runtime.environment, "cuda")
                 continue
             self.environments.setdefault(zygote, section.environment)
-            self.starters[name] = spawn.forked(self.zygotes.setdefault(zygote, Registration()))
+            self.starters[name] = spawn.fork_starter(self.zygotes.setdefault(zygote, Registration()))
 
     def zygote(self, name: str, registration: Registration[spawn.Zygote]) -> Tree:
-        """Return a zygote in a tree of its own: it is remade in the background, and counted with no other child."""
+        """Return a zygote in a tree of its own, so that its restarts count against no other child."""
         runtime, environment = self.context.runtime, self.environments[name]
-        chatter = self.context.output_log(name)
+        output_log, command = self.context.output_log(name), spawn.ZYGOTE_COMMAND
         process = Child(
             name="process",
             run=spawn.zygote,
-            args=(registration, chatter, runtime.grace, ZYGOTE_LADDER, runtime.environment, spawn.ZYGOTE, environment),
+            args=(registration, output_log, runtime.grace, ZYGOTE_LADDER, runtime.environment, command, environment),
             start_within_s=120.0,
             stop_within_s=ZYGOTE_LADDER.total_s + 1.0,
             about="has imported SGLang once",
@@ -95,24 +95,26 @@ class SglangNode:
         )
 
     def engine(self, local: LocalEngine) -> EngineChild:
-        """Return the child that runs rank 0 of an engine, and all other ranks with it."""
+        """Return the child that runs rank 0 of an engine, and asks other nodes for the other ranks."""
         section, cluster = local.section, self.context.cluster
         assert isinstance(section, SglangSection)
         spec = self.spec(local.name)
-        keep = partial(engine, spec, self.starters[local.name], local.registration, self.host_runtime(section))
-        others = None if not section.ranks_on else self._others(local, section)
+        run_host = partial(run_engine, spec, self.starters[local.name], local.registration, self.host_runtime(section))
+        followers = self._follower_ranks(local, section) if section.ranks_on else None
+        process = "SGLang" if followers is None else "SGLang's rank 0"
+        linked_within_s = 0.0 if followers is None else followers.linked_within_s
         child = Child(
             name="engine",
-            run=_alone if others is None else others.together,
-            args=(keep, BootstrapPorts(spec, self.context.runtime.now).another),
-            start_within_s=section.start_within_s * (1 if others is None else 2),  # the first for links to the others
+            run=_alone if followers is None else followers.run_all,
+            args=(run_host, BootstrapPorts(spec, self.context.runtime.now).next_port),
+            start_within_s=linked_within_s + section.start_within_s,
             stop_within_s=section.ladder.total_s + 1.0,
-            about="SGLang, in a process of its own" if others is None else "SGLang's rank 0, in a process of its own",
+            about=f"{process}, in a process of its own",
             limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots), ("silent s", section.silent_s)),
         )
         about = f"on {section.device}{all_ranks(cluster, local.name)}"
         zygote = spawn.zygote_name(local.name, section)
-        return EngineChild(child, about, () if zygote is None else (zygote,), 0.1 if others is None else 1.0)
+        return EngineChild(child, about, () if zygote is None else (zygote,), 0.1 if followers is None else 1.0)
 
     def followers(self) -> tuple[tuple[Child, ...], Services]:
         """Return this node's ranks of engines whose rank 0 is on another, and where that node asks for them.
@@ -127,28 +129,28 @@ class SglangNode:
             children.append(self.follower(name, inbox))
         return tuple(children), serves
 
-    def follower(self, name: str, inbox: Inbox[ranks.Asked]) -> Child:
-        """Return what runs this node's rank of an engine whose rank 0 is on another node."""
+    def follower(self, name: str, inbox: Inbox[ranks.RankCall]) -> Child:
+        """Return the child that runs this node's rank of an engine whose rank 0 is on another node."""
         cluster, directory = self.context.cluster, self.context.directory
         section = cluster.engine[name]
         assert isinstance(section, SglangSection)
         spec = self.spec(name, section.nodes.index(directory.name))
-        keep = partial(silent, spec, self.starters[name], self.host_runtime(section))
+        run_host = partial(run_follower_host, spec, self.starters[name], self.host_runtime(section))
         return Child(
             name=name,
             run=ranks.run_follower_rank,
-            args=(inbox, ranks.Own(directory, ranks.agreed(cluster, name), ports(spec)), keep),
+            args=(inbox, ranks.LocalRank(directory, ranks.shared_keys(cluster, name), ports(spec)), run_host),
             stop_within_s=section.ladder.total_s + 1.0,
             about=f"rank {spec.rank} of {section.model} on {section.device}{all_ranks(cluster, name)}",
             limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots)),
         )
 
     def spec(self, name: str, rank: int = 0) -> SglangSpec:
-        """Return what a host of an engine is made of."""
+        """Return the description of one rank's host."""
         return spec_of(self.context.cluster, name, rank)
 
     def host_runtime(self, section: SglangSection) -> HostRuntime:
-        """Return what an engine's hosts have in common with all others of this node."""
+        """Return what all hosts of this node share, with the times of this engine."""
         runtime = self.context.runtime
         return HostRuntime(
             runtime.folder,
@@ -160,37 +162,37 @@ class SglangNode:
             runtime.reserve,
         )
 
-    def _others(self, local: LocalEngine, section: SglangSection) -> ranks.Others:
+    def _follower_ranks(self, local: LocalEngine, section: SglangSection) -> ranks.FollowerRanks:
         cluster, directory = self.context.cluster, self.context.directory
-        return ranks.Others(
+        return ranks.FollowerRanks(
             engine=local.name,
             nodes=section.ranks_on,
-            agreed=ranks.agreed(cluster, local.name),
+            agreed=ranks.shared_keys(cluster, local.name),
             directory=directory,
             linked_within_s=section.start_within_s,
-            plug=local.registration,
+            registration=local.registration,
             gateway=cluster.gateway.node,
         )
 
 
-def _rank_inbox() -> tuple[Address[RunRank, RankStarted, Done], trio.MemoryReceiveChannel[ranks.Asked]]:
+def _rank_inbox() -> tuple[Address[RunRank, RankStarted, Done], trio.MemoryReceiveChannel[ranks.RankCall]]:
     return mailbox(1)
 
 
-async def _alone(  # noqa: ASYNC128  # keep calls started()
-    keep: ranks.Keeps, another: Callable[[], int | None], *, task_status: trio.TaskStatus[None]
+async def _alone(  # noqa: ASYNC128  # run_host calls started()
+    run_host: ranks.RunHost, next_port: Callable[[], int | None], *, task_status: trio.TaskStatus[None]
 ) -> None:
-    await keep(another(), task_status=task_status)
+    await run_host(next_port(), task_status=task_status)
 
 
 def all_ranks(cluster: Cluster, name: str) -> str:
     """Return where the ranks of an engine are, as the end of a sentence: nothing for an engine on one node."""
     nodes = cluster.engine[name].nodes
-    return f", over nodes {', '.join(nodes)}, which meet at {ranks.meeting(cluster, name)}" if nodes[1:] else ""
+    return f", over nodes {', '.join(nodes)}, which meet at {ranks.rank0_address(cluster, name)}" if nodes[1:] else ""
 
 
 def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
-    """Return what the host of one rank of an engine is made of."""
+    """Return the description of the host of one rank of an engine."""
     section = cluster.engine[name]
     assert isinstance(section, SglangSection)
     assert section.device is not None  # the configuration has been checked
@@ -212,7 +214,7 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         transfer=section.transfer,
         nodes=len(section.nodes),
         rank=rank,
-        meet=ranks.meeting(cluster, name),
+        meet=ranks.rank0_address(cluster, name),
         settings=section.settings,
         environment=section.environment,
     )

@@ -1,4 +1,9 @@
-"""One engine as a child of the tree: its process, its link, and the port that it offers."""
+"""One SGLang engine as a child of the tree: its host process, the link to it, and the engine port that it publishes.
+
+The child lives exactly as long as the host. Whatever ends first (the process, the link, a scheduler that is silent)
+ends the rest, and the child then raises one error with the reason in a sentence: `StartFailed` before the engine could
+be asked, `EngineDied` after. It may leave nothing behind: no process, no folder, no shared memory, however it ends.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ from actors.engines.sglang.adapter import SglangEngine
 from protocol.errors import ActorError, EngineDied, EngineLost, LocalViolation, PeerLost, PeerViolation, StartFailed
 from protocol.messages import EngineInfo, GetInfo
 from protocol.peer import Peer
-from supervisor.engines.sglang.spawn import HostStarter, descriptors
+from supervisor.engines.sglang.spawn import HostStarter, host_descriptors
 from supervisor.links.link import Link
 from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder, Process
@@ -31,12 +36,12 @@ from supervisor.supervision.registration import Registration
 log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
-LAST_LINES = 10  # of a log that is gone when the node is
+LAST_LINES = 10  # that are logged of an output log which ends with the node
 
 
 @define(eq=False)
 class SocketTransport:
-    """A stream socket as a link's transport."""
+    """A stream socket as the transport of a link."""
 
     stream: trio.SocketStream
 
@@ -51,10 +56,10 @@ class SocketTransport:
 
 @frozen
 class HostRuntime:
-    """What the engines of a node share."""
+    """What the hosts of a node share."""
 
     folder: RunFolder
-    chatter: Callable[[str], OutputLog]
+    output_log: Callable[[str], OutputLog]
     grace: GracePeriods
     ladder: Ladder
     now: Callable[[], float]
@@ -63,19 +68,19 @@ class HostRuntime:
 
 
 Use: TypeAlias = Callable[[Link, Process], Awaitable[str | None]]
-"""What is done with a host that is ready, until it has ended, or is to be ended: then it returns why."""
+"""A function that uses a host which is ready, until its process ends; it returns why the host is to be ended, if so."""
 
 
-async def engine(
+async def run_engine(
     spec: boot_message.SglangSpec,
     starts: HostStarter,
-    plug: Registration[Engine],
-    house: HostRuntime,
+    registration: Registration[Engine],
+    runtime: HostRuntime,
     port: int | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Keep one engine, met at `port` if it is a prefill; `started()` means that it can be asked.
+    """Run one engine, with the bootstrap port `port` if it is a prefill; `started()` means that it can be asked.
 
     Raises `StartFailed` if it cannot become ready, `EngineDied` when its process or its link ends later.
     """
@@ -83,125 +88,127 @@ async def engine(
     async def offer(link: Link, process: Process) -> str | None:
         with suppress(EngineLost):
             offered = SglangEngine(link, await _info(link))
-            with plug.publish(offered):
+            with registration.publish(offered):
                 task_status.started()
-                return await _watched(offered, process, house.silent_s)
+                return await _watched(offered, process, runtime.silent_s)
         return None
 
-    await _host(evolve(spec, bootstrap_port=port), starts, house, offer)
+    await _host(evolve(spec, bootstrap_port=port), starts, runtime, offer)
 
 
-async def silent(spec: boot_message.SglangSpec, starts: HostStarter, house: HostRuntime, port: int | None) -> None:
-    """Keep the host of a rank that nobody asks, of an engine met at `port`; raises as `engine` does."""
+async def run_follower_host(
+    spec: boot_message.SglangSpec, starts: HostStarter, runtime: HostRuntime, port: int | None
+) -> None:
+    """Run the host of a rank other than 0, of an engine with this bootstrap port; raises as `run_engine` does."""
 
     async def wait(_: Link, process: Process) -> None:
         await process.wait()
 
-    await _host(evolve(spec, bootstrap_port=port), starts, house, wait)
+    await _host(evolve(spec, bootstrap_port=port), starts, runtime, wait)
 
 
 async def _watched(offered: SglangEngine, process: Process, silent_s: float) -> str | None:
-    """Wait for the end of an engine's process, or return why it is to be ended before."""
-    why = None
+    """Wait until an engine's process ends, or return why it is to be ended before."""
+    reason = None
 
-    async def listen() -> None:
-        nonlocal why
+    async def probe() -> None:
+        nonlocal reason
         with suppress(EngineLost):
             await offered.wait_silent(silent_s)
-            why = f"its scheduler has neither answered nor computed for {silent_s:g} s"
+            reason = f"its scheduler has neither answered nor computed for {silent_s:g} s"
             nursery.cancel_scope.cancel(reason="it is frozen")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(listen)
+        nursery.start_soon(probe)
         await process.wait()
         nursery.cancel_scope.cancel(reason="its process has ended")
-    return why
+    return reason
 
 
-async def checker(
-    spec: boot_message.SglangSpec, starts: HostStarter, plug: Registration[Link], house: HostRuntime
+async def run_checker(
+    spec: boot_message.SglangSpec, starts: HostStarter, registration: Registration[Link], runtime: HostRuntime
 ) -> None:
-    """Keep one grammar checker, and offer the link to it; raises as `engine` does."""
+    """Run one grammar checker, and publish the link to it; raises as `run_engine` does."""
 
     async def offer(link: Link, process: Process) -> None:
-        with plug.publish(link):
+        with registration.publish(link):
             await process.wait()
 
-    await _host(spec, starts, house, offer)
+    await _host(spec, starts, runtime, offer)
 
 
-async def _host(spec: boot_message.SglangSpec, starts: HostStarter, house: HostRuntime, use: Use) -> None:
-    chatter = house.chatter(spec.name)
-    frozen_why: str | None = None
+async def _host(spec: boot_message.SglangSpec, starts: HostStarter, runtime: HostRuntime, use: Use) -> None:
+    output_log = runtime.output_log(spec.name)
+    frozen_reason: str | None = None
     with ExitStack() as stack:
-        ours, output, process = await _started(spec, starts, house, chatter, stack)
+        ours, output, process = await _started(spec, starts, runtime, output_log, stack)
         transport = SocketTransport(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
         link = Link(transport, Peer(spec.name, serves_max=0), lost_error=EngineLost)
         async with trio.open_nursery() as nursery:
-            # Both end when the process has ended. Until then they outlive a cancel, because the ladder needs them.
-            aside = trio.CancelScope(shield=True)
-            nursery.start_soon(_carry, link, chatter, output, aside, nursery.cancel_scope)
+            # The link and the output log end with the process; until then they outlive a cancel: stopping needs them.
+            outlives = trio.CancelScope(shield=True)
+            nursery.start_soon(_carry, link, output_log, output, outlives, nursery.cancel_scope)
             try:
                 await link.wait_ready()
-                frozen_why = await use(link, process)
+                frozen_reason = await use(link, process)
             finally:
                 goodbye = partial(link.send_bye, "shutdown", "the node stops it")
-                # A host that still loads does not listen yet, and one that is frozen never will.
-                ask = goodbye if link.ready and frozen_why is None else None
-                await process.stop(house.ladder, house.grace, ask=ask)  # noqa: ASYNC102  # shielded, rung by rung
-                aside.cancel()
-    if frozen_why is not None:
-        raise EngineDied(f"engine {spec.name} was ended: {frozen_why}")
-    raise _why(link, chatter, spec.name)
+                # A host that still loads does not read its link yet, and one that is frozen never will.
+                ask = goodbye if link.ready and frozen_reason is None else None
+                await process.stop(runtime.ladder, runtime.grace, ask=ask)  # noqa: ASYNC102  # shielded, rung by rung
+                outlives.cancel()
+    if frozen_reason is not None:
+        raise EngineDied(f"engine {spec.name} was ended: {frozen_reason}")
+    raise _end_error(link, output_log, spec.name)
 
 
 _Started: TypeAlias = tuple[socket.socket, trio.lowlevel.FdStream, Process]
 
 
 async def _started(
-    spec: boot_message.SglangSpec, starts: HostStarter, house: HostRuntime, chatter: OutputLog, stack: ExitStack
+    spec: boot_message.SglangSpec, starts: HostStarter, runtime: HostRuntime, output_log: OutputLog, stack: ExitStack
 ) -> _Started:
     """Start a host in a folder of its own, with descriptors of the reserve if there are no others.
 
-    Raises `StartFailed` for whatever the system says no to: descriptors, processes, disk space.
+    Raises `StartFailed` if the system refuses a descriptor, a process or disk space.
     """
     try:
         try:
-            return await _attempt(spec, starts, house, chatter, stack)
+            return await _attempt(spec, starts, runtime, output_log, stack)
         except OSError as error:
             if not is_full(error):
                 raise
-        stack.close()  # what the attempt has made
-        with house.reserve.lend():
-            return await _attempt(spec, starts, house, chatter, stack)
+        stack.close()  # closes what the attempt has opened
+        with runtime.reserve.lend():
+            return await _attempt(spec, starts, runtime, output_log, stack)
     except OSError as error:
         raise StartFailed(f"engine {spec.name} could not be started: {error.strerror or error}") from error
 
 
 async def _attempt(
-    spec: boot_message.SglangSpec, starts: HostStarter, house: HostRuntime, chatter: OutputLog, stack: ExitStack
+    spec: boot_message.SglangSpec, starts: HostStarter, runtime: HostRuntime, output_log: OutputLog, stack: ExitStack
 ) -> _Started:
-    house.folder.restore()  # a node that runs for weeks below /tmp may find it gone
-    place = Path(tempfile.mkdtemp(prefix="e", dir=house.folder.path))  # short: SGLang puts Unix sockets into it
+    runtime.folder.restore()  # below /tmp it may have been removed while the node ran for weeks
+    place = Path(tempfile.mkdtemp(prefix="e", dir=runtime.folder.path))  # short: SGLang puts Unix sockets into it
     stack.callback(shared_memory.remove, place)
-    output, write = chatter.pipe()
+    output, write = output_log.pipe()
     stack.callback(output.close)
-    with descriptors(house.folder, write) as (ours, inherited):
+    with host_descriptors(runtime.folder, write) as (ours, inherited):
         stack.callback(ours.close)
         return ours, output, await starts(boot_message.boot(spec, str(place)), inherited)
 
 
 async def _carry(
     link: Link,
-    chatter: OutputLog,
+    output_log: OutputLog,
     output: trio.lowlevel.FdStream,
-    aside: trio.CancelScope,
+    outlives: trio.CancelScope,
     engine: trio.CancelScope,
 ) -> None:
-    """Run the link and keep the chatter; the link's end is the engine's."""
-    with aside:
+    """Run the link and copy the output into its log; the end of the link ends the engine."""
+    with outlives:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(chatter.copy_from, output)
+            nursery.start_soon(output_log.copy_from, output)
             try:
                 await link.run()
             except PeerLost:
@@ -220,15 +227,15 @@ async def _info(link: Link) -> EngineInfo:
     return info
 
 
-def _why(link: Link, chatter: OutputLog, name: str) -> ActorError:
-    """Return the truth about an engine that ended by itself, in one sentence."""
+def _end_error(link: Link, output_log: OutputLog, name: str) -> ActorError:
+    """Return the error of an engine that ended by itself, with its reason in one sentence."""
     if isinstance(link.ended, LocalViolation):
         return EngineDied(f"engine {name} was ended: {link.ended}")
     farewell = link.received_bye
-    said = farewell.detail if farewell else f"without a word; its log ends: {chatter.last_error_line}"
+    said = farewell.detail if farewell else f"without a word; its log ends: {output_log.last_error_line}"
     if link.ready and (farewell is None or farewell.code != boot_message.START_FAILED):
         return EngineDied(f"engine {name} ended: {said}")
-    if not chatter.persistent:
-        log.error("what engine %s said last", name, extra={"lines": list(chatter.tail)[-LAST_LINES:]})
-    where = f" (its log: {chatter.path})" if chatter.persistent else ""
+    if not output_log.persistent:
+        log.error("what engine %s said last", name, extra={"lines": list(output_log.tail)[-LAST_LINES:]})
+    where = f" (its log: {output_log.path})" if output_log.persistent else ""
     return StartFailed(f"engine {name} did not start: {said}{where}")

@@ -1,4 +1,8 @@
-"""The grammar checkers of a node's SGLang engines: a process each, which what would compile a grammar alike shares."""
+"""The grammar checkers of a node's SGLang engines: processes, shared by engines that compile grammars alike.
+
+A checker is a tree of its own beside the engines: it may be killed by a grammar at any time, and its restarts must
+count against no engine. While it is down, grammars are checked by other nodes, or wait for it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from protocol.cluster import Leg
 from protocol.kind import Message
 from protocol.messages import CheckGrammar, GrammarChecked
 from supervisor.engines.kind import NodeContext
-from supervisor.engines.sglang.engine import HostRuntime, checker
+from supervisor.engines.sglang.engine import HostRuntime, run_checker
 from supervisor.engines.sglang.section import SglangSection
 from supervisor.engines.sglang.spawn import HostStarter, zygote_name
 from supervisor.links.link import Link
@@ -25,8 +29,8 @@ from supervisor.runtime import Runtime
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.tree import Backoff, Child, Tree
 
-Asked: TypeAlias = Call[CheckGrammar, GrammarChecked, GrammarChecked]
-Checking: TypeAlias = Address[CheckGrammar, GrammarChecked, GrammarChecked]
+CheckCall: TypeAlias = Call[CheckGrammar, GrammarChecked, GrammarChecked]
+CheckerAddress: TypeAlias = Address[CheckGrammar, GrammarChecked, GrammarChecked]
 
 BACKENDS = ("xgrammar", None)  # whose grammars a checker compiles; None is SGLang's own choice, which is the first
 
@@ -60,14 +64,14 @@ def _tree(
     name: str,
     section: SglangSection,
     spec: SglangSpec,
-    house: HostRuntime,
+    runtime: HostRuntime,
     host_starters: Mapping[str, HostStarter],
-    world: Runtime,
-) -> tuple[Checking, Tree]:
+    node_runtime: Runtime,
+) -> tuple[CheckerAddress, Tree]:
     limits = section.grammars
     registration: Registration[Link] = Registration()
     asked = _asked(limits.waiting_max)
-    # One process, whatever the engine is made of.
+    # One process, also for an engine with several ranks or one leg.
     alone = evolve(spec, leg=Leg.BOTH, tensor_parallel=1, nodes=1, meet=None, transfer=None, bootstrap_port=None)
     own = evolve(alone, name=f"{name}.grammars", checks_grammars=True)
     checks = partial(
@@ -76,12 +80,12 @@ def _tree(
         limits.at_once,
         limits.waiting_max,
         limits.verdicts_max,
-        partial(world.metrics.grammar_checked, section.model),
+        partial(node_runtime.metrics.grammar_checked, section.model),
     )
     process = Child(
         name="process",
         run=_process,
-        args=(own, host_starters[name], registration, house),
+        args=(own, host_starters[name], registration, runtime),
         stop_within_s=section.ladder.total_s + 1.0,
         about="compiles and walks each grammar in a fork of its own",
         limits=(
@@ -98,7 +102,7 @@ def _tree(
         about="fair turns between keys",
         limits=(("at once", limits.at_once), ("waiting", limits.waiting_max), ("verdicts", limits.verdicts_max)),
     )
-    # A tree of its own: its deaths are not counted with an engine's.
+    # A tree of its own, so that its restarts do not count against an engine.
     return asked[0], Tree(
         name=f"grammars-{name}",
         children=(turns, process),
@@ -109,7 +113,7 @@ def _tree(
     )
 
 
-def _asked(size: int) -> tuple[Checking, trio.MemoryReceiveChannel[Asked]]:
+def _asked(size: int) -> tuple[CheckerAddress, trio.MemoryReceiveChannel[CheckCall]]:
     return mailbox(size)
 
 
@@ -118,7 +122,10 @@ async def _checker(registration: Registration[Link]) -> Checker:
 
 
 async def _turns(  # noqa: ASYNC128  # grammars calls started()
-    inbox: trio.MemoryReceiveChannel[Asked], checks: Callable[[], GrammarChecks], *, task_status: trio.TaskStatus[None]
+    inbox: trio.MemoryReceiveChannel[CheckCall],
+    checks: Callable[[], GrammarChecks],
+    *,
+    task_status: trio.TaskStatus[None],
 ) -> None:
     await grammars(inbox, checks(), task_status=task_status)
 
@@ -127,9 +134,9 @@ async def _process(
     spec: SglangSpec,
     starts: HostStarter,
     registration: Registration[Link],
-    house: HostRuntime,
+    runtime: HostRuntime,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    task_status.started()  # whoever needs it waits for its registration: nobody else's start waits for this one
-    await checker(spec, starts, registration, house)
+    task_status.started()  # at once: no other child's start waits for a checker; a check waits for its registration
+    await run_checker(spec, starts, registration, runtime)

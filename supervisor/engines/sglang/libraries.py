@@ -1,4 +1,4 @@
-"""The shared libraries that an engine's transfers need: looked for before anything starts, and not loaded."""
+"""The shared libraries that KV transfers need: looked for before a node starts, and not loaded."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from supervisor.config.schema import EngineSection
 from supervisor.engines.sglang.section import SglangSection
 
 MOONCAKE_LIBRARIES = {"ibverbs": "libibverbs1", "rdmacm": "librdmacm1"}
-"""What Mooncake's engine is linked against, over TCP too, and the Debian package of each."""
+"""The libraries that Mooncake's engine is linked against, over TCP too, with the Debian package of each."""
 
 
 def check_libraries(name: str, section: EngineSection) -> None:
     """Raise `StartFailed` with the line that installs what a prefill or a decode lacks on this host.
 
-    SGLang says so itself only when the engine has loaded, and then advises to build Mooncake.
+    SGLang reports it only when the engine has loaded its weights, and then advises to build Mooncake.
     """
     assert isinstance(section, SglangSection)
     if section.leg == "both" or not (section.transfer or "mooncake").startswith("mooncake"):

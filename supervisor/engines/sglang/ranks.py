@@ -1,7 +1,10 @@
-"""An engine that spans nodes: a host with its ranks on each, all of them or none.
+"""An engine that spans nodes: a host on each, with all ranks or none.
 
-The node of rank 0 asks every other one for its rank, in one nursery with its own host: what ends first ends the rest,
-and its supervisor starts them all again. The others run their ranks exactly as long as they are asked to.
+The ranks of one engine compute in lockstep and cannot replace each other, so there is no partial engine. The node of
+rank 0 asks every other node for its rank, in one nursery with its own host: whichever rank ends first ends all, and the
+supervisor of rank 0 starts them again. The other nodes run their ranks exactly as long as they are asked to, and each
+runs what its own file says: no node may take a command line from another. A rank of an earlier life must be gone before
+a new one starts, since it could join the new rank 0.
 """
 
 from __future__ import annotations
@@ -27,19 +30,19 @@ from supervisor.supervision.registration import Registration
 
 log = logging.getLogger(__name__)
 
-Asked: TypeAlias = Call[RunRank, RankStarted, Done]
+RankCall: TypeAlias = Call[RunRank, RankStarted, Done]
 
-# What the files of its nodes need not agree about.
-OF_EACH_NODE = {"environment", "deadlines", "ladder", "start_within_s", "silent_s"}
+# The keys of an engine that may differ between the files of its nodes.
+NODE_LOCAL_KEYS = {"environment", "deadlines", "ladder", "start_within_s", "silent_s"}
 
 
 def host_address(host: str) -> str:
-    """Return the address at which a host of the file is reached."""
+    """Return the address of a host that the file names."""
     return "127.0.0.1" if host == "localhost" else host
 
 
-def meeting(cluster: Cluster, name: str) -> str | None:
-    """Return where the ranks of an engine meet, host and port, None for an engine on one node."""
+def rank0_address(cluster: Cluster, name: str) -> str | None:
+    """Return host and port at which the ranks of an engine join rank 0, None for an engine on one node."""
     section = cluster.engine[name]
     if not isinstance(section, SglangSection) or not section.ranks_on:
         return None
@@ -47,46 +50,46 @@ def meeting(cluster: Cluster, name: str) -> str | None:
     return f"[{host}]:{section.dist_port}" if ":" in host else f"{host}:{section.dist_port}"
 
 
-def agreed(cluster: Cluster, name: str) -> dict[str, str]:
-    """Return what all nodes of an engine must have in their files, as JSON by key."""
+def shared_keys(cluster: Cluster, name: str) -> dict[str, str]:
+    """Return the keys that the files of all nodes of an engine must agree about, with their values as JSON."""
     section = cluster.engine[name]
-    said = {key: value for key, value in asdict(section).items() if key not in OF_EACH_NODE}
-    said[f"node.{section.node}.host"] = host_address(cluster.node[section.node].host)
-    return {key: msgspec.json.encode(value, order="deterministic").decode() for key, value in said.items()}
+    values = {key: value for key, value in asdict(section).items() if key not in NODE_LOCAL_KEYS}
+    values[f"node.{section.node}.host"] = host_address(cluster.node[section.node].host)
+    return {key: msgspec.json.encode(value, order="deterministic").decode() for key, value in values.items()}
 
 
-# Where rank 0 is -------------------------------------------------------------------------
+# On the node of rank 0 -------------------------------------------------------------------------
 
 
-class Keeps(Protocol):
-    """Keeps the host of rank 0, which is to say the engine."""
+class RunHost(Protocol):
+    """Runs the host of rank 0, and so the engine."""
 
     async def __call__(self, port: int | None, *, task_status: trio.TaskStatus[None]) -> None:
-        """Keep it until it ends, met at `port` if it is a prefill; raises `ActorError` then."""
+        """Run it until it ends, with the bootstrap port `port` if it is a prefill; raises `ActorError` then."""
 
 
 @define(eq=False)
-class Others:
-    """The other nodes of an engine, as the node of rank 0 asks them."""
+class FollowerRanks:
+    """The other nodes of an engine, as the node of rank 0 asks them for their ranks."""
 
     engine: str
     nodes: Sequence[str]  # from rank 1 on
     agreed: dict[str, str]
     directory: Directory
     linked_within_s: float
-    plug: Registration[Engine]  # says what the engine waits for
-    gateway: str  # the node where it is asked
+    registration: Registration[Engine]  # where it is reported what the engine waits for
+    gateway: str  # the node whose clients it serves
 
-    async def together(  # noqa: ASYNC128  # keep calls started()
-        self, keep: Keeps, another: Callable[[], int | None], *, task_status: trio.TaskStatus[None]
+    async def run_all(  # noqa: ASYNC128  # run_host calls started()
+        self, run_host: RunHost, next_port: Callable[[], int | None], *, task_status: trio.TaskStatus[None]
     ) -> None:
-        """Keep all ranks of the engine, of which `keep` keeps the first; `started()` is for that one to say.
+        """Run all ranks of the engine: rank 0 by `run_host`, which calls `started()`, and the others on their nodes.
 
-        Raises `StartFailed` if another node cannot be asked or refuses, `EngineDied` when any other rank ends, and what
-        `keep` and `another`, which says where this life is met, raise.
+        `next_port` returns the bootstrap port of this life. Raises `StartFailed` if another node cannot be asked or
+        refuses, `EngineDied` when any other rank ends, and what `run_host` and `next_port` raise.
         """
         links = await self._linked()
-        port = another()
+        port = next_port()
         failures: list[ActorError] = []
 
         def ended(error: ActorError) -> None:
@@ -95,16 +98,16 @@ class Others:
 
         async with trio.open_nursery() as nursery:
             try:
-                nursery.start_soon(self._give_way, ended)
-                # First all that an earlier life has left elsewhere must be gone: it could meet the new rank 0.
+                nursery.start_soon(self._drain, ended)
+                # A rank of an earlier life must be gone on each node first: it could join the new rank 0.
                 for rank, link in enumerate(links, 1):
-                    await nursery.start(self._hold, rank, link, port, ended)
-                await keep(port, task_status=task_status)
+                    await nursery.start(self._run_rank, rank, link, port, ended)
+                await run_host(port, task_status=task_status)
             except ActorError as error:
                 ended(error)  # raised below: here, the nursery would wrap it in a group
         raise failures[0]
 
-    async def _hold(
+    async def _run_rank(
         self,
         rank: int,
         link: Link,
@@ -113,7 +116,7 @@ class Others:
         *,
         task_status: trio.TaskStatus[None],
     ) -> None:
-        """Have another node run its rank; `started()` when that begins. Raises `StartFailed` before, ends all after."""
+        """Have another node run its rank; `started()` when it begins. Raises `StartFailed` before, ends all after."""
         started, why = False, "it ended"
         try:
             async with link.ask(RunRank(self.agreed, port), 1, self.engine) as answer:
@@ -127,18 +130,19 @@ class Others:
             raise StartFailed(sentence)
         ended(EngineDied(sentence))
 
-    async def _give_way(self, ended: Callable[[ActorError], None]) -> None:
-        """End the engine in peace once another of its nodes drains: it is chosen no more, and what runs may finish.
+    async def _drain(self, ended: Callable[[ActorError], None]) -> None:
+        """End the engine once another of its nodes drains: it gets no more requests, and those that run may finish.
 
-        That node waits for it, as long as its drain may take. The gateway's has admitted some: they are served.
+        That node waits for it, as long as its drain may take. If it is the gateway's, it has admitted some requests:
+        they are still given to the engine.
         """
         while (lacks := self._lacks()) is None or self.directory.draining:
             await self.directory.wait_changed()
         log.info("giving way", extra={"engine": self.engine, "reason": lacks})
-        if self.plug.current is not None:
-            self.plug.set_blocked_by(lacks)
+        if self.registration.current is not None:
+            self.registration.set_blocked_by(lacks)
             if not (self.gateway in self.nodes and self.directory.node(self.gateway).state.draining):
-                self.plug.withdraw()
+                self.registration.withdraw()
             await self.directory.wait_worker_idle(self.engine)
         ended(EngineDied(f"engine {self.engine} gave way: {lacks}"))
 
@@ -148,19 +152,19 @@ class Others:
         try:
             with trio.move_on_after(self.linked_within_s):
                 while lacks is not None:
-                    if lacks != self.plug.blocked_by:
+                    if lacks != self.registration.blocked_by:
                         log.info("waiting", extra={"engine": self.engine, "reason": lacks})
-                        self.plug.set_blocked_by(lacks)
+                        self.registration.set_blocked_by(lacks)
                     await self.directory.wait_changed()
                     lacks = self._lacks()
         finally:
-            self.plug.set_blocked_by(None)
+            self.registration.set_blocked_by(None)
         if lacks is not None:
             raise StartFailed(f"engine {self.engine} spans {len(self.nodes) + 1} nodes: {lacks}")
         return [link for name in self.nodes if (link := self.directory.node(name).link) is not None]
 
     def _lacks(self) -> str | None:
-        """Say which of the other nodes cannot be asked now, and why."""
+        """Return which of the other nodes cannot be asked now, and why, None if all can."""
         for name in self.nodes:
             node = self.directory.node(name)
             if node.link is None or node.link.lost:
@@ -170,25 +174,25 @@ class Others:
         return None
 
 
-# Where the others are --------------------------------------------------------------------
+# On the other nodes --------------------------------------------------------------------
 
 
 @frozen
-class Own:
-    """What this node's own file says of an engine."""
+class LocalRank:
+    """This node's rank of an engine, as its own file describes it."""
 
     directory: Directory
     agreed: Mapping[str, str]
-    ports: Container[int | None] = (None,)  # at which a life of it may be met
+    ports: Container[int | None] = (None,)  # bootstrap ports that a life of the engine may have
 
     def check(self, request: RunRank) -> None:
-        """Raise `BadRequest` if the asker's file says something else: the ranks would not be of one engine.
+        """Raise `BadRequest` if the asker's file differs: the ranks would not be of one engine.
 
         Raises `Draining` if this node drains.
         """
         if self.directory.draining:
             raise Draining(f"node {self.directory.name} drains")
-        differ = [key for key, said in self.agreed.items() if request.agreed.get(key) != said]
+        differ = [key for key, value in self.agreed.items() if request.agreed.get(key) != value]
         if request.agreed.keys() - self.agreed.keys():
             differ.append("keys that are unknown here")
         if differ:
@@ -209,24 +213,24 @@ class Own:
 
 
 async def run_follower_rank(
-    inbox: Inbox[Asked],
-    own: Own,
-    keep: Callable[[int | None], Awaitable[None]],
+    inbox: Inbox[RankCall],
+    rank: LocalRank,
+    run_host: Callable[[int | None], Awaitable[None]],
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run this node's rank of an engine whenever it is asked for, one at a time: the next waits until the last is gone.
 
-    `keep` starts its host with the port that it is told and keeps it until it ends, which it says by an `ActorError`.
+    `run_host` runs the host, with the bootstrap port of the request, until it ends, and then raises `ActorError`.
     """
     bugs = BugCounter()
     task_status.started()
     while True:
         call = await inbox.receive()
-        with own.running(), call.answering(bugs) as answer:
-            own.check(call.request)
+        with rank.running(), call.answering(bugs) as answer:
+            rank.check(call.request)
             answer.put(RankStarted())
             try:
-                await keep(call.request.bootstrap_port)
-            except ActorError as error:  # whoever asked is to judge it, and starts all ranks again
+                await run_host(call.request.bootstrap_port)
+            except ActorError as error:  # the asker handles it, and starts all ranks again
                 raise EngineLost(str(error)) from error

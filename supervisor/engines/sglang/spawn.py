@@ -1,7 +1,8 @@
-"""Where engines' processes come from: forked from a zygote on a CPU, spawned where there is CUDA.
+"""The start of hosts: forked from a zygote on a CPU, spawned with CUDA, which cannot be forked.
 
-The zygote is a child of the tree like any other. Its death leaves the hosts that it forked alone; it is remade in the
-background, and only a start that needs it waits.
+The zygote is a child of the tree like any other. Its death leaves the hosts that it forked alone: it is started again
+in the background, and only a start that needs it waits. A host inherits four descriptors and nothing else of the node,
+so that it depends on no parent: its end of the link, a pidfd of the node, its log, and the lock of the node's folder.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from supervisor.processes.run_folder import RunFolder
 from supervisor.supervision.registration import Registration
 
 ROOT = Path(actors.__file__).parent.parent
-ON_CPU = ROOT / "actors" / "engines" / "sglang" / "cpu"
-ON_ALL = ROOT / "actors" / "engines" / "sglang" / "plugin"
-ZYGOTE = (sys.executable, "-m", "actors.engines.sglang.host.zygote")
+CPU_PATH = ROOT / "actors" / "engines" / "sglang" / "cpu"
+PLUGIN_PATH = ROOT / "actors" / "engines" / "sglang" / "plugin"
+ZYGOTE_COMMAND = (sys.executable, "-m", "actors.engines.sglang.host.zygote")
 SHARED_ZYGOTE = "zygote"  # of the child that forks the hosts of engines without variables of their own
-SPAWNED = (sys.executable, "-m", "actors.engines.sglang.host")
+HOST_COMMAND = (sys.executable, "-m", "actors.engines.sglang.host")
 ANSWER_BYTES = 512
 FORK_WITHIN_S = 5.0
 
 
 @frozen
 class Descriptors:
-    """What a host inherits: its end of the link, the node to live by, where its chatter goes, the folder's lock."""
+    """The descriptors that a host inherits: its link, the node's pidfd, its log, the lock of the node's folder."""
 
     link: int
     node: int
@@ -53,19 +54,19 @@ class Descriptors:
 
 
 class HostStarter(Protocol):
-    """Makes hosts."""
+    """Starts hosts."""
 
     async def __call__(self, boot: boot_message.BootMessage, descriptors: Descriptors) -> Process:
-        """Start a host; the descriptors stay the caller's to close."""
+        """Start a host; the caller closes the descriptors."""
 
 
 @define(eq=False)
 class Zygote:
-    """A zygote that is ready, by its control socket."""
+    """A zygote that can fork, by its control socket."""
 
     control: trio.socket.SocketType
     busy: trio.Lock
-    used: trio.CancelScope  # cancelled when it does not answer: whoever keeps it ends it
+    scope: trio.CancelScope  # around its use: cancelled when it does not answer, so that it is ended
 
     async def fork(self, boot: boot_message.BootMessage, descriptors: Descriptors) -> Process:
         """Fork a host; raises `EngineDied` if the zygote is gone or does not answer, `StartFailed` if it cannot.
@@ -75,25 +76,25 @@ class Zygote:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _packed(descriptors))]
         answer, ancillary = b"", list[tuple[int, int, bytes]]()
         async with self.busy:
-            # Shielded, because a question without its answer would leave the answer to the next question.
+            # Shielded: after a request whose reply is not read, the next request would get that reply.
             with trio.move_on_after(FORK_WITHIN_S, shield=True), suppress(OSError, trio.ClosedResourceError):
                 await self.control.sendmsg([boot_message.encode(boot)], rights)
                 answer, ancillary, _, _ = await self.control.recvmsg(ANSWER_BYTES, socket.CMSG_SPACE(4))
         if not answer:
-            self.used.cancel(reason="it does not answer")
+            self.scope.cancel(reason="it does not answer")
             raise EngineDied("the zygote did not fork a host")
         if not answer.isdigit():
             raise StartFailed(f"the zygote could not fork a host: {answer.decode(errors='replace')}")
         if not ancillary:
-            os.kill(int(answer), signal.SIGKILL)  # it is not reaped, so its id is still its own
+            os.kill(int(answer), signal.SIGKILL)  # not reaped yet, so no other process has its id
             self.release(int(answer))
             raise OSError(errno.EMFILE, "no descriptor is left to watch a host by")
         pidfd = int.from_bytes(ancillary[0][2][:4], sys.byteorder)
         return Process(boot.name, int(answer), pidfd, release=partial(self.release, int(answer)))
 
     def release(self, pid: int) -> None:
-        """Let the zygote reap a host that nobody watches any more."""
-        with suppress(OSError):  # it has died, and the host is reaped by who adopts it
+        """Let the zygote reap a host that the node no longer watches."""
+        with suppress(OSError):  # it has died, and the host's new parent reaps it
             os.write(self.control.fileno(), str(pid).encode())
 
 
@@ -102,26 +103,26 @@ def _packed(descriptors: Descriptors) -> bytes:
 
 
 async def zygote(
-    plug: Registration[Zygote],
-    chatter: OutputLog,
+    registration: Registration[Zygote],
+    output_log: OutputLog,
     grace: GracePeriods,
     ladder: Ladder,
     environment: Mapping[str, str],
-    command: tuple[str, ...] = ZYGOTE,
+    command: tuple[str, ...] = ZYGOTE_COMMAND,
     own: Mapping[str, str] | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Keep one zygote; `started()` means that it can fork. `own` are the variables of the one engine that it is for.
+    """Run one zygote; `started()` means that it can fork. `own` are the variables of the one engine that it is for.
 
     Raises `StartFailed` if it cannot import SGLang.
     """
-    with ExitStack() as stack:  # what is made is closed whatever cannot be made after it
+    with ExitStack() as stack:  # closes what was opened, if a later step fails
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.callback(theirs.close)
         failed = stack.enter_context(ExitStack())
         failed.callback(ours.close)
-        output, write = chatter.pipe()
+        output, write = output_log.pipe()
         stack.callback(os.close, write)
         failed.callback(output.close)
         arguments = [*command, str(theirs.fileno()), str(os.getpid())]
@@ -131,10 +132,10 @@ async def zygote(
     ready = False
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(chatter.copy_from, output)
+            nursery.start_soon(output_log.copy_from, output)
             if ready := bool(await _received(control)):
                 task_status.started()
-                with trio.CancelScope() as used, plug.publish(Zygote(control, trio.Lock(), used)):
+                with trio.CancelScope() as scope, registration.publish(Zygote(control, trio.Lock(), scope)):
                     await process.wait()
             nursery.cancel_scope.cancel(reason="the zygote has ended")
     finally:
@@ -142,7 +143,7 @@ async def zygote(
         await process.stop(ladder, grace)  # noqa: ASYNC102  # shielded, rung by rung
     if ready:
         raise EngineDied("the zygote died")
-    raise StartFailed(f"the zygote could not import SGLang: {chatter.last_error_line}")
+    raise StartFailed(f"the zygote could not import SGLang: {output_log.last_error_line}")
 
 
 async def _received(control: trio.socket.SocketType) -> bytes:
@@ -159,25 +160,25 @@ def zygote_name(name: str, section: SglangSection) -> str | None:
     return f"{SHARED_ZYGOTE}-{name}" if section.environment else SHARED_ZYGOTE
 
 
-def forked(plug: Registration[Zygote]) -> HostStarter:
-    """Return a way to start hosts from whatever zygote is there, waiting for one that starts if none is.
+def fork_starter(registration: Registration[Zygote]) -> HostStarter:
+    """Return what forks hosts from the zygote that is registered, and waits for one that starts if none is.
 
     It raises `StartFailed`, with the zygote's sentence, if that could not start.
     """
 
     async def fork(boot: boot_message.BootMessage, descriptors: Descriptors) -> Process:
-        return await (await plug.wait_started()).fork(boot, descriptors)
+        return await (await registration.wait_started()).fork(boot, descriptors)
 
     return fork
 
 
-def spawned(environment: Mapping[str, str], device: str, command: tuple[str, ...] = SPAWNED) -> HostStarter:
-    """Return a way to start hosts each as a fresh process."""
+def spawn_starter(environment: Mapping[str, str], device: str, command: tuple[str, ...] = HOST_COMMAND) -> HostStarter:
+    """Return what starts each host as a new process."""
 
     async def spawn(boot: boot_message.BootMessage, descriptors: Descriptors) -> Process:
         await trio.lowlevel.checkpoint()
         numbers = [str(fd) for fd in (descriptors.link, descriptors.node, descriptors.log)]
-        # The operator's variables may be secrets, and a command line is for everybody to read.
+        # The operator's variables may be secrets, and any user of this machine can read a command line.
         own = host_environment(environment, device, boot.environment)
         arguments = [*command, *numbers, boot_message.encode(evolve(boot, environment={})).decode()]
         return start(boot.name, arguments, own, list(descriptors), descriptors.log)
@@ -188,15 +189,20 @@ def spawned(environment: Mapping[str, str], device: str, command: tuple[str, ...
 def host_environment(
     environment: Mapping[str, str], device: str, own: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the environment of a host or a zygote: the node's, what an engine on `device` needs, the engine's own."""
-    path = [str(ROOT), str(ON_ALL), *([str(ON_CPU)] if device == "cpu" else []), environment.get("PYTHONPATH", "")]
+    """Return the environment of a host or a zygote: the node's, then what `device` needs, then the engine's own."""
+    path = [
+        str(ROOT),
+        str(PLUGIN_PATH),
+        *([str(CPU_PATH)] if device == "cpu" else []),
+        environment.get("PYTHONPATH", ""),
+    ]
     needed = {**boot_message.environment(device), "PYTHONPATH": os.pathsep.join(filter(None, path))}
     return {**environment, **needed, **(own or {})}
 
 
 @contextmanager
-def descriptors(folder: RunFolder, log: int) -> Iterator[tuple[socket.socket, Descriptors]]:
-    """Yield our end of a new link, and what a host inherits; the host's share is closed at the end of the body."""
+def host_descriptors(folder: RunFolder, log: int) -> Iterator[tuple[socket.socket, Descriptors]]:
+    """Yield this node's end of a new link, and the descriptors that a host inherits; the body's end closes those."""
     with ExitStack() as stack:
         stack.callback(os.close, log)
         ours, theirs = socket.socketpair()

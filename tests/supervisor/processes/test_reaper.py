@@ -152,7 +152,7 @@ async def test_b6_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left
 
 async def test_who_waits_for_a_zygote_that_cannot_start_hears_why():
     plug = Registration()
-    fork = spawn.forked(plug)
+    fork = spawn.fork_starter(plug)
     async with trio.open_nursery() as nursery:
 
         async def waits():

@@ -19,7 +19,7 @@ from actors.engines.sglang import shared_memory
 from actors.engines.sglang.boot_message import SglangSpec
 from bench.rig.node import MODEL, ROOT, Node, node, place
 from supervisor.engines.sglang import spawn
-from supervisor.engines.sglang.engine import HostRuntime, engine
+from supervisor.engines.sglang.engine import HostRuntime, run_engine
 from supervisor.processes import run_folder
 from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder
@@ -65,7 +65,7 @@ async def kept_engines(silent_s: float = 10.0) -> AsyncIterator[Keep]:
         house = HostRuntime(folder, chatter, grace, Ladder(), time.time, silent_s)
 
         async def keep(plug: Registration[Engine], *, task_status=trio.TASK_STATUS_IGNORED, **changes: object) -> None:
-            await engine(evolve(spec, **changes), spawn.forked(zygotes), plug, house, task_status=task_status)
+            await run_engine(evolve(spec, **changes), spawn.fork_starter(zygotes), plug, house, task_status=task_status)
 
         async with trio.open_nursery() as nursery:
             await nursery.start(zygote)

@@ -14,7 +14,7 @@ import textwrap
 import pytest
 
 from bench.rig.node import ROOT
-from supervisor.engines.sglang.spawn import ON_CPU, host_environment
+from supervisor.engines.sglang.spawn import CPU_PATH, host_environment
 
 pytestmark = pytest.mark.engine
 
@@ -81,7 +81,7 @@ def row(name: str, words: list[str]) -> str:
 
 def test_the_list_of_arguments_is_that_of_the_installed_sglang():
     assert FILE.read_text() == generated()
-    assert ON_CPU.is_dir()
+    assert CPU_PATH.is_dir()
 
 
 if __name__ == "__main__":

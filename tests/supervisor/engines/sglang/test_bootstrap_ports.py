@@ -34,13 +34,13 @@ def taken(monkeypatch):
 @pytest.mark.parametrize("life_s", [0.1, 1.0, 7.0, BOOTSTRAP_PORTS, 10 * BOOTSTRAP_PORTS])
 def test_a_life_is_met_where_none_of_the_lives_before_it_was_however_long_they_were(life_s):
     lives = BootstrapPorts(PREFILL, count(1000.7, life_s).__next__)
-    met = [lives.another() for _ in range(BOOTSTRAP_PORTS)]
+    met = [lives.next_port() for _ in range(BOOTSTRAP_PORTS)]
     assert sorted(met) == list(ports(PREFILL)) == list(range(20_400, 20_400 + BOOTSTRAP_PORTS))
-    assert lives.another() == met[0]
+    assert lives.next_port() == met[0]
 
 
 def test_the_lives_of_processes_that_follow_each_other_within_half_a_minute_are_met_apart():
-    met = {BootstrapPorts(PREFILL, lambda at_s=at_s: at_s).another() for at_s in range(1000, 1000 + BOOTSTRAP_PORTS)}
+    met = {BootstrapPorts(PREFILL, lambda at_s=at_s: at_s).next_port() for at_s in range(1000, 1000 + BOOTSTRAP_PORTS)}
     assert len(met) == BOOTSTRAP_PORTS
 
 
@@ -48,20 +48,20 @@ def test_a_port_that_is_taken_is_passed_over_and_none_left_is_said(taken):
     last = 20_400 + BOOTSTRAP_PORTS - 1
     taken |= set(ports(PREFILL)) - {last}
     lives = BootstrapPorts(PREFILL, lambda: 0.0)
-    assert lives.another() == lives.another() == last
+    assert lives.next_port() == lives.next_port() == last
     taken.add(last)
     with pytest.raises(StartFailed, match=r"none of the ports 20400 to 20431 of .* is free"):
-        lives.another()
+        lives.next_port()
 
 
 def test_an_engine_that_spans_nodes_has_as_many_ports_as_any():
     lives = BootstrapPorts(evolve(PREFILL, nodes=2, meet="127.0.0.1:1"), lambda: 5.0)
-    assert [lives.another(), lives.another()] == [20_405, 20_406]
+    assert [lives.next_port(), lives.next_port()] == [20_405, 20_406]
 
 
 def test_who_has_no_port_of_its_own_is_met_at_none():
     decode = evolve(PREFILL, leg=Leg.DECODE, bootstrap_port=None)
-    assert BootstrapPorts(decode, lambda: 5.0).another() is None
+    assert BootstrapPorts(decode, lambda: 5.0).next_port() is None
     assert ports(decode) == (None,)
 
 

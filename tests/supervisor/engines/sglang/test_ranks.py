@@ -24,7 +24,7 @@ from protocol.messages import RunRank
 from protocol.peer import Peer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker
-from supervisor.engines.sglang.ranks import Others, Own, run_follower_rank
+from supervisor.engines.sglang.ranks import FollowerRanks, LocalRank, run_follower_rank
 from supervisor.links.link import Link
 from supervisor.supervision.events import ChildEventKind
 from supervisor.supervision.registration import Registration
@@ -103,7 +103,7 @@ class Group:
     directory: Directory = Factory(lambda: Directory("a"))
     plug: Registration = field(init=False)
     here: LocalWorker = field(init=False)
-    others: Others = field(init=False)
+    others: FollowerRanks = field(init=False)
     asked: dict = Factory(dict)  # by node
     nodes: dict[str, Directory] = Factory(lambda: {name: Directory(name) for name in "bc"})
     wires: dict[str, SimTransport] = Factory(dict)
@@ -119,12 +119,14 @@ class Group:
         offer = Offer("big", "tiny", Leg.BOTH, 4, up=False)
         self.here = LocalWorker("a", offer, address, self.plug, inbox, self.directory)
         self.directory.local["big"] = self.here
-        self.others = Others("big", ("b", "c"), self.agreed, self.directory, LINKED_WITHIN_S, self.plug, self.gateway)
+        self.others = FollowerRanks(
+            "big", ("b", "c"), self.agreed, self.directory, LINKED_WITHIN_S, self.plug, self.gateway
+        )
         for node, rank in (("b", 1), ("c", 2)):
             self.directory.configure(node, f"{node}:7400")
             address, inbox = mailbox(1)
             self.asked[node] = address
-            own = Own(self.nodes[node], AGREED, PORTS)
+            own = LocalRank(self.nodes[node], AGREED, PORTS)
             run = partial(run_follower_rank, inbox, own, partial(self.hosts.keep, rank))
             self.nursery.start_soon(run, name=f"rank {rank}")
 
@@ -172,7 +174,7 @@ class Group:
         self.over.set()
 
     async def _engine(self, *, task_status):
-        await self.others.together(partial(self.hosts.keep, 0), self.another, task_status=task_status)
+        await self.others.run_all(partial(self.hosts.keep, 0), self.another, task_status=task_status)
 
     @property
     def ready(self):
@@ -436,7 +438,7 @@ async def test_a_file_that_disagrees_is_refused_by_the_names_of_its_keys(autojum
     ],
 )
 def test_what_a_node_is_asked_never_goes_beyond_its_own_file(agreed, said):
-    own = Own(Directory("b"), AGREED)
+    own = LocalRank(Directory("b"), AGREED)
     own.check(RunRank(dict(AGREED)))
     with pytest.raises(BadRequest) as caught:
         own.check(RunRank(agreed))
@@ -452,7 +454,7 @@ def test_what_a_node_is_asked_never_goes_beyond_its_own_file(agreed, said):
     ],
 )
 def test_a_rank_is_met_nowhere_that_its_own_file_does_not_say(ports, port, met):
-    own = Own(Directory("b"), AGREED, ports)
+    own = LocalRank(Directory("b"), AGREED, ports)
     for allowed in ports:
         own.check(RunRank(dict(AGREED), allowed))
     with pytest.raises(BadRequest) as caught:
@@ -468,7 +470,7 @@ def test_a_port_that_is_no_whole_number_breaks_the_protocol(port):
 
 
 def test_a_node_that_drains_begins_no_rank():
-    own = Own(Directory("b"), AGREED)
+    own = LocalRank(Directory("b"), AGREED)
     own.directory.drain()
     with pytest.raises(Draining, match="node b drains"):
         own.check(RunRank(dict(AGREED)))

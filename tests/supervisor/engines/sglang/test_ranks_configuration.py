@@ -188,16 +188,16 @@ def test_an_engine_on_one_node_hears_nothing_of_ranks():
     boot = boot_message.boot(spec_of(cluster, "tiny-0"), "folder")
     assert not {"nnodes", "node_rank", "dist_init_addr"} & boot.arguments.keys()
     assert "SGLANG_BLOCK_NONZERO_RANK_CHILDREN" not in boot.environment
-    assert ranks.meeting(cluster, "tiny-0") is None
+    assert ranks.rank0_address(cluster, "tiny-0") is None
 
 
 def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read):
-    said = ranks.agreed(read(), "big")
+    said = ranks.shared_keys(read(), "big")
     assert said["node.a.host"] == '"10.0.0.1"'
     same = [("4096\n", "4096\nenvironment.NCCL_DEBUG = 'INFO'\n"), ("4096\n", "4096\nladder.term_s = 9\n")]
     same += [("4096\n", "4096\nstart_within_s = 9\n"), ('"10.0.0.2"\n', '"10.0.0.9"\n')]
     for old, new in same:
-        assert ranks.agreed(read(old, new), "big") == said
+        assert ranks.shared_keys(read(old, new), "big") == said
     for old, new, key in [
         ("4096", "4097", "kv_tokens_max"),
         ("7500", "7501", "dist_port"),
@@ -205,7 +205,7 @@ def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read):
         ('"10.0.0.1"\n', '"10.0.0.9"\n', "node.a.host"),
         ("4096\n", "4096\nsettings.dtype = 'float32'\n", "settings"),
     ]:
-        other = ranks.agreed(read(old, new), "big")
+        other = ranks.shared_keys(read(old, new), "big")
         assert [name for name in said if said[name] != other[name]] == [key]
 
 
@@ -238,8 +238,8 @@ def hosts(tmp_path):
 
 async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(hosts, monkeypatch):
     node, several = hosts.node("a"), hosts.cluster.engine["p"]
-    others = ranks.Others("p", (), {}, Directory("a"), 1.0, Registration(), "a")
-    monkeypatch.setattr(ranks, "Others", lambda **_: others)
+    others = ranks.FollowerRanks("p", (), {}, Directory("a"), 1.0, Registration(), "a")
+    monkeypatch.setattr(ranks, "FollowerRanks", lambda **_: others)
     for section in (several, evolve(several, ranks_on=())):
         local = LocalEngine("p", section, Registration(), inbox=None, came=lambda: None, turn_away=lambda: None)
         child = node.engine(local).child
@@ -256,7 +256,7 @@ async def test_another_rank_of_a_prefill_is_started_with_the_port_that_its_node_
     address, inbox = mailbox(1)
     child = hosts.node("b").follower("p", inbox)
     await nursery.start(partial(child.run, *child.args))
-    agreed = ranks.agreed(hosts.cluster, "p")
+    agreed = ranks.shared_keys(hosts.cluster, "p")
     for port, refused in (
         (first, EngineLost),
         (first + BOOTSTRAP_PORTS - 1, EngineLost),
