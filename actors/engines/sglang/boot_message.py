@@ -1,15 +1,18 @@
-"""What a host is told at its start: SGLang's arguments, its environment, its folder."""
+"""The boot message of a host: SGLang's arguments, its environment, its folder.
+
+A node never imports SGLang, so everything that SGLang must be given is decided here, from the engine's description and
+the table of what every host needs. An operator's own `settings` come last, and only those that `setting_rules` allow.
+"""
 
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Annotated, TypeAlias
 
 import msgspec
-from attrs import Factory, frozen
+from attrs import frozen
 
+from actors.engines.sglang.spec import GrammarLimits, Setting, SglangSpec
 from protocol.cluster import Leg
-from protocol.strict.checks import Within
 
 START_FAILED = "start_failed"
 """The code of the Bye of a host whose engine could not start."""
@@ -20,10 +23,8 @@ GRAMMAR_STEP_MS, BYTES_MAX = "ESPALIER_GRAMMAR_STEP_MS", "ESPALIER_GRAMMAR_BYTES
 GRAMMAR_TOO_SLOW = "the grammar takes too long for a token"
 """How the error begins that ends a request in the scheduler because of its grammar."""
 
-Setting: TypeAlias = str | int | float | bool | list[str | int] | None
-
-# Set for every host. Each line is there because its absence was seen to hurt.
-ALWAYS: dict[str, Setting] = {
+# The arguments of every host, each with the reason for it.
+DEFAULT_ARGUMENTS: dict[str, Setting] = {
     "incremental_streaming_output": True,  # else every chunk repeats the whole answer
     "sleep_on_idle": True,  # else an idle scheduler burns a core
     "skip_server_warmup": True,
@@ -32,7 +33,7 @@ ALWAYS: dict[str, Setting] = {
     "log_level": "warning",
 }
 CPU_PREFILL_CHUNK = 256  # an abort waits for the piece that is being computed: some 20 ms
-ON_CPU: dict[str, Setting] = {
+CPU_ARGUMENTS: dict[str, Setting] = {
     "device": "cpu",
     "attention_backend": "torch_native",
     "disable_cuda_graph": True,
@@ -46,7 +47,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
 }
-ENVIRONMENT_ON_CPU = {
+CPU_ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_HOST_IP": "127.0.0.1",
     "TORCHDYNAMO_DISABLE": "1",  # compiling takes half a minute and gains nothing here
@@ -55,70 +56,19 @@ ENVIRONMENT_ON_CPU = {
 }
 
 
-Time: TypeAlias = Annotated[float, Within(above=0, at_most=3600)]
-Some: TypeAlias = Annotated[int, Within(at_least=1, at_most=1_000_000)]
-
-
-@frozen(kw_only=True)
-class GrammarLimits:
-    """`[engine.NAME.grammars]`: what a request's grammar may cost an engine, and how many are checked ahead.
-
-    Times are of a processor, not of a clock on the wall.
-    """
-
-    compile_s: Time = 2.0
-    walk_s: Time = 0.5  # of trying tokens: the longer, the more of what a grammar can do is seen
-    step_ms: Annotated[float, Within(at_least=0.1, at_most=1e4)] = (
-        10.0  # to accept one token and to say which may be next
-    )
-    bytes_max: Annotated[int, Within(at_least=2**20, at_most=2**40)] = (
-        256 * 1024 * 1024
-    )  # of compiling one, and of all that an engine keeps
-    at_once: Annotated[int, Within(at_least=1, at_most=64)] = 2  # each in a process of its own
-    waiting_max: Some = 64
-    verdicts_max: Some = 1024  # that are remembered
-
-
-@frozen
-class SglangSpec:
-    """One engine as its operator described it; sizes in tokens."""
-
-    name: str
-    model_path: str
-    device: str  # "cpu" or "cuda"
-    slots: int
-    kv_tokens_max: int
-    context_max: int | None = None
-    page_size: int = 16
-    tensor_parallel: int = 1
-    memory_fraction: float | None = None  # of the device, for weights and KV together
-    prefill_chunk: int | None = None  # the longest piece of a prompt computed in one step
-    leg: Leg = Leg.BOTH
-    host: str = "127.0.0.1"  # where other engines reach this one
-    bootstrap_port: int | None = None  # of a prefill
-    transfer: str | None = None  # how KV caches move from a prefill to a decode
-    nodes: int = 1  # that the engine spans, each with one host of it
-    rank: int = 0  # of this node among them
-    meet: str | None = None  # host:port of rank 0, where the ranks of several nodes meet
-    settings: dict[str, Setting] = Factory(dict)  # SGLang's own, as they are
-    environment: dict[str, str] = Factory(dict)
-    grammars: GrammarLimits = GrammarLimits()
-    checks_grammars: bool = False  # it is no engine, but checks grammars for those like it
-
-
 @frozen
 class BootMessage:
-    """What a host needs to become an engine, or to check grammars for one."""
+    """Everything that a host is given at its start: to run an engine, or to check grammars for one."""
 
     name: str
-    folder: str  # its own: TMPDIR, and removed by whoever outlives it
+    folder: str  # its own, as TMPDIR; removed when it has ended
     arguments: dict[str, Setting]
     environment: dict[str, str]
-    checks: GrammarLimits | None = None  # of grammars; None: it is an engine
+    checks: GrammarLimits | None = None  # None: it runs an engine
 
 
-def boot(spec: SglangSpec, folder: str) -> BootMessage:
-    """Return the boot message of a host that is to live in `folder`."""
+def build(spec: SglangSpec, folder: str) -> BootMessage:
+    """Return the boot message of a host whose folder is `folder`."""
     on_cpu = spec.device == "cpu"
     arguments: dict[str, Setting] = {
         "model_path": spec.model_path,
@@ -140,25 +90,25 @@ def boot(spec: SglangSpec, folder: str) -> BootMessage:
     if spec.leg is Leg.DECODE and on_cpu:
         arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
     if spec.nodes > 1:
-        arguments |= {"nnodes": spec.nodes, "node_rank": spec.rank, "dist_init_addr": spec.meet}
-    said = {name: value for name, value in arguments.items() if value is not None}
+        arguments |= {"nnodes": spec.nodes, "node_rank": spec.rank, "dist_init_addr": spec.dist_init_address}
+    given = {name: value for name, value in arguments.items() if value is not None}
     limits = {GRAMMAR_STEP_MS: str(spec.grammars.step_ms), BYTES_MAX: str(spec.grammars.bytes_max)}
     return BootMessage(
         name=spec.name,
         folder=folder,
-        arguments={**ALWAYS, **(ON_CPU if on_cpu else {}), **said, **spec.settings},
-        environment={**environment(spec.device), **_beside_others(spec), **limits, **spec.environment},
+        arguments={**DEFAULT_ARGUMENTS, **(CPU_ARGUMENTS if on_cpu else {}), **given, **spec.settings},
+        environment={**environment(spec.device), **_peer_environment(spec), **limits, **spec.environment},
         checks=spec.grammars if spec.checks_grammars else None,
     )
 
 
-def _beside_others(spec: SglangSpec) -> dict[str, str]:
-    """Return the variables of an engine's host that others must find."""
+def _peer_environment(spec: SglangSpec) -> dict[str, str]:
+    """Return the variables of a host that hosts of other engines or other ranks connect to."""
     if spec.nodes == 1 and spec.leg is Leg.BOTH:
         return {}
-    if spec.nodes == 1:  # SGLang cannot listen at a name, and looks for an address of this host where it is given none
+    if spec.nodes == 1:  # SGLang cannot listen at a host name, and finds an address itself where it is given none
         return {"SGLANG_HOST_IP": spec.host if _is_address(spec.host) else ""}
-    # Without the first, SGLang never returns to a host whose rank is not 0.
+    # Without the first, SGLang never returns from the start of a rank other than 0.
     return {"SGLANG_BLOCK_NONZERO_RANK_CHILDREN": "0", "SGLANG_HOST_IP": spec.host}
 
 
@@ -171,8 +121,8 @@ def _is_address(host: str) -> bool:
 
 
 def environment(device: str) -> dict[str, str]:
-    """Return the variables that a host on `device`, or its zygote, runs with beside its own."""
-    return {**ENVIRONMENT, **(ENVIRONMENT_ON_CPU if device == "cpu" else {})}
+    """Return the variables of every host on `device`, and of its zygote."""
+    return {**ENVIRONMENT, **(CPU_ENVIRONMENT if device == "cpu" else {})}
 
 
 encode = msgspec.json.Encoder().encode

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from attrs import define
 
-from actors.engines.sglang.boot_message import SglangSpec
+from actors.engines.sglang.spec import SglangSpec
 from protocol.errors import StartFailed
 from supervisor.engines.sglang.section import BOOTSTRAP_PORTS
 

@@ -15,7 +15,7 @@ from typing import cast
 import trio
 from attrs import define, field
 
-from actors.engines.sglang.boot_message import SglangSpec
+from actors.engines.sglang.spec import SglangSpec
 from actors.kit.calls import Address, Askable, Inbox, mailbox
 from protocol.cluster import Leg
 from protocol.kind import Message
@@ -214,7 +214,7 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         transfer=section.transfer,
         nodes=len(section.nodes),
         rank=rank,
-        meet=ranks.rank0_address(cluster, name),
+        dist_init_address=ranks.rank0_address(cluster, name),
         settings=section.settings,
         environment=section.environment,
     )

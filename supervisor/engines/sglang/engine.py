@@ -22,6 +22,7 @@ from attrs import define, evolve, field, frozen
 from actors.engines.port import Engine
 from actors.engines.sglang import boot_message, shared_memory
 from actors.engines.sglang.adapter import SglangEngine
+from actors.engines.sglang.spec import SglangSpec
 from protocol.errors import ActorError, EngineDied, EngineLost, LocalViolation, PeerLost, PeerViolation, StartFailed
 from protocol.messages import EngineInfo, GetInfo
 from protocol.peer import Peer
@@ -72,7 +73,7 @@ Use: TypeAlias = Callable[[Link, Process], Awaitable[str | None]]
 
 
 async def run_engine(
-    spec: boot_message.SglangSpec,
+    spec: SglangSpec,
     starts: HostStarter,
     registration: Registration[Engine],
     runtime: HostRuntime,
@@ -96,9 +97,7 @@ async def run_engine(
     await _host(evolve(spec, bootstrap_port=port), starts, runtime, offer)
 
 
-async def run_follower_host(
-    spec: boot_message.SglangSpec, starts: HostStarter, runtime: HostRuntime, port: int | None
-) -> None:
+async def run_follower_host(spec: SglangSpec, starts: HostStarter, runtime: HostRuntime, port: int | None) -> None:
     """Run the host of a rank other than 0, of an engine with this bootstrap port; raises as `run_engine` does."""
 
     async def wait(_: Link, process: Process) -> None:
@@ -126,7 +125,7 @@ async def _watched(offered: SglangEngine, process: Process, silent_s: float) -> 
 
 
 async def run_checker(
-    spec: boot_message.SglangSpec, starts: HostStarter, registration: Registration[Link], runtime: HostRuntime
+    spec: SglangSpec, starts: HostStarter, registration: Registration[Link], runtime: HostRuntime
 ) -> None:
     """Run one grammar checker, and publish the link to it; raises as `run_engine` does."""
 
@@ -137,7 +136,7 @@ async def run_checker(
     await _host(spec, starts, runtime, offer)
 
 
-async def _host(spec: boot_message.SglangSpec, starts: HostStarter, runtime: HostRuntime, use: Use) -> None:
+async def _host(spec: SglangSpec, starts: HostStarter, runtime: HostRuntime, use: Use) -> None:
     output_log = runtime.output_log(spec.name)
     frozen_reason: str | None = None
     with ExitStack() as stack:
@@ -166,7 +165,7 @@ _Started: TypeAlias = tuple[socket.socket, trio.lowlevel.FdStream, Process]
 
 
 async def _started(
-    spec: boot_message.SglangSpec, starts: HostStarter, runtime: HostRuntime, output_log: OutputLog, stack: ExitStack
+    spec: SglangSpec, starts: HostStarter, runtime: HostRuntime, output_log: OutputLog, stack: ExitStack
 ) -> _Started:
     """Start a host in a folder of its own, with descriptors of the reserve if there are no others.
 
@@ -186,7 +185,7 @@ async def _started(
 
 
 async def _attempt(
-    spec: boot_message.SglangSpec, starts: HostStarter, runtime: HostRuntime, output_log: OutputLog, stack: ExitStack
+    spec: SglangSpec, starts: HostStarter, runtime: HostRuntime, output_log: OutputLog, stack: ExitStack
 ) -> _Started:
     runtime.folder.restore()  # below /tmp it may have been removed while the node ran for weeks
     place = Path(tempfile.mkdtemp(prefix="e", dir=runtime.folder.path))  # short: SGLang puts Unix sockets into it
@@ -195,7 +194,7 @@ async def _attempt(
     stack.callback(output.close)
     with host_descriptors(runtime.folder, write) as (ours, inherited):
         stack.callback(ours.close)
-        return ours, output, await starts(boot_message.boot(spec, str(place)), inherited)
+        return ours, output, await starts(boot_message.build(spec, str(place)), inherited)
 
 
 async def _carry(

@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 import trio
 from attrs import evolve
 
-from actors.engines.sglang.boot_message import SglangSpec
+from actors.engines.sglang.spec import SglangSpec
 from actors.grammars import Checker, GrammarChecks, grammars
 from actors.kit.calls import Address, Askable, Call, mailbox
 from protocol.cluster import Leg
@@ -72,7 +72,8 @@ def _tree(
     registration: Registration[Link] = Registration()
     asked = _asked(limits.waiting_max)
     # One process, also for an engine with several ranks or one leg.
-    alone = evolve(spec, leg=Leg.BOTH, tensor_parallel=1, nodes=1, meet=None, transfer=None, bootstrap_port=None)
+    one_rank = evolve(spec, tensor_parallel=1, nodes=1, dist_init_address=None)
+    alone = evolve(one_rank, leg=Leg.BOTH, transfer=None, bootstrap_port=None)
     own = evolve(alone, name=f"{name}.grammars", checks_grammars=True)
     checks = partial(
         GrammarChecks,

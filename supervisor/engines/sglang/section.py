@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from attrs import Factory, frozen
 
 from actors.engines.sglang import setting_rules
-from actors.engines.sglang.boot_message import CPU_PREFILL_CHUNK, GrammarLimits, Setting
+from actors.engines.sglang.boot_message import CPU_PREFILL_CHUNK
+from actors.engines.sglang.spec import GrammarLimits, Setting
 from protocol.dialects.options import Within
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.limits import Count

@@ -16,7 +16,7 @@ from openai import OpenAI
 
 from actors.engines.port import Engine
 from actors.engines.sglang import shared_memory
-from actors.engines.sglang.boot_message import SglangSpec
+from actors.engines.sglang.spec import SglangSpec
 from bench.rig.node import MODEL, ROOT, Node, node, place
 from supervisor.engines.sglang import spawn
 from supervisor.engines.sglang.engine import HostRuntime, run_engine

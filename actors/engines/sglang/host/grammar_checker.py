@@ -38,6 +38,7 @@ from xgrammar import GrammarCompiler, allocate_token_bitmask
 from actors.engines.sglang import boot_message, shared_memory
 from actors.engines.sglang.host.grammar_walk import TokenIds, Walk
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
+from actors.engines.sglang.spec import GrammarLimits, Setting
 from protocol import codec
 from protocol.errors import AskerLeft, EngineRefused, Overloaded, PeerViolation
 from protocol.frames import Bye, Cancel, End, Fail, Frame, Open
@@ -103,7 +104,7 @@ class CheckServer:
     """Serves one link: each check in a fork of this process."""
 
     backend: XGrammarGrammarBackend
-    limits: boot_message.GrammarLimits
+    limits: GrammarLimits
     peer: Peer
     link: socket.socket
     _selector: selectors.BaseSelector = field(factory=selectors.DefaultSelector)
@@ -182,7 +183,7 @@ class CheckServer:
             self.link.sendall(data)
 
 
-def verdict(kind: GrammarKind, report: bytes, number: int, limits: boot_message.GrammarLimits) -> GrammarChecked:
+def verdict(kind: GrammarKind, report: bytes, number: int, limits: GrammarLimits) -> GrammarChecked:
     """Return the result of a check, from its fork's report and the signal that ended the fork, 0 if none did."""
     found: Report = {}
     for line in report.decode().splitlines():
@@ -210,9 +211,7 @@ def verdict(kind: GrammarKind, report: bytes, number: int, limits: boot_message.
 # In the fork ---------------------------------------------------------------------------
 
 
-def examine(
-    backend: XGrammarGrammarBackend, request: CheckGrammar, limits: boot_message.GrammarLimits, out: int
-) -> None:
+def examine(backend: XGrammarGrammarBackend, request: CheckGrammar, limits: GrammarLimits, out: int) -> None:
     """Compile and walk one grammar, report each to `out`, and end this process."""
 
     def report(**found: float | str) -> None:
@@ -241,7 +240,7 @@ def examine(
     os._exit(0)
 
 
-def _confine(limits: boot_message.GrammarLimits) -> None:
+def _confine(limits: GrammarLimits) -> None:
     """Limit this process: its memory, its elapsed time, its priority beside the engines; and let signals end it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGPROF, signal.SIGALRM, signal.SIGTERM):
@@ -255,7 +254,7 @@ def _confine(limits: boot_message.GrammarLimits) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _walk(grammar: XGrammarGrammar, text: str, limits: boot_message.GrammarLimits) -> Walk:
+def _walk(grammar: XGrammarGrammar, text: str, limits: GrammarLimits) -> Walk:
     info = grammar.ctx.tokenizer_info
     stops = sorted({*grammar.matcher.stop_token_ids, *info.special_token_ids})
     lengths = info.decoded_vocab
@@ -272,7 +271,7 @@ def _walk(grammar: XGrammarGrammar, text: str, limits: boot_message.GrammarLimit
 # The process ---------------------------------------------------------------------------
 
 
-def grammar_backend(arguments: dict[str, boot_message.Setting]) -> XGrammarGrammarBackend:
+def grammar_backend(arguments: dict[str, Setting]) -> XGrammarGrammarBackend:
     """Return the grammar backend of an engine with these arguments, as its scheduler would make it."""
     args = ServerArgs(**arguments)
     args.resolve_once()

@@ -8,7 +8,8 @@ import pytest
 
 from actors.engines.sglang import setting_rules
 from actors.engines.sglang.arguments import CHOICES, TYPES
-from actors.engines.sglang.boot_message import ALWAYS, ON_CPU, SglangSpec, boot
+from actors.engines.sglang.boot_message import CPU_ARGUMENTS, DEFAULT_ARGUMENTS, build
+from actors.engines.sglang.spec import SglangSpec
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
 from supervisor.engines.kinds import read_cluster
@@ -87,17 +88,32 @@ def test_every_rule_is_about_an_argument_that_there_is():
 @pytest.mark.parametrize("leg", list(Leg))
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg, device):
-    spec = SglangSpec("e", "/m", device, 4, 4096, 512, 16, 1, 0.5, 64, leg, bootstrap_port=9000, nodes=2, meet="a:1")
-    given = boot(spec, "folder").arguments
-    assert ALWAYS.keys() <= given.keys()
-    assert device != "cpu" or ON_CPU.keys() <= given.keys()
+    spec = SglangSpec(
+        "e", "/m", device, 4, 4096, 512, 16, 1, 0.5, 64, leg, bootstrap_port=9000, nodes=2, dist_init_address="a:1"
+    )
+    given = build(spec, "folder").arguments
+    assert DEFAULT_ARGUMENTS.keys() <= given.keys()
+    assert device != "cpu" or CPU_ARGUMENTS.keys() <= given.keys()
     own = {name: setting_rules.setting_mistake(name, value) for name, value in given.items()}
     assert not [why for why in own.values() if why is not None and why.startswith(("must", "is no"))]
 
 
 def test_all_that_the_host_decides_from_keys_of_ours_is_refused_in_settings():
     spec = SglangSpec(
-        "e", "/m", "cuda", 4, 4096, 512, 16, 1, 0.5, 64, Leg.PREFILL, bootstrap_port=9000, nodes=2, meet="a"
+        "e",
+        "/m",
+        "cuda",
+        4,
+        4096,
+        512,
+        16,
+        1,
+        0.5,
+        64,
+        Leg.PREFILL,
+        bootstrap_port=9000,
+        nodes=2,
+        dist_init_address="a",
     )
     tunable = {"sleep_on_idle", "constrained_json_disable_any_whitespace", "log_level"}
-    assert boot(spec, "folder").arguments.keys() - tunable <= setting_rules.REFUSED.keys()
+    assert build(spec, "folder").arguments.keys() - tunable <= setting_rules.REFUSED.keys()

@@ -9,7 +9,8 @@ from itertools import count
 import pytest
 from attrs import evolve
 
-from actors.engines.sglang.boot_message import SglangSpec, boot
+from actors.engines.sglang.boot_message import build
+from actors.engines.sglang.spec import SglangSpec
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
 from supervisor.engines.sglang.bootstrap_ports import BOOTSTRAP_PORTS, BootstrapPorts, ports
@@ -55,7 +56,7 @@ def test_a_port_that_is_taken_is_passed_over_and_none_left_is_said(taken):
 
 
 def test_an_engine_that_spans_nodes_has_as_many_ports_as_any():
-    lives = BootstrapPorts(evolve(PREFILL, nodes=2, meet="127.0.0.1:1"), lambda: 5.0)
+    lives = BootstrapPorts(evolve(PREFILL, nodes=2, dist_init_address="127.0.0.1:1"), lambda: 5.0)
     assert [lives.next_port(), lives.next_port()] == [20_405, 20_406]
 
 
@@ -67,7 +68,7 @@ def test_who_has_no_port_of_its_own_is_met_at_none():
 
 @pytest.mark.parametrize(("host", "listens_at"), [("10.0.0.5", "10.0.0.5"), ("::1", "::1"), ("host-5", "")])
 def test_a_leg_listens_where_others_find_it_and_at_no_name(host, listens_at):
-    leg = boot(evolve(PREFILL, host=host), "/tmp/x")
+    leg = build(evolve(PREFILL, host=host), "/tmp/x")
     assert (leg.arguments["host"], leg.environment["SGLANG_HOST_IP"]) == (host, listens_at)
     whole = evolve(PREFILL, leg=Leg.BOTH, host=host, bootstrap_port=None)
-    assert boot(whole, "/tmp/x").environment["SGLANG_HOST_IP"] == "127.0.0.1"
+    assert build(whole, "/tmp/x").environment["SGLANG_HOST_IP"] == "127.0.0.1"

@@ -171,7 +171,7 @@ def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read):
     cluster = read('host = "10.0.0.1"', f'host = "{host}"')
     for rank, node in enumerate("abc"):
         spec = spec_of(cluster, "big", rank)
-        boot = boot_message.boot(spec, "folder")
+        boot = boot_message.build(spec, "folder")
         assert {key: boot.arguments[key] for key in ("tp_size", "nnodes", "node_rank", "dist_init_addr")} == {
             "tp_size": 3,
             "nnodes": 3,
@@ -185,7 +185,7 @@ def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read):
 
 def test_an_engine_on_one_node_hears_nothing_of_ranks():
     cluster = read_cluster(ROOT / "examples" / "quickstart.toml")
-    boot = boot_message.boot(spec_of(cluster, "tiny-0"), "folder")
+    boot = boot_message.build(spec_of(cluster, "tiny-0"), "folder")
     assert not {"nnodes", "node_rank", "dist_init_addr"} & boot.arguments.keys()
     assert "SGLANG_BLOCK_NONZERO_RANK_CHILDREN" not in boot.environment
     assert ranks.rank0_address(cluster, "tiny-0") is None

@@ -1,0 +1,62 @@
+"""The description of an SGLang engine, and of what a grammar may cost it."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from attrs import Factory, frozen
+
+from protocol.cluster import Leg
+from protocol.strict.checks import Within
+
+Setting: TypeAlias = str | int | float | bool | list[str | int] | None
+
+Time: TypeAlias = Annotated[float, Within(above=0, at_most=3600)]
+Many: TypeAlias = Annotated[int, Within(at_least=1, at_most=1_000_000)]
+
+
+@frozen(kw_only=True)
+class GrammarLimits:
+    """`[engine.NAME.grammars]`: what a request's grammar may cost an engine, and how many are checked at a time.
+
+    Times are processor times, not elapsed times.
+    """
+
+    compile_s: Time = 2.0
+    walk_s: Time = 0.5  # of trying tokens: the longer, the more of a grammar is tried
+    step_ms: Annotated[float, Within(at_least=0.1, at_most=1e4)] = (
+        10.0  # to accept one token and to say which may be next
+    )
+    bytes_max: Annotated[int, Within(at_least=2**20, at_most=2**40)] = (
+        256 * 1024 * 1024
+    )  # of compiling one, and of all that an engine keeps
+    at_once: Annotated[int, Within(at_least=1, at_most=64)] = 2  # each in a process of its own
+    waiting_max: Many = 64
+    verdicts_max: Many = 1024  # that are kept
+
+
+@frozen
+class SglangSpec:
+    """The host of one rank of an engine, as the operator described the engine; sizes in tokens."""
+
+    name: str
+    model_path: str
+    device: str  # "cpu" or "cuda"
+    slots: int
+    kv_tokens_max: int
+    context_max: int | None = None
+    page_size: int = 16
+    tensor_parallel: int = 1
+    memory_fraction: float | None = None  # of the device, for weights and KV together
+    prefill_chunk: int | None = None  # the longest piece of a prompt computed in one step
+    leg: Leg = Leg.BOTH
+    host: str = "127.0.0.1"  # where other engines reach this one
+    bootstrap_port: int | None = None  # of a prefill
+    transfer: str | None = None  # how KV caches move from a prefill to a decode
+    nodes: int = 1  # that the engine spans, each with one host of it
+    rank: int = 0  # of this node among them
+    dist_init_address: str | None = None  # host:port of rank 0, which the other ranks join
+    settings: dict[str, Setting] = Factory(dict)  # SGLang's own, as they are
+    environment: dict[str, str] = Factory(dict)
+    grammars: GrammarLimits = GrammarLimits()
+    checks_grammars: bool = False  # it runs no engine, but checks grammars for engines like it
