@@ -16,7 +16,7 @@ from protocol.dialects.responses import (
 )
 from protocol.errors import BadRequest, RequestError, Unsupported
 from protocol.text_messages import Respond, Role, Turn
-from tests.protocol.dialects.test_responses import BASE, ID, create, refused
+from tests.protocol.dialects.responses.test_requests import BASE, ID, create, refused
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,186 @@
+"""Tests mirror the rooms: whoever has a product file open knows where its tests are.
+
+`tests/<folder>/test_<file>.py` has the tests of `<folder>/<file>.py`, and `test_<file>_<topic>.py` beside it has more of
+them. A file whose promises are tested elsewhere has a row in `TESTED_BY`; a bench that is only ever run by hand has one in
+`RUN_BY_HAND`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("protocol", "actors", "supervisor", "bench")
+PATCHES = {"cpu", "plugin"}  # of SGLang itself: what they do is tested on the real engine
+OF_A_ROOM = {"tests/protocol/test_pins.py"}  # about a room as a whole
+
+TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have their tests there
+    "actors/engines/sglang/host/test_liveness.py": ("actors/engines/sglang/host/failures.py",),
+    "actors/engines/sglang/test_boot_message.py": ("actors/engines/sglang/setting_rules.py",),
+    "actors/engines/simulated/test_batch.py": ("actors/engines/simulated/costs.py",),
+    "actors/engines/simulated/test_engine.py": ("actors/engines/request_check.py", "actors/engines/simulated/spec.py"),
+    "actors/engines/simulated/test_output.py": ("actors/engines/simulated/sentences.py",),
+    "actors/kit/test_pending_prefill.py": ("supervisor/cluster/pool.py",),
+    "actors/routing/test_outliers.py": ("actors/routing/reservations.py", "supervisor/node/router_child.py"),
+    "actors/test_processor.py": ("actors/text/chat_template.py", "actors/text/model.py", "actors/text/prompts.py"),
+    "actors/test_router.py": ("actors/routing/load.py", "actors/routing/ports.py", "actors/routing/route.py"),
+    "actors/text/test_candidates.py": ("actors/text/pieces.py", "protocol/dialects/answer_builder.py"),
+    "actors/text/test_detokenizer.py": ("actors/text/stop_strings.py",),
+    "actors/text/test_encoding.py": ("actors/kit/offload.py", "actors/text/token_bounds.py"),
+    "bench/attacks/test_scenario.py": ("bench/attacks/__main__.py",),
+    "bench/load/test_answers.py": ("bench/load/faults.py",),
+    "bench/load/test_client.py": ("bench/load/wire.py",),
+    "bench/load/test_command.py": (
+        "bench/__main__.py",
+        "bench/load/messages.py",
+        "bench/load/options.py",
+        "bench/load/process.py",
+        "bench/load/progress.py",
+        "bench/load/report.py",
+        "bench/load/worker.py",
+    ),
+    "bench/load/test_http.py": ("bench/load/requests.py", "bench/load/sse.py", "bench/load/websocket.py"),
+    "bench/rig/test_checked_clients.py": (
+        "bench/rig/clients.py",
+        "bench/rig/cluster.py",
+        "bench/rig/prompts.py",
+        "bench/rig/proxy.py",
+    ),
+    "bench/rig/test_polling.py": ("bench/pair_abort_times.py",),
+    "bench/test_siege.py": ("bench/soak.py",),
+    "contracts/engine.py": ("actors/engines/port.py",),
+    "protocol/dialects/test_chat.py": ("protocol/dialects/http.py",),
+    "protocol/dialects/test_chat_chunks.py": ("protocol/dialects/choices.py", "protocol/dialects/logprobs.py"),
+    "protocol/dialects/test_completions.py": ("protocol/dialects/prompt.py",),
+    "protocol/dialects/test_options.py": ("protocol/strict/checks.py",),
+    "protocol/openapi/test_document.py": (
+        "protocol/openapi/answer_schemas.py",
+        "protocol/openapi/request_schemas.py",
+        "supervisor/gateway/http/routes/openapi.py",
+    ),
+    "protocol/strict/test_structure.py": ("protocol/strict/mistakes.py",),
+    "protocol/test_frames.py": (
+        "protocol/codec.py",
+        "protocol/errors.py",
+        "protocol/messages.py",
+        "protocol/tensors.py",
+        "protocol/text_messages.py",
+    ),
+    "protocol/test_model_folder.py": ("actors/engines/sglang/model_files.py",),
+    "protocol/test_streams.py": ("protocol/peer.py",),
+    "repository/test_rules.py": ("supervisor/version.py",),
+    "supervisor/cli/test_commands.py": ("supervisor/__main__.py", "supervisor/cli/client.py"),
+    "supervisor/cluster/test_announcements.py": ("protocol/cluster.py", "supervisor/engines/grammar_checkers.py"),
+    "supervisor/cluster/test_directory.py": ("supervisor/cluster/workers.py", "supervisor/supervision/changes.py"),
+    "supervisor/cluster/test_engine_control_failures.py": ("supervisor/supervision/registration.py",),
+    "supervisor/cluster/test_mesh.py": ("supervisor/links/websocket.py",),
+    "supervisor/config/test_file_checks.py": (
+        "supervisor/files/permissions.py",
+        "supervisor/files/reading.py",
+        "supervisor/launcher/preflight.py",
+        "supervisor/node/credentials.py",
+    ),
+    "supervisor/config/test_load.py": (
+        "supervisor/config/cross_checks.py",
+        "supervisor/config/listener_checks.py",
+        "supervisor/config/partial.py",
+        "supervisor/config/schema.py",
+        "supervisor/config/time_checks.py",
+    ),
+    "supervisor/control/test_control.py": ("supervisor/deadlines.py",),
+    "supervisor/engines/sglang/test_ranks_configuration.py": ("supervisor/engines/children.py",),
+    "supervisor/gateway/http/routes/test_route.py": (
+        "supervisor/gateway/http/routes/admin.py",
+        "supervisor/gateway/http/routes/answering.py",
+        "supervisor/gateway/http/routes/completions.py",
+        "supervisor/gateway/http/routes/health.py",
+        "supervisor/gateway/http/routes/models.py",
+        "supervisor/gateway/http/routes/responses.py",
+        "supervisor/gateway/http/routes/tokens.py",
+    ),
+    "supervisor/gateway/test_gateway_keys.py": ("supervisor/config/tls.py",),
+    "supervisor/gateway/test_keys.py": ("supervisor/config/keyfile.py",),
+    "supervisor/gateway/test_requests_delivery.py": ("supervisor/node/node.py",),
+    "supervisor/gateway/websocket/test_lanes.py": ("supervisor/gateway/websocket/history.py",),
+    "supervisor/launcher/test_descriptor_needs.py": ("supervisor/sockets/descriptor_reserve.py",),
+    "supervisor/links/test_link.py": ("supervisor/links/transport.py",),
+    "supervisor/node/test_gauges.py": ("supervisor/links/traffic.py",),
+    "supervisor/node/test_reload.py": ("supervisor/threads/file_threads.py",),
+    "supervisor/processes/test_output_log.py": ("supervisor/threads/queued_writer.py",),
+    "supervisor/processes/test_reaper.py": ("supervisor/processes/process.py",),
+    "supervisor/processes/test_run_folder.py": ("actors/engines/sglang/shared_memory.py",),
+    "supervisor/supervision/test_status.py": ("supervisor/supervision/events.py",),
+    "supervisor/supervision/test_supervise.py": ("supervisor/supervision/tree.py",),
+    "supervisor/telemetry/test_metrics.py": (
+        "supervisor/node/assembly.py",
+        "supervisor/node/monitoring.py",
+        "supervisor/runtime.py",
+    ),
+    "system/processes/test_clusters.py": ("bench/chaos.py", "bench/rolling.py"),
+    "system/processes/test_endings.py": (
+        "actors/engines/sglang/host/zygote.py",
+        "bench/endings.py",
+        "bench/rig/node.py",
+    ),
+    "system/sglang": ("actors/engines/sglang/host/__main__.py",),
+    "system/sglang/test_contract.py": ("actors/engines/sglang/host/server.py",),
+    "system/sglang/test_grammars.py": (
+        "actors/engines/sglang/host/grammar_checker.py",
+        "actors/engines/sglang/host/grammar_walk.py",
+    ),
+    "system/sglang/test_held_transfer.py": ("actors/engines/sglang/host/transfer_delay.py",),
+    "system/sglang/test_lives.py": (
+        "actors/engines/sglang/host/scheduler.py",
+        "actors/engines/sglang/host/warm_up.py",
+        "supervisor/engines/sglang/engine.py",
+    ),
+    "system/sglang/test_options.py": ("actors/engines/sglang/host/translation.py",),
+    "system/sglang/test_penalties.py": ("actors/engines/sglang/host/penalties.py",),
+    "system/sglang/test_ranks.py": ("actors/engines/sglang/host/follower_rank.py",),
+}
+
+RUN_BY_HAND = (  # they check their own results
+    "bench/abort_times.py",
+    "bench/attacks/cluster_attacks.py",
+    "bench/attacks/engine_attacks.py",
+    "bench/attacks/honest_client.py",
+    "bench/attacks/node_attacks.py",
+    "bench/crowd.py",
+    "bench/link_price.py",
+    "bench/rig/load_run.py",
+)
+
+
+def files(room: str) -> list[Path]:
+    paths = (path.relative_to(ROOT) for path in (ROOT / room).rglob("*.py"))
+    return [path for path in paths if not PATCHES & {*path.parts}]
+
+
+PRODUCT = {path for room in ROOMS for path in files(room) if path.name != "__init__.py"}
+TESTS = [path for room in ROOMS for path in files(f"tests/{room}") if path.name.startswith("test_")]
+
+
+def product_file_of(test: Path) -> Path | None:
+    """Return the product file whose name a test file begins with, the longest if there are several."""
+    folder, name = Path(*test.parts[1:-1]), test.stem.removeprefix("test_")
+    named = [path for path in PRODUCT if path.parent == folder and f"{name}_".startswith(f"{path.stem}_")]
+    return max(named, key=lambda path: len(path.stem), default=None)
+
+
+@pytest.mark.parametrize("test", TESTS, ids=str)
+def test_a_test_file_begins_with_the_name_of_a_product_file_in_the_mirrored_folder(test: Path) -> None:
+    assert str(test) in OF_A_ROOM or product_file_of(test) is not None
+
+
+def test_every_product_file_has_its_tests_in_the_mirrored_folder_or_a_row_that_says_where() -> None:
+    mirrored = {product_file_of(test) for test in TESTS}
+    elsewhere = {Path(path) for paths in (*TESTED_BY.values(), RUN_BY_HAND) for path in paths}
+    assert PRODUCT - mirrored - elsewhere == set(), "without tests and without a row"
+    assert elsewhere - PRODUCT == set(), "rows of files that are no more"
+    assert elsewhere & mirrored == set(), "rows of files that have tests of their own now"
+
+
+def test_every_row_names_tests_that_exist() -> None:
+    assert [name for name in TESTED_BY if not (ROOT / "tests" / name).exists()] == []
