@@ -55,7 +55,7 @@ class World:
     heard: list[tuple[str, float]]
 
     async def check(self, text, owner="alice"):
-        async with self.address.ask(CheckGrammar(Grammar(GrammarKind.REGEX, text), owner), 0) as answer:
+        async with self.address.ask(CheckGrammar(Grammar(GrammarKind.REGEX, text), owner), 0) as answer:  # type: ignore[attr-defined]
             return await answer.result()
 
 

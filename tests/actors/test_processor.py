@@ -17,8 +17,9 @@ from actors.text.model import Defaults
 from actors.text.prompts import PromptLimits
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, NotReady, StartFailed
 from protocol.messages import FinishReason, Started, Usage
+from protocol.model_folder import FILES
 from protocol.text_messages import Accepted, Answered, ChoiceEnded, Respond, Role, Text, Turn
-from tests.rig.gateway import FILES, FOLDER, INFO, TINY, Worker, load_with_fixed_clock
+from tests.rig.gateway import FOLDER, INFO, TINY, Worker, load_with_fixed_clock
 
 MOST = 100
 KNOWN = PromptLimits(INFO, MOST, MOST)
@@ -36,12 +37,12 @@ def spy():
     class Spy(Worker):
         @asynccontextmanager
         async def ask(self, request, credit):
-            self.asked.append(request)
+            self.asked.append(request)  # type: ignore[attr-defined]
             async with super().ask(request, credit) as answer:
                 yield answer
 
     made = Spy()
-    made.asked = []
+    made.asked = []  # type: ignore[attr-defined]
     return made
 
 

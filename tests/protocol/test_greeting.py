@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import hmac as standard_hmac
 from collections import deque
 from contextlib import suppress
@@ -478,7 +479,7 @@ def test_the_secret_is_in_no_message_and_in_no_representation(secret):
 def test_proofs_are_compared_in_constant_time(monkeypatch):
     compared = []
     compare = standard_hmac.compare_digest
-    monkeypatch.setattr(module.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b))
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b))
     recorded()
     assert len(compared) == 2
     assert all(a == b and len(a) == 32 for a, b in compared)

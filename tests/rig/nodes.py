@@ -118,7 +118,7 @@ class Node:
                     self.freed.append(call.request.id)
 
         async with trio.open_nursery() as nursery:
-            async for call in self._inbox:
+            async for call in self._inbox:  # type: ignore[attr-defined]
                 nursery.start_soon(one, call)
 
     async def ask(self, other, tokens_max=3, request_id="r"):

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
 
 import trio
 from attrs import Factory, define, field
@@ -21,8 +22,9 @@ from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GetInfo, Tokens, Usage
 from protocol.peer import Peer
 from supervisor.links.link import Link
+from supervisor.supervision.events import ChildEvent
 from supervisor.supervision.registration import Registration
-from supervisor.supervision.supervise import ChildEvent, supervise
+from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 from tests.rig.fake_engine import Costs, generate, whole
 from tests.rig.fake_host import FakeHost
@@ -52,7 +54,7 @@ class SmallSystem:
     inbox: PriorityInbox = field(init=False)
     front: Registration[Link] = field(factory=Registration)
     engines: list[Registration[Engine]] = Factory(list)
-    hosts: dict[int, FakeHost] = Factory(dict)
+    hosts: dict[int, Any] = Factory(dict)  # a `FakeHost`, or what stands in its place
     lines: dict[int, Link] = Factory(dict)
     wires: dict[str, SimTransport] = Factory(dict)
     server: Link | None = None  # the front's other end
@@ -228,8 +230,11 @@ class SmallSystem:
                 raise AssertionError(f"{happening}") from error
 
 
+S = TypeVar("S", bound=SmallSystem)
+
+
 @asynccontextmanager
-async def living(world: SmallSystem) -> AsyncIterator[SmallSystem]:
+async def living(world: S) -> AsyncIterator[S]:
     """Run the world for the body, and end it in order."""
     async with trio.open_nursery() as nursery:
 

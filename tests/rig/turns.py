@@ -67,8 +67,8 @@ def cpu_watched(max_s: float = TURN_CPU_MAX_S) -> Iterator[list[str]]:
             gc.callbacks.remove(turns.collected)
             exceeded.extend(turns.exceeded)
 
-    trio.run = trio._core.run = run
+    trio.run = trio._core.run = run  # type: ignore[attr-defined]
     try:
         yield exceeded
     finally:
-        trio.run = trio._core.run = plain
+        trio.run = trio._core.run = plain  # type: ignore[attr-defined]

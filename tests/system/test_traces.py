@@ -64,7 +64,7 @@ async def test_a_request_is_a_span_of_its_clients_trace_in_the_log_and_for_whoev
             await client.ask(
                 post(chat("n=2", stream=stream), traceparent=PARENT, tracestate="a=b", x_request_id="mine")
             )
-        requests = made.worker.asked
+        requests = made.worker.asked  # type: ignore[attr-defined]
     assert [span(line) for line in lines()] == [evolve(each.trace, state="") for each in requests]
     assert {(each.trace.id, each.trace.parent, each.trace.state) for each in requests} == {(ID, SPAN, "a=b")}
     assert len({SPAN, *(each.trace.span for each in requests)}) == 3
@@ -78,7 +78,7 @@ async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers
         client = await made.client()
         for _ in range(2):
             assert (await client.ask(post(chat("n=2"), **headers))).status == 200
-        first, second = (each.trace for each in made.worker.asked)
+        first, second = (each.trace for each in made.worker.asked)  # type: ignore[attr-defined]
     assert first.id != second.id
     assert (first.parent, first.state, first.followed) == (None, "", False)
     assert [span(line) for line in lines()] == [first, second]
@@ -87,8 +87,8 @@ async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers
 async def test_every_choice_of_a_request_is_asked_for_in_its_span():
     async with rig(worker=Keeping()) as made:
         await (await made.client()).ask(post(chat("n=2", n=3), traceparent=PARENT))
-        traces = {each.trace for each in made.worker.asked}
-    assert len(made.worker.asked) == 3
+        traces = {each.trace for each in made.worker.asked}  # type: ignore[attr-defined]
+    assert len(made.worker.asked) == 3  # type: ignore[attr-defined]
     assert len(traces) == 1
 
 
@@ -123,7 +123,7 @@ async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upg
         assert [(await client.events())[-1]["type"] for _ in range(2)] == ["error"] * 2
         await client.stream.aclose()
         await at_rest(made)
-        traces = [each.trace for each in made.worker.asked]
+        traces = [each.trace for each in made.worker.asked]  # type: ignore[attr-defined]
     assert [span(line) for line in lines()] == traces
     told = [*traces, *map(span, lines("request refused"))]
     assert [(each.id, each.parent) for each in told] == [(ID, SPAN)] * 4

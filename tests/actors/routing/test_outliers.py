@@ -330,7 +330,7 @@ async def test_b11_a_prefill_that_fails_with_many_decodes_is_set_aside_and_not_p
     """Its own leg may have ended well before: it knows no more than what it has sent."""
     workers = pairs(4, 8)
     for each in workers[4:]:
-        each.late_s = late_s
+        each.late_s = late_s  # type: ignore[attr-defined]
     async with routed(*workers, limits=FOR_LONG) as world:
         if at_once:
             assert await many(world, 50) == []
@@ -344,7 +344,7 @@ async def test_b11_a_prefill_that_fails_with_many_decodes_is_set_aside_and_not_p
 async def test_b11_a_decode_that_fails_with_many_prefills_is_set_aside_and_not_pair_by_pair(autojump_clock):
     workers = pairs(4, 3)
     for each in workers[4:]:
-        each.cut = ("p0", "p1", "p2", "p3") if each.name == "d0" else ()
+        each.cut = ("p0", "p1", "p2", "p3") if each.name == "d0" else ()  # type: ignore[attr-defined]
     async with routed(*workers) as world:
         assert await many(world, 50) == []
         assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["d0"]
@@ -374,7 +374,7 @@ async def test_b11_who_lets_the_other_leg_wait_is_set_aside_whichever_says_so(ba
 async def test_b11_of_two_prefills_that_fail_both_are_set_aside_and_no_decode(autojump_clock):
     workers = pairs(4, 8)
     for each in workers[4:]:
-        each.cut = ("p0", "p1")
+        each.cut = ("p0", "p1")  # type: ignore[attr-defined]
     async with routed(*workers, limits=FOR_LONG) as world:
         assert await one_by_one(world, 20) == ["p0", "p1"]
         assert met(world, "p0") + met(world, "p1") <= 2 * (5 + 1)

@@ -10,6 +10,7 @@ import trio.testing
 from attrs import evolve
 
 from actors.kit.offload import OFFLOAD_SIZE_MIN
+from actors.text.prompts import PromptLimits
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Unsupported
 from protocol.messages import Finished, FinishReason, Grammar, GrammarKind, Logprob, Started, Tokens, Usage
 from protocol.text_messages import (
@@ -25,7 +26,7 @@ from protocol.text_messages import (
     Tokenized,
     Turn,
 )
-from tests.actors.test_processor import CONTENTS, PromptLimits, ask, respond, running, spy
+from tests.actors.test_processor import CONTENTS, ask, respond, running, spy
 from tests.rig.gateway import INFO, TINY, Worker, ids, load_with_fixed_clock
 
 ROOMY = PromptLimits(INFO, 2048, 1024)

@@ -14,6 +14,7 @@ from bench.load.messages import Done, Fault, Frames, Go, Job, Progress, Ready, R
 from bench.load.plan import Pace, Prompt, Span, Workload
 from bench.load.process import ROOT, Run, WorkerDied, split_job
 from bench.load.progress import describe
+from bench.load.requests import parse_url
 from bench.load.worker import Worker
 from tests.rig.scripted_server import nothing, saying, scripted, whole
 
@@ -227,7 +228,7 @@ def test_a_client_that_was_kept_from_running_says_so():
 
 def test_every_figure_has_its_unit_and_its_definition_and_no_key():
     found = report.document(findings(found=[late(0.0)]))
-    assert all({"unit", "definition", "count", "p99"} <= set(each) for each in found["latencies"].values())
+    assert all({"unit", "definition", "count", "p99"} <= set(each) for each in found["latencies"].values())  # type: ignore[attr-defined]
     assert "hush" not in str(found)
     assert found["tokens"]["requests_without_usage"] == 1
 
@@ -315,5 +316,5 @@ def test_a_prompts_file_with_a_line_that_is_none_is_refused_with_its_place(tmp_p
     ],
 )
 def test_a_url_may_be_a_root_a_version_or_an_endpoint(url, path, port):
-    where = options.parse_url(url, "chat")
+    where = parse_url(url, "chat")
     assert (where.path, where.port) == (path, port)

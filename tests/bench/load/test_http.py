@@ -180,14 +180,14 @@ def test_frames_of_another_library_are_read_wherever_they_are_cut(said, places):
 def test_another_library_reads_our_frames(size):
     server = Connection(ConnectionType.SERVER)
     server.receive_data(frame(TEXT, b"x" * size, b"\x01\x02\xf3\xff"))
-    assert "".join(each.data for each in server.events()) == "x" * size
+    assert "".join(each.data for each in server.events()) == "x" * size  # type: ignore[attr-defined]
 
 
 def test_another_library_reads_our_answer_to_a_ping():
     server, client = Connection(ConnectionType.SERVER), opened()
     client.feed(server.send(Ping(payload=b"hello?")))
     server.receive_data(client.outgoing)
-    assert [(type(each).__name__, bytes(each.payload)) for each in server.events()] == [("Pong", b"hello?")]
+    assert [(type(each).__name__, bytes(each.payload)) for each in server.events()] == [("Pong", b"hello?")]  # type: ignore[attr-defined]
     assert client.outgoing == b""
     assert server.state is ConnectionState.OPEN
 

@@ -300,7 +300,7 @@ def test_log_probabilities_are_exact_for_each_delta():
 
 def test_log_probabilities_in_one_piece_are_those_of_the_deltas_together():
     table = check(gathered(request(logprobs=2), *SCORED, ended()))["choices"][0]["logprobs"]
-    assert table == {name: [each for delta in TABLES for each in delta[name]] for name in TABLES[0]}
+    assert table == {name: [each for delta in TABLES for each in delta[name]] for name in TABLES[0]}  # type: ignore[attr-defined]
 
 
 def test_a_space_that_the_text_begins_without_moves_no_other_token():

@@ -136,7 +136,7 @@ def test_what_nodes_say_moves_no_cursor_and_changes_no_colour(evil):
     console = Console(width=1000, color_system=None, file=StringIO(), force_terminal=True)
     for each in everything:
         console.print(each)
-    shown = console.file.getvalue()
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
     lines = [line for line in shown.split("\n") if "[bold red]:smile:" in line]
     assert all(each.isprintable() for each in shown.replace("\n", ""))
     escaped = evil.encode("unicode_escape").decode()

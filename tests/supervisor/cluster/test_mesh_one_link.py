@@ -25,7 +25,7 @@ from tests.rig.nodes import Node
 def pair():
     """Two ends of a wire; what happens below it cannot be known."""
     near, far = trio.testing.memory_stream_pair()
-    near.acknowledged_s = lambda: None
+    near.acknowledged_s = lambda: None  # type: ignore[attr-defined]
     return near, far
 
 
@@ -149,7 +149,7 @@ async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_f
 ):
     node = Node("a")
     near, far = trio.testing.memory_stream_pair()
-    near.acknowledged_s = lambda: None  # what no kernel carries, no kernel acknowledges
+    near.acknowledged_s = lambda: None  # type: ignore[attr-defined]  # what no kernel carries, no kernel acknowledges
     await far.send_all(encode(Bye(NAME_CONFLICT, "two processes call themselves a")))
     nursery.start_soon(node.links.heartbeat_task.run)
     with pytest.raises(PeerRefused):

@@ -186,7 +186,7 @@ def test_c8_whatever_nodes_tell_those_are_asked_whose_weights_most_have_who_are_
             tell(directory, node, *infos, up=up)
             last[node] = infos if up else []
             counts = Counter(info.digest for infos in last.values() for info in infos)
-            served = {each.offer.engine.digest for each in directory.workers("oak")}
+            served = {each.offer.engine.digest for each in directory.workers("oak")}  # type: ignore[attr-defined]
             weights = served & {OLD.digest, NEW.digest}
             assert len(weights) == bool(counts[OLD.digest] + counts[NEW.digest])
             assert all(counts[each] == max(counts[OLD.digest], counts[NEW.digest]) for each in weights)

@@ -268,7 +268,7 @@ async def test_whoever_leaves_in_the_middle_over_tls_is_aborted():
         client = await secure_client(made)
         await client.send(post(chat("n=500 s=0.05", stream=True)))
         await made.worker.began.wait()
-        await client.stream.transport_stream.aclose()
+        await client.stream.transport_stream.aclose()  # type: ignore[attr-defined]
         await at_rest(made)
         assert made.worker.left == 1
 

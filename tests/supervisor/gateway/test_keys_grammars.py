@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from protocol.grammars import kinds
 from protocol.strict.mistakes import Mistakes
 from supervisor.config import keyfile
 from supervisor.engines.kinds import read_cluster
@@ -58,7 +59,7 @@ async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(tmp_path, co
 
 async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(tmp_path, monkeypatch):
     async with locked(tmp_path, SCHEMAS) as made:
-        plain, aside, within = gateway.kinds, made.gateway.aside, list[bool]()
+        plain, aside, within = kinds, made.gateway.aside, list[bool]()
         now = False
 
         async def noted(function, **given):

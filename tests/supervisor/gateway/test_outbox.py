@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from protocol.errors import SlowClient, StartFailed
 from supervisor.config.tls import Certificate
-from supervisor.gateway import outbox as module
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.websocket.frames import close_frame, text_frame
 from tests.rig import certificate
@@ -104,8 +103,8 @@ def reluctant(rng):
 async def test_frames_go_out_whole_and_in_order_however_little_the_socket_takes(seed, monkeypatch, autojump_clock):
     rng = random.Random(seed)
     some, some_of_many = reluctant(rng)
-    monkeypatch.setattr(module.os, "write", some)
-    monkeypatch.setattr(module.os, "writev", some_of_many)
+    monkeypatch.setattr(os, "write", some)
+    monkeypatch.setattr(os, "writev", some_of_many)
     frames = [
         struct.pack(">I", size) + rng.randbytes(size) for size in (rng.choice((0, 1, 90, 5000)) for _ in range(80))
     ]

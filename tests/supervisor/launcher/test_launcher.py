@@ -127,8 +127,8 @@ def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch):
     def fails(_):
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr(process.subprocess, "Popen", Popen)
-    monkeypatch.setattr(process.os, "pidfd_open", fails)
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    monkeypatch.setattr(os, "pidfd_open", fails)
     with pytest.raises(OSError, match="too many open files"):
         process.start("x", [sys.executable, "-c", "import time; time.sleep(60)"], {}, [], subprocess.DEVNULL)
     assert [each.returncode for each in made] == [-9]

@@ -58,7 +58,7 @@ class Ends:
 
     async def hears_nothing(self, until):
         """Let one end's process stand still: for its peer nothing comes, but its kernel acknowledges."""
-        self.near._into.stall(until)
+        self.near._into.stall(until)  # type: ignore[attr-defined]
 
 
 @asynccontextmanager

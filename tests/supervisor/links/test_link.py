@@ -391,7 +391,7 @@ async def test_askers_hear_of_the_end_before_answerers_have_let_go(nursery, auto
     address, inbox = mailbox(1)
     both = [Link(end, Peer("x", serves_max=4), {("", FlushCache): address}) for end in (near, far)]
     nursery.start_soon(answering, inbox, leaves_slowly(8), BugCounter())
-    ends = Ends(*both, near, far)
+    ends = Ends(both[0], both[1], near, far)
     nursery.start_soon(ends.carry, "near", both[0])
     nursery.start_soon(ends.carry, "far", both[1])
     await both[0].wait_ready()

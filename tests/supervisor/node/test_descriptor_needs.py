@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import threading
 
@@ -48,7 +49,7 @@ def limited(monkeypatch):
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: limit(*new))
-    limit.now = limits
+    limit.now = limits  # type: ignore[attr-defined]
     return limit
 
 
@@ -90,8 +91,8 @@ class Full:
 
     def __init__(self, monkeypatch, free):
         self.free, self.next = free, 1000
-        monkeypatch.setattr(descriptor_reserve.os, "open", lambda *_: self.take())
-        monkeypatch.setattr(descriptor_reserve.os, "close", lambda _: self.give())
+        monkeypatch.setattr(os, "open", lambda *_: self.take())
+        monkeypatch.setattr(os, "close", lambda _: self.give())
 
     def take(self):
         if self.free == 0:
@@ -142,7 +143,7 @@ def knocked(monkeypatch):
     async def readable(_):
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(descriptor_reserve.trio.lowlevel, "wait_readable", readable)
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", readable)
 
 
 async def taken(guarded, seconds):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import tempfile
 from contextlib import contextmanager
 
 import pytest
@@ -131,7 +132,7 @@ def test_b6_a_disk_without_room_is_one_clear_sentence(base, monkeypatch):
     def full(**_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_folder.tempfile, "mkdtemp", full)
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
     with (
         pytest.raises(StartFailed, match=r"^no folder can be made in .*: No space left on device$"),
         run_folder.run_folder(base, shared_memory.remove),

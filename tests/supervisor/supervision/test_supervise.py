@@ -12,7 +12,8 @@ import trio.testing
 from attrs import evolve, frozen
 
 from protocol.errors import EngineDied, StartFailed
-from supervisor.supervision.supervise import ChildEvent, ChildEventKind, RestartsExceeded, supervise
+from supervisor.supervision.events import ChildEvent, ChildEventKind
+from supervisor.supervision.supervise import RestartsExceeded, supervise
 from supervisor.supervision.tree import Backoff, Child, Restart, Strategy, Tree, render
 
 ONE, REST, ALL = Strategy.ONE_FOR_ONE, Strategy.REST_FOR_ONE, Strategy.ONE_FOR_ALL

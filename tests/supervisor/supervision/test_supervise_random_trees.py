@@ -10,7 +10,8 @@ import trio
 from attrs import evolve
 
 from protocol.errors import StartFailed
-from supervisor.supervision.supervise import ChildEventKind, RestartsExceeded, supervise
+from supervisor.supervision.events import ChildEventKind
+from supervisor.supervision.supervise import RestartsExceeded, supervise
 from supervisor.supervision.tree import Backoff, Child, Restart, Strategy, Tree
 
 ONE = Strategy.ONE_FOR_ONE

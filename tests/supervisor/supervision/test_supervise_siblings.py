@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from protocol.errors import EngineDied, StartFailed
-from supervisor.supervision.supervise import ChildEventKind, supervise
+from supervisor.supervision.events import ChildEventKind
+from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Backoff, Strategy, render
 from tests.supervisor.supervision.test_supervise import (
     FAILS_TO_START,

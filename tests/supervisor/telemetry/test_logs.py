@@ -18,7 +18,7 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.supervision.supervise import ChildEvent, ChildEventKind
+from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.telemetry.logs import (
     CLEAR,
     TICK_S,

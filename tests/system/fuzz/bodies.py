@@ -132,11 +132,11 @@ def _spoil(rng: Random, body: Body) -> None:
             continue
         match rng.randrange(6):
             case 0:
-                del place[key]
+                del place[key]  # type: ignore[attr-defined]
             case 1 if isinstance(place, dict):
                 place[rng.choice(KEYS)] = hostile_value(rng)
             case 1:
-                place.insert(key, hostile_value(rng))
+                place.insert(key, hostile_value(rng))  # type: ignore[attr-defined]
             case 2 if isinstance(place, dict):
                 place[f"{key}{rng.choice(KEYS)}"] = place.pop(key)
             case 3:

@@ -124,7 +124,7 @@ class Player:
             with trio.fail_after(2 * PATIENCE_S):
                 await self._play(made)
         except (Wrong, Unfinished, trio.TooSlowError) as error:
-            self.problems.append(f"{number}: {made.kind}: {error or type(error).__name__}")
+            self.problems.append(f"{number}: {made.kind}: {str(error) or type(error).__name__}")
             self.forget()
         if self.watch.bad:
             self.problems += [f"one of {sorted(self.active)}: {bad}" for bad in self.watch.bad]

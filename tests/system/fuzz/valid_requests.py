@@ -53,7 +53,7 @@ def _streamed(wanted: str) -> Callable[[object], bool]:
 
 def _completed(wanted: str) -> Callable[[object], bool]:
     def right(events: object) -> bool:
-        mine = [event for event in events if event.get("stream_id") == LANE]
+        mine = [event for event in events if event.get("stream_id") == LANE]  # type: ignore[attr-defined]
         text = "".join(event["delta"] for event in mine if event["type"] == "response.output_text.delta")
         return (text, mine[-1]["type"] if mine else None) == (wanted, "response.completed")
 

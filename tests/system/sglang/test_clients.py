@@ -170,7 +170,7 @@ WRONG = {
 @pytest.mark.parametrize("field", WRONG)
 def test_what_would_harm_the_engine_is_refused_by_name(served, field):
     host = served.look()["host"].pid
-    for value in WRONG[field]:
+    for value in WRONG[field]:  # type: ignore[attr-defined]
         status, body, headers = post(served.port, chat_body(OAK_PROMPT) | {field: value})
         assert status == 400, (field, value, body)
         error = body["error"]
@@ -183,7 +183,7 @@ def test_what_would_harm_the_engine_is_refused_by_name(served, field):
 @pytest.mark.parametrize("field", ["temperature", "top_k", "stop_token_ids", "seed", "logit_bias", "tools"])
 def test_a_socket_lives_on_after_a_refusal(served, field):
     socket = ResponsesSocket(served.port)
-    for value in WRONG[field]:
+    for value in WRONG[field]:  # type: ignore[attr-defined]
         socket.send(response_body(OAK_PROMPT) | {field: value})
         refused = socket.read()
         assert refused.status == 400, (value, refused)

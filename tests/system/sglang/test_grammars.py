@@ -14,8 +14,9 @@ import pytest
 
 from bench.rig.node import MODEL
 from bench.rig.prompts import OAK_PROMPT
+from tests.rig.gateway import ids
 from tests.rig.grammar_samples import ATTACKS, BENIGN, Sample
-from tests.system.sglang.test_options import MESSAGES, ids, post
+from tests.system.sglang.test_options import MESSAGES, post
 
 pytestmark = pytest.mark.engine
 log = logging.getLogger(__name__)

@@ -59,18 +59,23 @@ NOTICED_S = 0.5  # by when every node has heard that another one drains
 class ClusterFaults(Faults):
     """Makes things go wrong at any node."""
 
+    @property
+    def cluster(self) -> Cluster:
+        assert isinstance(self.system, Cluster)
+        return self.system
+
     def __attrs_post_init__(self) -> None:
         delays, swallows = DELAYS | CLUSTER_DELAYS, SWALLOWS | CLUSTER_DELAYS
         self.freeing = ReleaseDeadlines(kept_s(self.system.deadlines), delays, swallows=swallows)
-        self.system.plan.freeing = self.freeing
+        self.cluster.plan.freeing = self.freeing
 
     def place(self) -> SmallSystem:
-        return self.rng.choice(self.system.worlds)
+        return self.rng.choice(self.cluster.worlds)
 
     @property
     def nobody_goes_on(self) -> bool:
-        fell = any(spot.fell for spot in self.system.spots)
-        return Faults.nobody_goes_on.fget(self) or fell or self.freeing.jumped_s > 0
+        fell = any(spot.fell for spot in self.cluster.spots)
+        return super().nobody_goes_on or fell or self.freeing.jumped_s > 0
 
     def may(self, code: str) -> bool:
         jumped = self.freeing.jumped_s > 0 and code in AWAY_ERRORS  # each end heard the other last before the jump
@@ -80,12 +85,12 @@ class ClusterFaults(Faults):
     def routes(self) -> int:
         many = dict.fromkeys(Leg, 0)
         many[Leg.BOTH] += self.system.workers
-        for spot in self.system.spots:
+        for spot in self.cluster.spots:
             many[spot.costs.leg] += spot.kwargs["workers"]
         return many[Leg.BOTH] + min(many[Leg.PREFILL], many[Leg.DECODE])
 
     async def one(self, kind: str) -> None:
-        system, rng = self.system, self.rng
+        system, rng = self.cluster, self.rng
         if kind == "a leg dies":
             await trio.sleep(rng.random() * 3)
             await self._kill_leg()
@@ -110,10 +115,10 @@ class ClusterFaults(Faults):
         """Let the engine of one leg die as soon as there is a request of two legs whose time has come."""
         rng, stage = self.rng, self.rng.choice((0.0, 0.05, 0.2, 1.0))
         with trio.move_on_after(5.0):
-            while not self.system.plan.rooms.held():  # noqa: ASYNC110  # of many engines
+            while not self.cluster.plan.rooms.held():  # noqa: ASYNC110  # of many engines
                 await trio.sleep(0.05)
             await trio.sleep(stage)
-            legs = self.system.plan.rooms.held()
+            legs = self.cluster.plan.rooms.held()
             if legs:
                 leg, engine = rng.choice(legs)
                 self.happened.add("a leg dies")
@@ -121,12 +126,12 @@ class ClusterFaults(Faults):
                 self.away += 1
                 self.deaths += 1
                 self.note("a leg dies", leg.value, stage)
-                for host in list(self.system.all_hosts()):
+                for host in list(self.cluster.all_hosts()):
                     if host.scheduler is engine:
                         host.crash()
 
     async def _wrong(self, kind: str, spot: NodeSlot) -> None:
-        rng, net, nodes = self.rng, self.system.plan.net, (spot.name, "main")
+        rng, net, nodes = self.rng, self.cluster.plan.net, (spot.name, "main")
         match kind:
             case "cut a link":
                 net.cut(*nodes)
@@ -181,6 +186,11 @@ class ClusterRun(Run):
     front_ends: str | None = field(init=False)
     new_front: Callable[[], Cluster] = field(init=False)
 
+    @property
+    def cluster(self) -> Cluster:
+        assert isinstance(self.system, Cluster)
+        return self.system
+
     def __attrs_post_init__(self) -> None:
         rng = self.rng
         self.clients = rng.randint(2, 9)
@@ -215,7 +225,7 @@ class ClusterRun(Run):
         costs.pending_prefill_max = PENDING_PREFILL[costs.step_s]
         return costs
 
-    def _system(self) -> Callable[[], Cluster]:
+    def _system(self) -> Callable[[], Cluster]:  # type: ignore[override]
         """Draw the nodes; return what makes the gateway's, as often as that one begins."""
         rng = self.rng
         network = {
@@ -270,7 +280,7 @@ class ClusterRun(Run):
 
     async def watch_legs(self) -> None:
         """See that no leg goes on for long without the other."""
-        rooms, freeing = self.system.plan.rooms, self.faults.freeing
+        rooms, freeing = self.cluster.plan.rooms, self.faults.freeing
         while True:
             for number, room, gone in rooms.lonely():
                 within_s = BOTH_WITHIN_S + max(engine.live.release_s for engine in room.legs.values())
@@ -310,11 +320,13 @@ class ClusterRun(Run):
         await trio.sleep(1 + self.rng.random() * 3)
         self.faults.happened.add("front crash")
         self.note("front crash")
-        await self.system.crash()
+        await self.cluster.crash()
 
     async def all(self) -> None:
         """Safety while things go wrong; then heal, and demand liveness."""
-        self.note(*(f"{spot.costs.leg.value} {spot.name}{' simulated' * spot.simulated}" for spot in self.system.spots))
+        self.note(
+            *(f"{spot.costs.leg.value} {spot.name}{' simulated' * spot.simulated}" for spot in self.cluster.spots)
+        )
         with others_up(self.system):
             async with together(self.system) as system:
                 with trio.fail_after(CHAOS_S):

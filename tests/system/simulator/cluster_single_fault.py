@@ -14,7 +14,7 @@ from protocol.cluster import Leg
 from protocol.errors import HandOffFailed, InternalError
 from supervisor.links.websocket import Endpoint
 from supervisor.supervision.supervise import supervise
-from tests.system.simulator.cluster import SECTION
+from tests.system.simulator.cluster import SECTION, Cluster
 from tests.system.simulator.nodes import NodeLife
 from tests.system.simulator.seed import DEADLINES
 from tests.system.simulator.single_fault import PATIENT, SOON_S, FailingEngine, HonestClient, SingleFault, ejection
@@ -51,18 +51,23 @@ class ClusterHole(FailingEngine):
 
     spot: NodeSlot = field(init=False)
 
+    @property
+    def cluster(self) -> Cluster:
+        assert isinstance(self.system, Cluster)
+        return self.system
+
     @staticmethod
     def shape(rng: random.Random) -> dict[str, object]:
         return shape(rng, TWO_OF_SOME) | {"fake": True}
 
     def __attrs_post_init__(self) -> None:
-        spots = self.system.spots
+        spots = self.cluster.spots
         legs = [spot.costs.leg for spot in spots]
         self.spot = self.rng.choice([spot for spot in spots if legs.count(spot.costs.leg) > 1])
 
     @property
     def clients(self) -> int:
-        return len(self.system.spots)
+        return len(self.cluster.spots)
 
     @property
     def capacity(self) -> int:
@@ -87,19 +92,19 @@ class FailedHandOffs(ClusterHole):
         return shape(rng, TWO_OF_SOME[1:]) | {"fake": True}
 
     @property
-    def pairs(self) -> int:
+    def pairs(self) -> int:  # type: ignore[override]
         others = Leg.DECODE if self.spot.costs.leg is Leg.PREFILL else Leg.PREFILL
-        return sum(spot.costs.leg is others for spot in self.system.spots)
+        return sum(spot.costs.leg is others for spot in self.cluster.spots)
 
     def begin(self) -> Scheduler:
         assert self.spot.life is not None
         hole = self.spot.life.hosts[0].scheduler
-        self.system.plan.rooms.sick = hole, HandOffFailed("the KV cache did not come")
+        self.cluster.plan.rooms.sick = hole, HandOffFailed("the KV cache did not come")
         self.note("at", self.spot.name)
         return hole
 
     def end(self, hole: Scheduler) -> None:
-        self.system.plan.rooms.sick = None
+        self.cluster.plan.rooms.sick = None
 
 
 @define(eq=False)
@@ -108,8 +113,13 @@ class LinkedAlone(SingleFault):
 
     spot: NodeSlot = field(init=False)
 
+    @property
+    def cluster(self) -> Cluster:
+        assert isinstance(self.system, Cluster)
+        return self.system
+
     def __attrs_post_init__(self) -> None:
-        self.spot = self.rng.choice(self.system.spots)
+        self.spot = self.rng.choice(self.cluster.spots)
 
     @staticmethod
     def shape(rng: random.Random) -> dict[str, object]:
@@ -146,7 +156,7 @@ class LinkedAlone(SingleFault):
         self.note("well again")
 
     async def _stay(self, client: HonestClient) -> None:
-        one_s = TOKENS_MAX * max(spot.costs.step_s + spot.costs.prefill_s for spot in self.system.spots) + 1.0
+        one_s = TOKENS_MAX * max(spot.costs.step_s + spot.costs.prefill_s for spot in self.cluster.spots) + 1.0
         while True:
             outcome, took_s = await client.ask(self.rng.randint(1, TOKENS_MAX))
             assert outcome == "whole", f"it costs an answer: {outcome}"
@@ -188,7 +198,7 @@ class Stopped(LinkedAlone):
         return self.lasts_s if self.gateway else min(self.lasts_s, SECTION.silent_s + SECTION.heartbeat_s)
 
     async def go_wrong(self) -> None:
-        net, until = self.system.plan.net, trio.current_time() + self.lasts_s
+        net, until = self.cluster.plan.net, trio.current_time() + self.lasts_s
         before = self.link()
         who = "main" if self.gateway else self.spot.name
         self.note("stands still", who, self.lasts_s)
@@ -217,7 +227,7 @@ class Twin(LinkedAlone):
     within_s = 0.0
 
     async def go_wrong(self) -> None:
-        system, spot, rng = self.system, self.spot, self.rng
+        system, spot, rng = self.cluster, self.spot, self.rng
         before, address = self.link(), Endpoint(f"{spot.name}-again", 7400)
         is_dialed = rng.random() < 0.5
         lasts_s = 1 + rng.random() * 5

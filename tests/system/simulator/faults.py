@@ -108,7 +108,7 @@ class Faults:
 
     def may(self, code: str) -> bool:
         """Whether an error with this code is true by now."""
-        crowded = code == "overloaded" and self.system.gateway.gate.was_full
+        crowded = code == "overloaded" and self.system.gate.was_full
         why = {kind for kind in self.happened if code in TRUTHS[kind]}
         lost = code in GOES_ON and not self.nobody_goes_on
         return crowded or bool(why - LOSSES if lost else why)

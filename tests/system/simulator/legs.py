@@ -28,7 +28,7 @@ class LegCosts(Costs):
 
     @property
     def info(self) -> EngineInfo:
-        info = Costs.info.fget(self)
+        info = self.spec.info
         return evolve(info, bootstrap=(self.node, 1)) if self.leg is Leg.PREFILL else info
 
 
@@ -141,10 +141,15 @@ class LegScheduler(Scheduler):
 
     crashed: bool = False
 
+    @property
+    def rooms(self) -> Rooms:
+        assert isinstance(self.rendezvous_rooms, Rooms)
+        return self.rendezvous_rooms
+
     def submit(self, request: Generate, now: float) -> None:
         assert (request.rendezvous is None) == (self.spec.leg is Leg.BOTH), "an engine was asked for another's leg"
         if self.spec.leg is not Leg.BOTH:
-            self.rendezvous_rooms.enter(self, self.spec.leg, request)
+            self.rooms.enter(self, self.spec.leg, request)
         Scheduler.submit(self, request, now)
 
     def arrives(self, request_id: str, at: float) -> None:

@@ -68,7 +68,7 @@ class SimLinks(Mesh):
         self.directory.address = str(at)
         self.net.listening[str(at)] = self.name, accept
 
-    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         try:
             await Mesh.run(self, task_status=task_status)
         finally:

@@ -108,6 +108,7 @@ class System(SmallSystem):
     secrets: Mapping[str, str] = Factory(dict)  # of the keys that clients need, by name; without any they need none
     gateway: Gateway = field(init=False)
     decode: _Decode = field(init=False)
+    gate: _Gate = field(init=False)
     asked: Address = field(init=False)
     asked_inbox: trio.MemoryReceiveChannel = field(init=False)
     directory: Directory = field(init=False)  # of the node with the gateway
@@ -145,7 +146,7 @@ class System(SmallSystem):
             runner=RequestRunner(
                 {"tiny": ServedModel(model, self.asked, longest)}, metrics, self.first_token_s, self.total_s
             ),
-            gate=_Gate(self.requests_max, self.admit_s, self.waiting_max, never_ready),
+            gate=self.gate,
             limits=self.limits,
             origins=Origins(frozenset({"127.0.0.1"})),
             unready=partial(readiness.unready, self.directory, ("tiny",)),
@@ -336,7 +337,7 @@ class System(SmallSystem):
         """Check that nothing is left of any client, at the doors or behind them."""
         self._check_doors()
         self.check_routes()
-        inbox = self.asked.inbox.statistics()
+        inbox = self.asked.inbox.statistics()  # type: ignore[attr-defined]
         assert (inbox.current_buffer_used, inbox.tasks_waiting_send) == (0, 0)
         await SmallSystem.check_at_rest(self)
 

@@ -340,6 +340,7 @@ def test_to_respond_maps_every_field():
         params={"turns": "input", "tokens_max": "max_output_tokens", "tokens_min": "min_tokens",
                 "logprobs": "top_logprobs", "grammar": "text.format"},
     )  # fmt: skip
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(to_respond(request, request_id=ID)), type=Respond)
+    respond = to_respond(request, request_id=ID)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(respond), type=Respond) == respond
     plain = to_respond(create(), request_id=ID)
     assert plain == Respond(ID, (Turn(Role.USER, "Hi"),), params=plain.params)

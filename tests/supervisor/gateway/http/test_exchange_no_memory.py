@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import h11
+import msgspec
 import pytest
 import trio
 import trio.testing
 import wsproto
 
-from protocol.dialects import request_body
 from tests.rig.gateway import at_rest, chat, create, head, post, rig
 from tests.rig.sockets import websocket_client, whole
 
@@ -38,7 +38,7 @@ async def test_a_body_for_which_there_is_no_memory_is_refused_and_may_come_again
     if when == "read":
         starve(monkeypatch, h11.Connection, "receive_data", 1)
     else:
-        starve(monkeypatch, request_body.msgspec.json, "decode", 0)
+        starve(monkeypatch, msgspec.json, "decode", 0)
     async with rig() as made:
         beside, client = await made.client(), await made.client()
         await beside.send(post(chat("n=9 s=1", stream=True)))
@@ -63,7 +63,7 @@ async def test_a_body_for_which_there_is_no_memory_is_refused_and_may_come_again
 
 
 async def test_a_message_that_no_memory_is_left_to_decode_is_refused_alone(rather_slow, monkeypatch):
-    starve(monkeypatch, request_body.msgspec.json, "decode", 0)
+    starve(monkeypatch, msgspec.json, "decode", 0)
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("n=5 s=1", stream_id="a"))
