@@ -185,7 +185,7 @@ class SmallSystem:
             assert not link.statistics().answers, "an asked stream is open"
             assert not link.statistics().calls, "a served stream is open"
             assert len(link.peer.asked) == len(link.peer.served) == 0
-            assert not link._lost
+            assert not link.lost
         self.check_engines()
         assert self.inbox.waiting == (0, 0)
         left = Counter(tasks()), Counter(self.tasks)
