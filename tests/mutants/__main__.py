@@ -16,170 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from tests.mutants.admission import GATEWAY
-from tests.mutants.announcements import TELLING
-from tests.mutants.cluster import CLUSTER
-from tests.mutants.config import CONFIG
-from tests.mutants.engines import ENGINES
-from tests.mutants.event_loop import LOOP
-from tests.mutants.gateway import DOORS, TEXT
-from tests.mutants.grammars import GRAMMARS
-from tests.mutants.links import LINKS, Bug
-from tests.mutants.outliers import ROUTER
-from tests.mutants.permissions import NAMES
-from tests.mutants.queues import QUEUE
-from tests.mutants.routing import PAIRS
-from tests.mutants.simulator import SIM
-from tests.mutants.small_pieces import PIECES
-from tests.mutants.stalls import STALL
-from tests.mutants.supervision import TREE
-from tests.mutants.text import SIZES
+from tests.mutants.bug import Bug
+from tests.mutants.table import MUTANTS, PARTS, SUITES
 
 ROOT = Path(__file__).parents[2]
-PARTS = {  # where a bug of each is likeliest to be noticed
-    "links": (LINKS, ("streams", "contract", "examples")),
-    "text": (TEXT, ("text",)),
-    "sizes": (SIZES, ("sizes", "text")),
-    "doors": (DOORS, ("doors",)),
-    "gateway": (GATEWAY, ("fair", "delivery", "strangers", "budgets", "doors")),
-    "cluster": (CLUSTER, ("streams", "directory", "attached", "examples", "links")),
-    "config": (CONFIG, ("config",)),
-    "telling": (TELLING, ("telling", "router")),
-    "pairs": (PAIRS, ("directory", "router")),
-    "pieces": (PIECES, ("pieces", "doors")),
-    "loop": (LOOP, ("loop", "examples")),
-    "router": (ROUTER, ("router", "examples")),
-    "engines": (ENGINES, ("engines",)),
-    "sim": (SIM, ("alone", "cluster")),
-    "tree": (TREE, ("tree",)),
-    "stall": (STALL, ("stall", "examples")),
-    "grammars": (GRAMMARS, ("grammars",)),
-    "names": (NAMES, ("names",)),
-    "queue": (QUEUE, ("pending", "fair")),
-}
-MUTANTS = [(path, bug, part) for part, (of, _) in PARTS.items() for path, bugs in of.items() for bug in bugs]
-SUITES = {  # the quickest first
-    "streams": ["tests/protocol/test_streams.py", "tests/protocol/test_frames.py"],
-    "contract": ["tests/contracts/test_fake_engine.py"],
-    "directory": [
-        "tests/supervisor/cluster/test_directory.py",
-        "tests/supervisor/control/test_control.py",
-        "tests/supervisor/cluster/test_mesh_one_link.py",
-        "tests/supervisor/cluster/test_mesh_dialing.py",
-    ],
-    "attached": ["tests/protocol/test_attachments.py", "tests/protocol/test_greeting.py"],
-    "router": [
-        "tests/actors/test_router.py",
-        "tests/actors/routing/test_routed_request_resumes.py",
-        "tests/actors/routing/test_routed_request_drains.py",
-        "tests/actors/routing/test_outliers.py",
-        "tests/actors/routing/test_rebalancing.py",
-    ],
-    "examples": [
-        "tests/actors/kit/test_calls.py",
-        "tests/actors/kit/test_priority_inbox.py",
-        "tests/supervisor/links/test_link.py",
-        "tests/actors/test_decode.py",
-        "tests/actors/test_decode_stuck_slots.py",
-    ],
-    "links": ["tests/supervisor/cluster/test_mesh.py"],
-    "stall": ["tests/supervisor/links/test_heartbeat.py", "tests/supervisor/links/test_handshake_stream.py"],
-    "telling": [
-        "tests/supervisor/cluster/test_announcements.py",
-        "tests/supervisor/cluster/test_mesh_one_link.py",
-        "tests/supervisor/cluster/test_model_identity.py",
-        "tests/protocol/test_greeting.py",
-    ],
-    "engines": [
-        "tests/actors/engines/sglang/test_boot_message.py",
-        "tests/actors/engines/sglang/test_adapter.py",
-        "tests/protocol/test_model_folder.py",
-    ],
-    "grammars": ["tests/actors/test_grammars.py", "tests/protocol/test_grammars.py"],
-    "config": [
-        "tests/supervisor/config/test_load.py",
-        "tests/supervisor/node/test_file_checks.py",
-        "tests/supervisor/config/test_toml_lines.py",
-        "tests/supervisor/node/test_reload.py",
-        "tests/supervisor/node/test_gauges.py",
-        "tests/supervisor/cli/test_commands.py",
-        "tests/supervisor/control/test_control.py",
-    ],
-    "names": [
-        "tests/supervisor/gateway/test_keys_grammars.py",
-        "tests/supervisor/gateway/test_requests_promises.py",
-        "tests/supervisor/sockets/test_unauthenticated.py",
-        "tests/supervisor/links/test_tls.py",
-        "tests/supervisor/cluster/test_mesh_unauthenticated.py",
-    ],
-    "loop": [
-        "tests/supervisor/telemetry/test_logs.py",
-        "tests/supervisor/processes/test_output_log.py",
-        "tests/supervisor/launcher/test_parent_pipe.py",
-        "tests/supervisor/telemetry/test_loop_monitor.py",
-        "tests/supervisor/launcher/test_node_process.py",
-        "tests/rig/test_turns.py",
-    ],
-    "tree": [
-        "tests/supervisor/supervision/test_supervise_siblings.py",
-        "tests/supervisor/supervision/test_supervise.py",
-        "tests/supervisor/node/test_descriptor_needs.py",
-        "tests/supervisor/processes/test_run_folder.py",
-        "tests/supervisor/control/test_unix_socket.py",
-        "tests/supervisor/cluster/test_engine_control_failures.py",
-        "tests/supervisor/supervision/test_supervise_random_trees.py",
-    ],
-    "text": [
-        "tests/actors/text/test_choices.py",
-        "tests/actors/text/test_detokenizer.py",
-        "tests/actors/text/test_logprobs.py",
-        "tests/actors/test_processor.py",
-    ],
-    "sizes": [
-        "tests/supervisor/threads/test_text_threads.py",
-        "tests/actors/text/test_encoding.py",
-        "tests/actors/text/test_candidates.py",
-    ],
-    "fair": [
-        "tests/actors/kit/test_fair_queue.py",
-        "tests/protocol/test_cost.py",
-        "tests/actors/kit/test_priority_inbox.py",
-        "tests/supervisor/gateway/test_admission.py",
-    ],
-    "delivery": ["tests/supervisor/gateway/test_requests_delivery.py"],
-    "pending": [
-        "tests/actors/test_prefill.py",
-        "tests/actors/kit/test_pending_prefill.py",
-        "tests/actors/engines/simulated/test_rendezvous_rooms.py",
-        "tests/supervisor/gateway/websocket/test_message_reader.py",
-    ],
-    "budgets": ["tests/supervisor/gateway/test_memory_budgets.py"],
-    "strangers": [
-        "tests/supervisor/sockets/test_unauthenticated.py",
-        "tests/supervisor/gateway/http/test_head_checks.py",
-    ],
-    "pieces": ["tests/supervisor/gateway/websocket/test_frame_counter.py"],
-    "doors": [
-        "tests/supervisor/gateway/test_admission.py",
-        "tests/supervisor/gateway/test_outbox.py",
-        "tests/supervisor/gateway/test_server.py",
-        "tests/supervisor/gateway/http/test_connection.py",
-        "tests/supervisor/gateway/websocket/test_session.py",
-        "tests/supervisor/gateway/websocket/test_lanes.py",
-        "tests/supervisor/gateway/websocket/test_lanes_ends.py",
-        "tests/supervisor/gateway/http/test_exchange_no_memory.py",
-    ],
-    "cluster": ["tests/system/simulator/test_seeds.py", "-k", "by_a_cluster"],
-    "alone": ["tests/system/simulator/test_single_fault.py"],
-    "simulation": ["tests/system/simulator/test_seeds.py", "-k", "nothing_false and not by_a_cluster"],
-    "sweep": ["tests/system/test_sweep.py", "tests/system/test_sweep_clients.py"],
-}
 PATIENCE_S = 100  # a suite that hangs has noticed, too
 
 
 def planted(path: str, bug: Bug, folder: Path) -> Path:
     """Copy what is needed, with the bug in it."""
-    for name in ("protocol", "actors", "supervisor", "tests", "examples"):
+    for name in ("protocol", "actors", "supervisor", "bench", "tests", "examples"):
         ignored = shutil.ignore_patterns("__pycache__", "cpu", "*.safetensors")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", folder)
@@ -236,7 +82,7 @@ def main() -> int:
 
     def judged(mutant: tuple[str, Bug, str]) -> str:
         path, bug, part = mutant
-        home = PARTS[part][1]
+        home = PARTS[part]
         suites = options.suite or [*home, *(name for name in SUITES if name not in home)]
         return verdict(path, bug, suites, first=options.first)
 

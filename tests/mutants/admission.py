@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-GATEWAY: Bugs = {
+BUGS: Bugs = {
     "supervisor/gateway/admission.py": (
         Bug("places at the gate leak", "        self.inside -= waiter.weight\n", "        pass\n"),
         Bug(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-TELLING: Bugs = {
+BUGS: Bugs = {
     "supervisor/cluster/announcements.py": (
         Bug("a node tells only once how it is", "            await trio.sleep(every_s())\n", "            return\n"),
     ),

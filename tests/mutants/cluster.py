@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-CLUSTER: Bugs = {
+BUGS: Bugs = {
     "supervisor/links/link.py": (
         Bug(
             "nobody listens for heartbeats",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-CONFIG: Bugs = {
+BUGS: Bugs = {
     "supervisor/config/partial.py": (
         Bug(
             "what follows from a mistake is told as another",

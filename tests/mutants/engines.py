@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-ENGINES: Bugs = {
+BUGS: Bugs = {
     "actors/engines/sglang/setting_rules.py": (
         Bug("a setting that a key of ours decides is taken", "        return REFUSED[name]\n", "        return None\n"),
         Bug(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-LOOP: Bugs = {
+BUGS: Bugs = {
     "supervisor/threads/queued_writer.py": (
         Bug(
             "whoever logs waits for whoever reads the log",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-GRAMMARS: Bugs = {
+BUGS: Bugs = {
     "actors/grammars.py": (
         Bug(
             "a check goes on when nobody waits for it",

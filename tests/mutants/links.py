@@ -1,23 +1,10 @@
-"""The bugs that `tests.mutants` plants, one at a time: in which file, what stands there, and what stands there instead."""
+"""Bugs to plant in calls between actors, in streams and in links."""
 
 from __future__ import annotations
 
-from attrs import frozen
+from tests.mutants.bug import Bug, Bugs
 
-
-@frozen
-class Bug:
-    """One planted bug."""
-
-    name: str
-    old: str
-    new: str
-    harmless: str = ""  # why nothing need notice it
-
-
-Bugs = dict[str, tuple[Bug, ...]]  # by path
-
-LINKS: Bugs = {
+BUGS: Bugs = {
     "actors/kit/calls.py": (
         Bug(
             "a bug beside the error of a request is nobody's",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-ROUTER: Bugs = {
+BUGS: Bugs = {
     "actors/routing/outliers.py": (
         Bug("nobody is ever set aside", "bool(breaker.blamed(limits)) and self._eject", "False and self._eject"),
         Bug("all may be set aside", "if others_open + 1 > limits.share_max * suspect.peers:", "if False:"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-NAMES: Bugs = {
+BUGS: Bugs = {
     "supervisor/gateway/gateway.py": (
         Bug(
             "a key's own grammars are not looked at",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-QUEUE: Bugs = {
+BUGS: Bugs = {
     "actors/kit/pending_prefill.py": (
         Bug("an engine has any number of prompts", "self.tokens + size <= self.tokens_max", "True"),
         Bug("a longer prompt never enters", "return not self.tokens or not", "return not"),

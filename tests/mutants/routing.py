@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-PAIRS: Bugs = {
+BUGS: Bugs = {
     "actors/routing/routed_request.py": (
         Bug(
             "a prefill is not left when its decode fails",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-SIM: Bugs = {
+BUGS: Bugs = {
     "actors/routing/routed_request.py": (
         Bug(
             "an engine that fails everything is not blamed for it",

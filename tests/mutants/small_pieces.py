@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-PIECES: Bugs = {
+BUGS: Bugs = {
     "supervisor/gateway/websocket/replayed_stream.py": (
         Bug("all clients' frames are read in one turn", "        if frames > FRAMES_FREE:\n", "        if False:\n"),
         Bug(

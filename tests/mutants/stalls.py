@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-STALL: Bugs = {
+BUGS: Bugs = {
     "supervisor/links/heartbeat.py": (
         Bug(
             "a process that stands still is lost as if its host were gone",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-TREE: Bugs = {
+BUGS: Bugs = {
     "supervisor/supervision/supervise.py": (
         Bug(
             "children wait for each other though they need nothing",

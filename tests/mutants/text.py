@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants.links import Bug, Bugs
+from tests.mutants.bug import Bug, Bugs
 
-SIZES: Bugs = {
+BUGS: Bugs = {
     "actors/text/encoding.py": (
         Bug(
             "a text is tokenised whole before it is refused",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.version import CHECKOUT
-from tests.mutants.__main__ import MUTANTS
+from tests.mutants.table import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "actors", "supervisor", "bench")
