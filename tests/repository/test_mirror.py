@@ -64,6 +64,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "protocol/test_frames.py": (
         "protocol/codec.py",
         "protocol/errors.py",
+        "protocol/kind.py",
         "protocol/messages.py",
         "protocol/tensors.py",
         "protocol/text_messages.py",
@@ -84,6 +85,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     ),
     "supervisor/config/test_load.py": (
         "supervisor/config/cross_checks.py",
+        "supervisor/config/limits.py",
         "supervisor/config/listener_checks.py",
         "supervisor/config/partial.py",
         "supervisor/config/schema.py",
@@ -100,10 +102,19 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "supervisor/gateway/http/routes/responses.py",
         "supervisor/gateway/http/routes/tokens.py",
     ),
+    "supervisor/gateway/http/test_connection.py": (
+        "supervisor/gateway/http/request_reader.py",
+        "supervisor/gateway/http/upgrade.py",
+    ),
     "supervisor/gateway/test_gateway_keys.py": ("supervisor/config/tls.py",),
     "supervisor/gateway/test_keys.py": ("supervisor/config/keyfile.py",),
     "supervisor/gateway/test_requests_delivery.py": ("supervisor/node/node.py",),
+    "supervisor/gateway/test_server.py": ("supervisor/gateway/connections.py",),
     "supervisor/gateway/websocket/test_lanes.py": ("supervisor/gateway/websocket/history.py",),
+    "supervisor/gateway/websocket/test_session.py": (
+        "supervisor/gateway/websocket/frames.py",
+        "supervisor/gateway/websocket/replayed_stream.py",
+    ),
     "supervisor/launcher/test_descriptor_needs.py": ("supervisor/sockets/descriptor_reserve.py",),
     "supervisor/links/test_encoding.py": ("supervisor/printable.py",),
     "supervisor/links/test_link.py": (

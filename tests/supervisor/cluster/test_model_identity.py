@@ -81,13 +81,13 @@ async def test_c8_the_log_says_it_once_and_the_status_as_long_as_it_is_so(direct
     assert (record.peer, record.engine) == ("far", "two")
     assert record.reason == "its model is another one: it differs in tokenizer.json"
     status = await controls.answer(GetStatus())
-    assert status.refused == (f"engine far/two {WHY}",)
+    assert status.refused == (f"engine far/two {WHY}",)  # type: ignore[attr-defined]
     console = Console(width=200, record=True, file=StringIO())
     console.print(render_status("espalier", {"here": status}))
     assert f"node here does without an engine: engine far/two {WHY}" in console.export_text()
     link = directory.nodes["far"].link
     directory.unlinked("far", link)
-    assert (await controls.answer(GetStatus())).refused == ()
+    assert (await controls.answer(GetStatus())).refused == ()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("told", [(), (*OWN, *digest({WEIGHTS: b"some"}))])
@@ -120,7 +120,7 @@ async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_n
     why = "its model is another one: its weights are not those of a/w0"
     assert [(each.peer, each.engine, each.reason) for each in caplog.records] == [("b", "w0", why)]
     status = await NodeControl(directory, "run", "1", no_loads).answer(GetStatus())
-    assert status.refused == (f"engine b/w0 is not asked: {why}",)
+    assert status.refused == (f"engine b/w0 is not asked: {why}",)  # type: ignore[attr-defined]
     metrics = Metrics()
     gauges.add_node_gauges(metrics.registry, directory)
     assert 'espalier_engine_model_mismatch{engine="b/w0"} 1.0' in metrics.render({}).decode()
