@@ -9,7 +9,7 @@ from bench.load import command, options
 
 
 def main(said: list[str]) -> int:
-    """Read the command line and do what it says; return the exit code."""
+    """Run the command of the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     load = commands.add_parser(

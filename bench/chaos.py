@@ -1,4 +1,4 @@
-"""Processes that die, stop, are told to end and lose their links, at random and under load: is any answer wrong?
+"""Random faults of a cluster under load: killed, stopped and drained processes, cut links. Is any answer wrong?
 
 A front and its workers, each node a process; the workers are reached through proxies that cut, hold, halve and slow
 their connections. With real engines their hosts, schedulers and zygotes are harmed as well. Every client compares what
@@ -39,7 +39,7 @@ IMPATIENT = "[engine.{name}.deadlines]\ngap_s = 5.0\nrelease_s = 3.0\n"  # less 
 
 @dataclass(frozen=True)
 class Kind:
-    """How engines of one kind are tried."""
+    """The settings of one kind of engines."""
 
     workers: tuple[str, ...]  # where each computes all of an answer
     clients: int
@@ -190,7 +190,7 @@ def bugs(of: Cluster) -> list[str]:
 
 
 def storm(of: Cluster, cutters: dict[str, FaultProxy], kind: Kind, seconds: float, seed: int) -> list[str]:
-    """Run the load and the harm, print what came of it, and return what was bad."""
+    """Run the load and the faults, print the outcomes, and return what was wrong."""
     tally, over, moves = Tally(), Event(), Moves(of)
     right = checked_clients.references(of.front.port)
     chaos = FaultInjector(of, cutters)

@@ -1,4 +1,4 @@
-"""How a node ends, and how it goes on when a part of it ends: every promise ten times, with times.
+"""How a node ends, and how it recovers when a part of it dies: each case ten times, with times.
 
 Each function makes one thing die, raises if a promise was broken, and returns how long what followed took, in seconds.
 `tests/system/processes/test_endings.py` runs each of them once.

@@ -1,4 +1,4 @@
-"""What a server's engine steps cost, as the `costs` of a simulated engine: measured from outside, with streams.
+"""The costs of a server's engine steps, measured by streams, as the `costs` of a simulated engine.
 
     python -m bench.fit --url http://127.0.0.1:8000 --model tiny
 
@@ -151,7 +151,7 @@ def table(name: str, fitted: Fit) -> str:
 
 @dataclass
 class Heard:
-    """One stream: when its pieces came, and what the server counted."""
+    """One stream: the times of its pieces, and the server's usage."""
 
     asked_at: float
     times: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a token costs over a link, beside what it costs within a node: CPU time of our processes, in microseconds.
+"""The CPU time of a token over a link, compared with one within a node, in microseconds.
 
 The same streams are read from one node with a simulated engine, and from a front whose engine is on a second node of
 this machine, in alternation. The one node's figure contains the engine's own simulation, as the worker's does: what the

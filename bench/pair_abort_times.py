@@ -76,7 +76,7 @@ def plan(kind: str, *, narrow: bool, transfer_s: float = TRANSFER_S) -> Plan:
 
 @dataclass
 class Scene:
-    """What a try has at hand."""
+    """The cluster and clients of one try."""
 
     of: Cluster
     poll: LoadPoller
@@ -246,7 +246,7 @@ WIDE: dict[str, Try] = {
 
 @dataclass
 class Report:
-    """What was found of one kind of engines."""
+    """The results of one kind of engines."""
 
     kind: str
     rows: list[str] = field(default_factory=list)

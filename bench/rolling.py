@@ -1,4 +1,4 @@
-"""Drain and restart every node in turn under steady load: does any client notice?
+"""Drain and restart every node in turn under steady load: is any request refused or truncated?
 
 A front and two workers. A worker is told to end, its streams finish or move to the other one within its drain, it
 exits 0, and it is started again; then the other, and so on. In the end it is the front's turn: it lets its streams
@@ -46,7 +46,7 @@ def plan(drain_s: float, engines: str = "simulated") -> Plan:
 
 @dataclass
 class Load(Tally):
-    """What comes of a steady load; who asks is told what is done to the front."""
+    """The outcomes of a steady load, and the interruptions of the front."""
 
     door: GatewayInterruptions = field(default_factory=GatewayInterruptions)
 

@@ -1,4 +1,4 @@
-"""What others notice while somebody attacks the door: wrong keys, slow heads, a flood of connections.
+"""The delay of well-behaved clients during attacks on the gateway: wrong keys, slow heads, a flood of connections.
 
 On the simulated engine in real time. Each attack alternates with peace; compared are the medians of the 99th
 percentiles of the time to the first token of well-behaved clients, who have a key of their own.

@@ -1,4 +1,4 @@
-"""What all tests share: chance that is the same every time, no test that fails because the machine is busy, and a budget.
+"""Set-up of all tests: repeatable Hypothesis examples without deadlines, and a limit for turns of the event loop.
 
 No turn of the event loop may take long, whatever a test is about: one that does fails it. `turns_exempt` says why not.
 """

@@ -1,4 +1,4 @@
-"""What the events of an answer mean, in each dialect, to somebody who counts: tokens, the end, the usage, an error.
+"""The meaning of an answer's events in each dialect: tokens, the end, the usage, an error.
 
 Servers differ, so everything that is not needed may be missing: a first event with a role alone, comments, usage, a
 `[DONE]`. What an answer must have to count as whole is an end that says so: a finish reason that means a finish, or
@@ -26,7 +26,7 @@ _decode = msgspec.json.Decoder().decode
 
 @define
 class Answer:
-    """What has been heard of one answer."""
+    """The state of one answer that is being read."""
 
     finish: str | None = None
     over: bool = False  # its last event has come

@@ -1,4 +1,4 @@
-"""One request: a connection for it, its words, the reading of its answer, or the leaving of it.
+"""One request: its connection, its bytes, and its answer, read to the end or abandoned.
 
 Times are read from one clock. `sent_at` is when the request's first byte is handed to the socket: to connect, and a
 WebSocket's handshake, count for `connect_s` and not for the answer.

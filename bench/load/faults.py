@@ -1,4 +1,4 @@
-"""How a request fails, as an exception, and names for what the operating system says."""
+"""The failure of a request as an exception, and names for errors of the operating system."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ DEFINITIONS = {
 
 @frozen
 class Summary:
-    """What is said of many samples, in their unit; nothing but the count where there are none."""
+    """Statistics of many samples, in their unit; nothing but the count where there are none."""
 
     count: int
     mean: float | None = None

@@ -1,4 +1,4 @@
-"""What a worker is told and what it tells: frames of a length, a kind and MessagePack, over its standard streams.
+"""The messages to and from a worker: frames of a length, a kind and MessagePack, over its standard streams.
 
 They say nothing of how the worker was started, so that one on another machine may be spoken to in the same way.
 """
@@ -31,7 +31,7 @@ HEADER = struct.Struct("!IB")
 
 @frozen(kw_only=True)
 class Target:
-    """Who is asked, and in which words."""
+    """The server, its API and the model to ask."""
 
     url: str
     api: Api
@@ -51,7 +51,7 @@ class Target:
 
 @frozen(kw_only=True)
 class Job:
-    """All that one worker needs to know."""
+    """The task of one worker."""
 
     target: Target
     workload: Workload
@@ -131,7 +131,7 @@ class Records:
 
 @frozen(kw_only=True)
 class Done:
-    """A worker's last word: what it has measured of itself between the start and its end."""
+    """The last message of a worker: what it has measured of itself between start and end."""
 
     wall_s: float
     cpu_s: float
@@ -153,7 +153,7 @@ def encode(message: Message) -> bytes:
 
 @define
 class Frames:
-    """Cuts what comes into messages."""
+    """Splits bytes into messages."""
 
     _buffer: bytearray = field(factory=bytearray)
 

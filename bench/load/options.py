@@ -24,12 +24,12 @@ next request when its last answer has ended. Open loop: --rate R, a Poisson proc
 
 
 class Mistake(Exception):
-    """The command line asks for something that cannot be."""
+    """The command line asks for something impossible."""
 
 
 @frozen(kw_only=True)
 class Options:
-    """What the command line says."""
+    """The parsed command line."""
 
     job: Job
     processes: int

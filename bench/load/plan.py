@@ -1,4 +1,4 @@
-"""What to send and when, as pure data: the same seed gives the same requests, however many processes send them.
+"""The plan of a load, as pure data: the same seed gives the same requests, however many processes send them.
 
 Each request is drawn from the seed and its own number alone, so neither the order in which requests are sent nor who
 sends them changes what is in them. Worker `w` of `n` sends the requests whose number is `w` modulo `n`; every worker
@@ -47,7 +47,7 @@ class Prompt:
 
 @frozen(kw_only=True)
 class Workload:
-    """What requests are like."""
+    """The distribution of requests."""
 
     seed: int = 0
     prompt_tokens: Span = Span(128, 128)

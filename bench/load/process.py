@@ -1,4 +1,4 @@
-"""The parent's side: workers are started, told, listened to, and always ended."""
+"""The parent of the workers: it starts them, sends them their jobs, reads their records, and always ends them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WorkerDied(Exception):
 
 @define(eq=False)
 class Run:
-    """What all workers have said, as it comes."""
+    """The messages of all workers, as they come."""
 
     jobs: Sequence[Job]
     clock: Callable[[], float] = time.perf_counter
@@ -128,7 +128,7 @@ class Run:
 
 
 async def _end(process: trio.Process) -> None:
-    """Tell a worker that nobody listens any more, and wait until it has gone."""
+    """Close a worker's standard streams, and wait until it has ended."""
     assert process.stdin is not None
     await process.stdin.aclose()
     await process.wait()

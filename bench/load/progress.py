@@ -1,4 +1,4 @@
-"""What a run shows while it runs: one line that changes on a terminal, else a line now and then."""
+"""The progress of a run: one line that changes on a terminal, else a line now and then."""
 
 from __future__ import annotations
 

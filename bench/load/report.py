@@ -1,4 +1,4 @@
-"""What a run has found: one document with every figure, its unit and its definition, and a table for people."""
+"""The report of a run: a document with every figure, its unit and its definition, and a table for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request looks like on the wire, as pure data: its body, and the dialogue that carries it."""
+"""A request on the wire, as pure data: its body, and the protocol that carries it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that know what they should hear: every answer is compared with the one that a quiet cluster gave.
+"""Clients that check their answers: each is compared with the one that an undisturbed cluster gave.
 
 At temperature 0 an answer depends on its prompt alone, whoever computes it and however often it was moved.
 """
@@ -40,7 +40,7 @@ REFUSALS = {"overloaded", "not_ready", "draining"}  # when nothing has been said
 
 @dataclass(frozen=True)
 class CompleteAnswer:
-    """What a whole answer is: its text, why it ended, how many tokens it cost, and the log probability of each."""
+    """A complete answer: its text, finish reason, number of tokens, and the log probability of each."""
 
     text: str
     finish: str
@@ -48,7 +48,7 @@ class CompleteAnswer:
     logprobs: tuple[tuple[str, float], ...] | None = None  # where they were asked for
 
     def same(self, other: CompleteAnswer) -> bool:
-        """Whether it is the same answer, as far as both tell."""
+        """Whether both are the same answer, as far as both have log probabilities."""
         alike = (self.text, self.finish, self.tokens) == (other.text, other.finish, other.tokens)
         if not alike or self.logprobs is None or other.logprobs is None:
             return alike
@@ -58,7 +58,7 @@ class CompleteAnswer:
 
 @dataclass(frozen=True)
 class CheckedRequest:
-    """One thing to ask, in one way."""
+    """One request: its prompt, its length and the kind of its answer."""
 
     kind: str
     prompt: str
@@ -80,7 +80,7 @@ class CheckedRequest:
 
 @dataclass
 class AnswerOutcome:
-    """What came of one request: whole answers, or the beginning of one and perhaps an error."""
+    """The outcome of one request: complete answers, or the beginning of one and perhaps an error."""
 
     whole: list[CompleteAnswer] = field(default_factory=list)
     begun: str = ""
@@ -104,7 +104,7 @@ def complete_answers(body: dict[str, Any]) -> list[CompleteAnswer]:
 
 
 def outcome_of_stream(outcome: Outcome) -> AnswerOutcome:
-    """Return what came of a stream."""
+    """Return the outcome of a stream."""
     heard = AnswerOutcome(begun=outcome.text, status=outcome.status)
     if outcome.error is not None:
         code = str(outcome.error.get("cause") or outcome.error.get("code"))
@@ -120,7 +120,7 @@ def outcome_of_stream(outcome: Outcome) -> AnswerOutcome:
 
 
 def ask(port: int, wanted: CheckedRequest, leave_after_s: float | None = None) -> AnswerOutcome:
-    """Ask, and read to the end or leave before; an error of any kind is part of what was heard."""
+    """Send a request and read to the end, or disconnect before; every error becomes part of the outcome."""
     try:
         if wanted.kind == "response":
             return _response(port, wanted, leave_after_s)
@@ -163,7 +163,7 @@ def _body(chat: Chat, leave_after_s: float | None) -> AnswerOutcome:
 
 
 def references(port: int) -> dict[tuple[str, int | None], CompleteAnswer]:
-    """Ask a quiet cluster everything once, and return the answers."""
+    """Send every request once to an undisturbed cluster, and return the answers."""
 
     def one(of: tuple[str, int | None]) -> CompleteAnswer:
         heard = ask(port, CheckedRequest("whole", *of))
@@ -178,7 +178,7 @@ def references(port: int) -> dict[tuple[str, int | None], CompleteAnswer]:
 
 @dataclass(frozen=True)
 class GatewayInterruptions:
-    """What was done to the node with the door: only when it was killed may a connection end without a word.
+    """Interruptions of the gateway's node: only while it is killed may a connection end without an error.
 
     When it was told to end it may come to listen no more; whoever has been let in by then hears how it ends.
     """
@@ -196,7 +196,7 @@ class GatewayInterruptions:
 def verdict(
     wanted: CheckedRequest, heard: AnswerOutcome, right: CompleteAnswer, *, left: bool, door: GatewayInterruptions
 ) -> tuple[str, str | None]:
-    """Return how an answer counts, and what is wrong with it if something is."""
+    """Return the category of an answer, and what is wrong with it, if anything."""
     if (wrong := _wrong(wanted, heard, right)) is not None:
         return "WRONG", wrong
     if heard.whole:
@@ -227,7 +227,7 @@ def _wrong(wanted: CheckedRequest, heard: AnswerOutcome, right: CompleteAnswer) 
 
 @dataclass
 class Tally:
-    """What came of all requests."""
+    """The outcomes of all requests."""
 
     counts: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
@@ -256,7 +256,7 @@ class Tally:
 
 
 def client(tally: Tally, *of: Any, **more: Any) -> None:
-    """Ask until it is over; a client that fails by itself is no proof of anything, and counts as bad."""
+    """Send requests until `over` is set; an exception of the client itself counts as bad."""
     try:
         _client(tally, *of, **more)
     except Exception as error:  # noqa: BLE001  # whatever it is, somebody must see it

@@ -1,4 +1,4 @@
-"""Clients that can be looked into: what came, when, and how it ended. Each holds one connection of its own."""
+"""Clients that record what came, when, and how it ended. Each holds one connection of its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Outcome:
 
     @property
     def whole(self) -> bool:
-        """Whether it says that it is whole."""
+        """Whether the answer claims to be complete."""
         return self.finish in {"stop", "length"} and self.error is None
 
 
@@ -105,12 +105,12 @@ class Chat:
         return {} if self.outcome.error else body
 
     def close(self) -> None:
-        """Leave, and let go of the socket; nobody must be reading any more."""
+        """Disconnect, and close the socket; no thread may be reading any more."""
         self.connection.close()
         self._socket.close()
 
     def leave(self) -> None:
-        """Leave without a word; whoever is reading sees the connection end."""
+        """Disconnect at once; a thread that is reading sees the connection end."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -143,7 +143,7 @@ class ResponsesSocket:
         )
 
     def send(self, body: dict[str, Any]) -> None:
-        """Say one thing."""
+        """Send one message."""
         self.connection.send(json.dumps(body))
 
     def events(self, outcome: Outcome) -> Iterator[dict[str, Any]]:
@@ -179,11 +179,11 @@ class ResponsesSocket:
             return None
 
     def close(self) -> None:
-        """Leave in good order."""
+        """Close the WebSocket."""
         self._open.close()
 
     def leave(self) -> None:
-        """Leave without a word: the TCP connection ends."""
+        """Disconnect at once, without a close frame."""
         with suppress(OSError):
             self.connection.socket.shutdown(socket.SHUT_RDWR)
 

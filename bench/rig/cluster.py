@@ -1,4 +1,4 @@
-"""A cluster to measure: several nodes of this machine, each a process of its own, and all of them always ended.
+"""A cluster to measure: several nodes on this machine, each a process of its own, all of them always ended.
 
 Each node reads a file of its own. All files describe the same cluster but for two things. Each places the gateway on
 its own node, so that every node has a window: its `/metrics` tells what its own engines count, read anew at each
@@ -116,7 +116,7 @@ def _lines(values: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a cluster is to be: a front, and a worker node for each engine's section."""
+    """The description of a cluster: a front, and a worker node for each engine's section."""
 
     engines: Mapping[str, str]  # by the node's name
     cluster: str = ""  # lines of their tables

@@ -1,4 +1,4 @@
-"""What is done to a cluster: a plan that a seed decides before anything is done, and the hands that carry it out.
+"""Faults of a cluster: a plan that a seed draws beforehand, and the code that carries it out.
 
 The plan says when, what, to which of those who can be met, and for how long; who they are then depends on how fast the
 cluster is. A node that dies is started again, as a launcher would, once nothing is left of its life before: no process
@@ -62,7 +62,7 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "SIGTERM": signal.SIG
 
 @dataclass(frozen=True)
 class PlannedFault:
-    """One thing to do, with everything about it that is left to chance."""
+    """One planned fault, with everything that is drawn for it."""
 
     at_s: float
     fault: str
@@ -80,7 +80,7 @@ class PlannedFault:
 
 
 def plan_faults(seed: int, seconds: float, every_s: float, faults: Mapping[str, int]) -> list[PlannedFault]:
-    """Return what is to be done within so many seconds; the same arguments always give the same plan."""
+    """Return the faults of so many seconds; the same arguments always give the same plan."""
     chance, found = Random(seed), list[PlannedFault]()
     at_s = 0.5
     while at_s < seconds:
@@ -92,7 +92,7 @@ def plan_faults(seed: int, seconds: float, every_s: float, faults: Mapping[str, 
 
 @dataclass
 class FaultInjector:
-    """Carries a plan out, and notes what a node did that it must not do."""
+    """Carries a plan of faults out, and records what a node did that it must not do."""
 
     of: Cluster
     cutters: Mapping[str, FaultProxy]

@@ -1,4 +1,4 @@
-"""The load generator as others use it: one run in processes of its own, and its document."""
+"""One run of the load generator in processes of its own, and its report."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def load(folder: Path, port: int, *options: object) -> dict[str, Any]:
 
 
 def slowdown_allowed(alone_ms: float, beside_ms: float) -> bool:
-    """Whether others were slowed down by no more than they may."""
+    """Whether others were slowed down by no more than is allowed."""
     return beside_ms <= max(ALLOWED_TIMES * alone_ms, alone_ms + ALLOWED_MS)

@@ -1,4 +1,4 @@
-"""What a pair's engines count, read from outside as often as its nodes answer.
+"""The load of both engines of a pair, read from `/metrics` as often as its nodes answer.
 
 One worker is asked, which asks the other's engine anew over their link, over a connection that is kept. The front is
 asked only where its count is the question: on a machine of few cores its answer would take from the abort.
@@ -23,12 +23,12 @@ REACHED_S = 5.0
 
 
 class RequestNotReleased(Exception):
-    """A request was not let go of, long after its client had left."""
+    """A request was not released long after its client had left."""
 
 
 @dataclass(frozen=True)
 class PairLoad:
-    """What was counted when the last answer had come."""
+    """The load of both engines at one moment."""
 
     prefill: dict[str, float]
     decode: dict[str, float]

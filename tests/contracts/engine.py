@@ -1,4 +1,4 @@
-"""What every engine promises, checked on whichever engine is given: fake or real, in virtual time or in real time."""
+"""The contract of every engine, checked on whichever engine is given: simulated or real, in virtual or real time."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _numbers = count(1)
 
 
 def new_id() -> str:
-    """An id of the only length there is; all of them share a long prefix."""
+    """Return a new request id; all of them share a long prefix."""
     return f"{next(_numbers):0{REQUEST_ID_LENGTH}x}"
 
 
 def request(engine: Engine, tokens_max: int = 8, prompt: int = 5, **sampling) -> Generate:
-    """A greedy request with a prompt that differs from the last one's, so that no cache knows it."""
+    """Return a greedy request whose prompt differs from the last one's, so that no cache holds it."""
     request_id = new_id()
     start, most = int(request_id, 16), engine.info.vocabulary_size
     tokens = [(start * 31 + place * 7) % most for place in range(prompt)]
@@ -65,7 +65,7 @@ async def check_engine(make_engine: MakeEngine) -> None:
 
 
 async def at_rest(engine: Engine) -> None:
-    """Wait until the engine itself says that it holds nothing."""
+    """Wait until the engine reports that it holds nothing."""
     load = None
     with trio.move_on_after(RELEASED_WITHIN_S):
         while (load := await engine.load()) != EngineLoad(0, 0, 0):  # noqa: ASYNC110  # it can only be asked
@@ -75,7 +75,7 @@ async def at_rest(engine: Engine) -> None:
 
 @asynccontextmanager
 async def slot(engine: Engine, wanted: Generate) -> AsyncIterator[Generation]:
-    """Hold a slot for the body, as whoever uses an engine does."""
+    """Hold a slot for the body, as `actors.decode` does."""
     generation = engine.submit(wanted)
     try:
         yield generation
@@ -109,7 +109,7 @@ async def read(generation: Generation) -> tuple[list[int], Finished]:
 
 
 async def complete(engine: Engine, wanted: Generate) -> tuple[list[int], Finished]:
-    """Ask for one whole answer, and check its arithmetic."""
+    """Ask for one complete answer, and check its usage and its credit."""
     async with slot(engine, wanted) as generation:
         assert generation.credit <= wanted.sampling.tokens_max
         ids, finished = await read(generation)
@@ -122,13 +122,13 @@ async def complete(engine: Engine, wanted: Generate) -> tuple[list[int], Finishe
 
 
 async def serves_on(engine: Engine) -> None:
-    """Ask for a small answer, which must come."""
+    """Ask for a small answer, and check that it comes."""
     ids, finished = await complete(engine, request(engine, 2))
     assert (len(ids), finished.reason) == (2, FinishReason.LENGTH)
 
 
 async def leave(engine: Engine, wanted: Generate, generation: Generation) -> None:
-    """Abort and wait; the answer must be over, and must not look whole."""
+    """Abort and wait; check that the answer is over and does not look complete."""
     engine.abort(wanted.id)
     with trio.fail_after(RELEASED_WITHIN_S):
         await engine.wait_released(wanted.id)

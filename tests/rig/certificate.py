@@ -1,4 +1,4 @@
-"""A certificate that nobody else trusts, made by the `openssl` command."""
+"""A self-signed certificate for tests, made by the `openssl` command."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def make(certificate: Path, key: Path, *more: str, names: str = NAMES) -> None:
 
 
 def trusting() -> ssl.SSLContext:
-    """Return a client's context that trusts it."""
+    """Return a client's TLS context that trusts the certificate."""
     return ssl.create_default_context(cafile=str(files()[0]))

@@ -1,4 +1,4 @@
-"""The clients of several dialects, for their tests: those that may send any JSON, and those that are strict."""
+"""Clients of several dialects, for their tests: one that may send any JSON, and one that reads strictly."""
 
 import json
 
@@ -19,7 +19,7 @@ json_values = st.recursive(
 
 
 def check_answered_or_refused(value, base, parse, to_respond):
-    """Send a value by itself and, if it is an object, over a good request: it can be asked, or is refused."""
+    """Check that a value, alone or merged into a valid request, is either accepted or refused with a `RequestError`."""
     for data in (value, base | value if isinstance(value, dict) else value):
         try:
             result = parse(json.dumps(data).encode())
@@ -31,7 +31,7 @@ def check_answered_or_refused(value, base, parse, to_respond):
 
 
 def extras(model):
-    """Every key that openai's types do not know."""
+    """Return every key that the types of the `openai` package do not declare."""
     for name, value in dict(model).items():
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, BaseModel):
@@ -40,7 +40,7 @@ def extras(model):
 
 
 def events(stream: bytes) -> list[bytes]:
-    """Cut a stream as the strictest client does: nothing but `data: ` lines, each followed by an empty one."""
+    """Split a stream into events as the strictest client does: `data: ` lines alone, each followed by an empty one."""
     *lines, rest = stream.split(b"\n\n")
     assert rest == b""
     assert all(line.startswith(b"data: ") and b"\n" not in line for line in lines)
@@ -52,6 +52,6 @@ def ended(choice=0, reason=FinishReason.STOP):
 
 
 def streamed(chunks, replies, answered):
-    """What a door sends for these replies and their end."""
+    """Return the bytes that a gateway sends for these replies and their end."""
     said = [chunks.text(each) if isinstance(each, Text) else chunks.choice_ended(each) for each in replies]
     return b"".join(said) + chunks.finish(answered)

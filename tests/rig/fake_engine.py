@@ -41,31 +41,31 @@ RequestKey = tuple[tuple[int, ...], int | None]  # a prompt and a seed
 
 
 def generate(request_id: str = "r", prompt: int = 4, tokens_max: int = 3, **sampling) -> Generate:
-    """A request whose prompt is `prompt` tokens long and peculiar to its id."""
+    """Return a request whose prompt has `prompt` tokens, which depend on its id."""
     start = crc32(request_id.encode()) % 50
     tokens = [(start + place * 7) % 97 for place in range(prompt)]
     return Generate(request_id, tokens, Sampling(tokens_max, **sampling))
 
 
 def token_at(prompt: list[int], place: int, vocabulary_size: int = 100) -> int:
-    """The token that every engine of tests puts at `place` of its answer to `prompt`."""
+    """Return the token at `place` of every test engine's answer to `prompt`."""
     return crc32(repr((prompt, place)).encode()) % vocabulary_size
 
 
 def logprob_at(token: int, place: int, top: int, vocabulary_size: int = 100) -> Logprob:
-    """The log probability that every such engine gives a token at `place`, and those of the likeliest: it comes first."""
+    """Return the log probability of a token at `place`, and those of the `top` likeliest, of which it is the first."""
     logprob = -0.5 - place % 7 / 16
     likeliest = [(token, logprob), *(((token + more) % vocabulary_size, logprob - 1 - more) for more in range(1, top))]
     return Logprob(logprob, tuple(likeliest[:top]))
 
 
 def prompt_of(request: Generate) -> tuple[int, ...]:
-    """The prompt, without what a worker that was lost has answered to it."""
+    """Return a request's prompt, without the tokens that a lost worker has answered already."""
     return tuple(request.tokens[: len(request.tokens) - request.said])
 
 
 def answer_to(request: Generate, vocabulary_size: int = 100) -> Iterator[int]:
-    """The ids of an answer, without end; a seed makes it another."""
+    """Yield the token ids of an answer, without end; another seed gives another answer."""
     wanted = request.sampling
     forced = next((token for token, bias in wanted.logit_bias.items() if bias >= FORCED), None)
     prompt = [*prompt_of(request), *([] if wanted.seed is None else [wanted.seed])]
@@ -77,7 +77,7 @@ def answer_to(request: Generate, vocabulary_size: int = 100) -> Iterator[int]:
 
 
 def whole(request: Generate, vocabulary_size: int = 100) -> tuple[list[int], Finished]:
-    """The ids and the end that a request gets when nothing goes wrong."""
+    """Return the token ids and the end of an answer that nothing disturbs."""
     wanted, ids = request.sampling, []
     for token in answer_to(request, vocabulary_size):
         ids.append(token)
@@ -90,7 +90,7 @@ def whole(request: Generate, vocabulary_size: int = 100) -> tuple[list[int], Fin
 
 @define
 class Costs:
-    """What an engine is made of, and what is wrong with it; may change while it runs."""
+    """Sizes, prices (seconds) and faults of one engine; they may change while it runs."""
 
     slots: int = 4
     step_s: float = 1.0  # one token for every request that runs
@@ -128,7 +128,7 @@ class Costs:
 
 @frozen
 class Predictable(OutputGenerator):
-    """Says what `whole` computes."""
+    """The output that `whole` computes."""
 
     def answer(self, request: Generate, prompt: bytes) -> OutputSequence:  # it is in the request, too
         ids = answer_to(request, self.spec.vocabulary_size)
@@ -140,7 +140,7 @@ class Predictable(OutputGenerator):
 
 @define(eq=False)
 class Scheduler(Batch):
-    """The batch of an engine whose costs and faults may change at any moment, and which notes what happens to requests."""
+    """A `Batch` whose costs and faults may change at any moment, and which records what happens to requests."""
 
     live: Costs = field(kw_only=True)
     log: list[str] = Factory(list)
@@ -152,7 +152,7 @@ class Scheduler(Batch):
 
     @property
     def requests(self) -> list[Generate]:
-        """All that it holds."""
+        """Every request that runs or waits."""
         return [held.request for held in (*self.running.values(), *self.waiting.values())]
 
     def holds(self, request_id: str) -> bool:
@@ -211,7 +211,7 @@ class Scheduler(Batch):
 
 
 class FakeEngine(SimulatedEngine):
-    """An engine in this very process; ends quietly where the product's raises `EngineDied`."""
+    """An engine in this process, which returns where the product's raises `EngineDied`."""
 
     scheduler_of = Scheduler
 
@@ -243,7 +243,7 @@ class FakeEngine(SimulatedEngine):
 
 @asynccontextmanager
 async def near_engine(costs: Costs | None = None) -> AsyncIterator[FakeEngine]:
-    """An engine at hand."""
+    """Run an engine in this process."""
     engine = FakeEngine(costs)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)

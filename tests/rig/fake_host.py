@@ -1,4 +1,4 @@
-"""The process of an engine, for tests: a simulated engine at the far end of a link, which speaks the frames of a real host."""
+"""An engine's host process, for tests: a simulated engine at the far end of a link, with the frames of a real host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTROL_STREAMS = 16  # beside one stream a slot and one a place in the queue, a
 
 @define(eq=False)
 class FakeHost:
-    """The far end of a line to an engine: speaks the frames of the real host, one `Step` a turn of the engine."""
+    """The far end of a link to an engine: it sends the frames of a real host, one `Step` for each turn of the engine."""
 
     transport: SimTransport
     costs: Costs = field(factory=Costs)
@@ -49,12 +49,12 @@ class FakeHost:
         return self.engine.scheduler
 
     def crash(self) -> None:
-        """Die as a process dies: the link goes down, and nobody says why."""
+        """Die as a killed process does: the link is cut without a `Bye`."""
         self.engine.crash()
         self.transport.cut()
 
     async def run(self) -> None:
-        """Serve until the link ends, by whichever end."""
+        """Serve until either end ends the link."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write, name="host.write")
@@ -140,7 +140,7 @@ class FakeHost:
 
 @frozen
 class Far:
-    """An engine behind a link, and everything between."""
+    """An engine behind a link, its adapter, and the link."""
 
     engine: SglangEngine
     host: FakeHost
@@ -150,7 +150,7 @@ class Far:
 
 @asynccontextmanager
 async def far_engine(costs: Costs | None = None, rng=None, delay_s: float = 0.0, **network) -> AsyncIterator[Far]:
-    """An engine at the other end of a link, behind the real adapter; ends when the link does."""
+    """Run an engine at the other end of a link, behind the real adapter, until the link ends."""
     near, far = sim_pair(rng, delay_s=delay_s, **network)
     host = FakeHost(far, costs or Costs())
     link = Link(near, Peer("node", serves_max=0), lost_error=EngineLost)

@@ -1,4 +1,4 @@
-"""A gateway on loopback: the real doors and the real processor, over a worker that does what the prompt says."""
+"""A gateway on loopback: the real HTTP and WebSocket code and the real processor, over a worker that its prompts script."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ids(text: str) -> list[int]:
 
 @define(eq=False)
 class Worker:
-    """Answers with a line over and over; `n=9 s=0.5 fail=3` in a prompt set the tokens, their pace, and an early end."""
+    """A worker that repeats one line; `n=9 s=0.5 fail=3` in a prompt sets tokens, seconds between them, and where it fails."""
 
     prompts: list[str] = Factory(list)
     running: int = 0
@@ -101,7 +101,7 @@ class Worker:
 
 @define(eq=False)
 class Rig:
-    """A running gateway, and what is behind it."""
+    """A running gateway, its worker and its metrics."""
 
     gateway: Gateway
     worker: Worker
@@ -249,7 +249,7 @@ def chat(said: str = "n=5", **fields) -> dict[str, object]:
 
 @define(eq=False)
 class Client:
-    """Raw bytes out, HTTP answers in."""
+    """A client that sends raw bytes and parses HTTP responses."""
 
     stream: trio.SocketStream
     buffer: bytes = b""
@@ -304,7 +304,7 @@ class Client:
         return Reply(status, headers, body, whole=False)
 
     async def closed(self) -> bool:
-        """Read to the end, and return whether nothing more came."""
+        """Read to the end of the connection, and return whether it was empty."""
         nothing = not self.buffer
         while await self.more():
             nothing = False
@@ -334,7 +334,7 @@ class Client:
         return json.loads(payload)
 
     async def events(self, *last: str):
-        """Read events up to one of these types, or to the end of a response."""
+        """Read events up to one whose type is in `last`, or to the end of a response."""
         events = []
         while True:
             events.append(await self.event())
@@ -356,7 +356,7 @@ ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
 
 
 def frame(payload: bytes, first: int = 0x81) -> bytes:
-    """A client's frame, masked with zeros."""
+    """Return a client's WebSocket frame, masked with zeros."""
     size = len(payload)
     if size < 126:
         length = bytes([0x80 | size])
@@ -372,7 +372,7 @@ def create(said: str = "n=5", **fields) -> dict[str, object]:
 
 
 async def at_rest(made: Rig) -> None:
-    """Wait until nothing is left of any client."""
+    """Wait until the gateway holds nothing of any client."""
     with trio.fail_after(10):
         await made.gateway.connections.wait_closed()
         await made.gateway.gate.wait_empty()

@@ -1,4 +1,4 @@
-"""Grammars that hurt, from the literature on regular expressions, parsing and schemas and from a generator, and others
+"""Expensive grammars, from the literature on regular expressions, parsing and schemas and from a generator, and others
 that the field uses every day.
 
 Of each: its kind, its text, and the letter by which the hurt is found.

@@ -1,4 +1,4 @@
-"""A launcher that runs several nodes, for tests: started from a file of its own, watched as a whole, always ended."""
+"""A launcher process that runs several nodes, for tests: its processes and log lines are read, and it is always ended."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def running_launcher(folder: Path, cluster: str, port: int, *arguments: str) -> 
 
 
 def at_free_ports(text: str, *ports: int) -> tuple[str, list[int]]:
-    """Return a cluster's file with ports that nobody listens on now in place of these, and the new ones."""
+    """Return a cluster file in which free ports stand in place of these, and the free ports."""
     free = dict(zip(map(str, ports), free_ports(len(ports)), strict=True))
     assert all(port in text for port in free)
     return re.sub("|".join(free), lambda old: str(free[old.group()]), text), list(free.values())
 
 
 def run_cli(of: Node, *arguments: str, temporary: Path | None = None) -> tuple[int, str]:
-    """Run an operator's command on a cluster, and return its exit code and what it printed.
+    """Run a command of the command line on a cluster, and return its exit code and its output.
 
     A node that does not listen is asked by its socket only where `temporary` is the folder that it runs below.
     """
@@ -97,19 +97,19 @@ def run_cli(of: Node, *arguments: str, temporary: Path | None = None) -> tuple[i
 
 
 def seen(of: Node) -> dict[str, dict[str, Any]]:
-    """Return what an operator sees of each node of a launcher's cluster."""
+    """Return the status of each node of a launcher's cluster, as the command line prints it."""
     every: dict[str, dict[str, Any]] = json.loads(run_cli(of, "status", "--json")[1])["nodes"]
     return every
 
 
 def lines(of: Node) -> list[dict[str, Any]]:
-    """Return every line of the log that is written whole."""
+    """Return every complete line of the log."""
     whole = of.output().rpartition("\n")[0].splitlines()
     return [json.loads(text) for text in whole if text.startswith("{")]  # the others are for a person who looks on
 
 
 def events_logged(of: Node, event: str, **given: object) -> list[dict[str, Any]]:
-    """Return the lines of the log that tell of an event, with these fields."""
+    """Return the log records of one message that have these fields."""
     return [each for each in lines(of) if each["event"] == event and given.items() <= each.items()]
 
 

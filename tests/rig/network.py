@@ -1,4 +1,4 @@
-"""A network that exists only in virtual time: bytes in arbitrary pieces, late, lost with the line, or swallowed by it."""
+"""A network in virtual time: bytes arrive in arbitrary pieces, late, or not at all."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class SimTransport:
         return await self._into.read()
 
     def close(self) -> None:
-        """Say that nothing follows; what was sent still arrives. What comes is not read any more."""
+        """Close this end: what was sent still arrives, what comes is not read any more."""
         self._out.change()
         self._into.change()
 
@@ -120,7 +120,7 @@ class SimTransport:
         self._into.change(cut=True)
 
     def swallow(self) -> None:
-        """Be half-open from now on: take what is written at either end, and deliver nothing more."""
+        """Become half-open: accept what is written at either end, and deliver nothing more."""
         for pipe in (self._out, self._into):
             pipe.swallows, pipe.swallows_since = True, min(pipe.swallows_since, trio.current_time())
 

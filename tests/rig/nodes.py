@@ -1,4 +1,4 @@
-"""Nodes that are nothing but their links, over real sockets of loopback, and strangers that knock at them."""
+"""Nodes without gateway and engines, linked over real sockets of loopback, and connections that prove nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UPGRADE = (
 
 @define(eq=False)
 class Node:
-    """One node that serves a worker, which counts up slowly."""
+    """One node that serves one worker, whose answers count up slowly."""
 
     name: str
     section: ClusterSection = QUICK
@@ -133,14 +133,14 @@ class Node:
 
 
 class Engine:
-    """What a plug offers here: only its limits count."""
+    """An engine that is nothing but its limits."""
 
     info = None
 
 
 @asynccontextmanager
 async def linked_nodes(*nodes, know=True):
-    """Run nodes that all know each other."""
+    """Run nodes that are all linked to each other."""
     async with trio.open_nursery() as nursery:
         for node in nodes:
             await nursery.start(node.run)
@@ -166,7 +166,7 @@ async def all_linked(*nodes):
 
 @asynccontextmanager
 async def raw_connection(node, data=b""):
-    """A connection to a node that has said `data`; what is to come after an upgrade waits for that."""
+    """Open a connection to a node and send `data`; what follows a WebSocket upgrade is sent after its response."""
     stream = await trio.open_tcp_stream(LOOPBACK_HOSTS, node.links.port)
     async with stream:
         if data.startswith(UPGRADE):
@@ -183,7 +183,7 @@ async def raw_connection(node, data=b""):
 
 
 async def ended(stream, within_s=WITHIN_S):
-    """Read until the other end closes, and return what it said."""
+    """Read until the other end closes, and return what came."""
     said = b""
     with trio.fail_after(within_s):
         while True:
@@ -197,7 +197,7 @@ async def ended(stream, within_s=WITHIN_S):
 
 
 async def handshake_as_peer(node, name, say, *, hello=True):
-    """Be a node that greets another as it should, and then says what it likes; return what the other said at last."""
+    """Complete the handshake as a node does, then send `data`, and return what the other node sent at last."""
     numbers = count()
     greeter = Greeter("dials", "grove", name, SECRET, f"{name} {next(numbers)} nonce".encode().ljust(32))
     heard = []

@@ -1,4 +1,4 @@
-"""A scheduler and a clock that obey a seed, and instruments that count the scheduler's steps."""
+"""A scheduler and a clock that a seed determines, and instruments that count the scheduler's steps."""
 
 from __future__ import annotations
 

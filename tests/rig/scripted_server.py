@@ -1,4 +1,4 @@
-"""A small server that does as its script says, well or badly; what came of each request is written down."""
+"""A small HTTP and WebSocket server that follows a script, well or badly, and records each request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def usage(prompt: int, output: int) -> dict:
 
 
 def chat_events(tokens: int, *, role: bool = True, finish: str = "length") -> list[bytes]:
-    """What a whole chat answer is made of."""
+    """Return the events of a complete chat answer."""
     first = [event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})] if role else []
     words = [event(delta("w")) for _ in range(tokens)]
     return [*first, *words, event(delta(finish=finish)), event(usage(7, tokens)), event("[DONE]")]
@@ -68,17 +68,17 @@ Script = Callable[[Asked], Awaitable[None]]
 
 
 async def whole(asked: Asked) -> None:
-    """Answer as a good server does."""
+    """Answer as a conforming server does."""
     await asked.send(HEAD, *map(chunk, chat_events(asked.body["max_tokens"])), b"0\r\n\r\n")
 
 
 async def nothing(asked: Asked) -> None:
-    """Never answer; notice that the client leaves."""
+    """Send nothing, and record that the client leaves."""
     await asked.gone()
 
 
 def saying(*parts: bytes, close: bool = True) -> Script:
-    """Say just this to whatever is asked."""
+    """Answer every request with these bytes."""
 
     async def script(asked: Asked) -> None:
         await asked.send(*parts)
@@ -90,7 +90,7 @@ def saying(*parts: bytes, close: bool = True) -> Script:
 
 @define(eq=False)
 class Scripted:
-    """What the server has seen so far."""
+    """What the server has recorded so far."""
 
     script: Script
     port: int = 0

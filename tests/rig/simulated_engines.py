@@ -1,4 +1,4 @@
-"""What the tests of the simulated engine share."""
+"""A small simulated engine whose steps take one second, and readers of its answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COSTS = Costs(fixed_s=1.0, per_prefill_token_s=0.0, per_running_s=0.0)
 
 
 def spec(**changes) -> SimulatedSpec:
-    """A small engine whose steps take one second."""
+    """Return the spec of a small engine whose steps take one second."""
     few = {"slots": 4, "waiting_max": 16, "kv_tokens_max": 4096, "context_max": 1024, "page_size": 4}
     return SimulatedSpec(**(few | {"vocabulary_size": 100, "costs": COSTS} | changes))
 
@@ -40,7 +40,7 @@ async def running(
 def generate(
     name: str, prompt: int | list[int] = 4, tokens_max: int = 3, *, logprobs=None, salt=None, **sampling
 ) -> Generate:
-    """A greedy request; a prompt that is given as a length is peculiar to the name."""
+    """Return a greedy request; a prompt that is given as a length depends on the name."""
     rng = random.Random(name)
     tokens = prompt if isinstance(prompt, list) else [rng.randrange(100) for _ in range(prompt)]
     return Generate(name, tokens, Sampling(tokens_max, **({"temperature": 0.0} | sampling)), logprobs, salt)

@@ -1,4 +1,4 @@
-"""A whole small system in virtual time: a real tree, decode, adapter and links; fake engines, clock and network."""
+"""A small system in virtual time: a real supervision tree, decode, adapter and links; simulated engines and network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LONG_S = 30.0  # longer than every deadline of the system together
 
 @define(eq=False)
 class SmallSystem:
-    """Everything a test may look at, or break."""
+    """The parts of the system that a test may look at, or break."""
 
     rng: random.Random | None = None
     workers: int = 1
@@ -148,7 +148,7 @@ class SmallSystem:
     # Asking, and looking ----------------------------------------------------------------
 
     async def ask(self, wanted: Generate, pause=None) -> list[int]:
-        """Ask for one answer over the front; what ends well must be whole, and what has come must be right."""
+        """Ask for one answer over the front link, and check each token and the end."""
         expected, finished = whole(wanted, self.costs.vocabulary_size)
         link = await self.front.wait()
         ids: list[int] = []
@@ -168,7 +168,7 @@ class SmallSystem:
 
     @property
     def at_once_max(self) -> int:
-        """How many requests the way to the engines lets through at a time."""
+        """How many requests can be on their way to the engines at once."""
         return self.streams
 
     async def probe_all(self, count: int) -> None:
@@ -235,7 +235,7 @@ S = TypeVar("S", bound=SmallSystem)
 
 @asynccontextmanager
 async def living(world: S) -> AsyncIterator[S]:
-    """Run the world for the body, and end it in order."""
+    """Run the system for the body, and shut it down."""
     async with trio.open_nursery() as nursery:
 
         async def run(*, task_status: trio.TaskStatus[None]) -> None:

@@ -1,4 +1,4 @@
-"""What tests of sockets share."""
+"""Clients of a WebSocket of the gateway, for tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def collected(client, responses):
 
 
 async def whole(client, *requests):
-    """Ask one thing after the other, and return the last response."""
+    """Send requests one after the other, and return the last response."""
     for request in requests:
         await client.say(request)
         last = (await client.events())[-1]

@@ -1,4 +1,4 @@
-"""What a turn of the event loop costs in the simulator: calls, counted, because a clock would not say the same twice.
+"""The cost of a turn of the event loop in the simulator, in function calls, since a clock would never repeat itself.
 
 A call of a function costs one, be it Python's own, a library's or one of C; what the simulator itself does in the same
 turn, as a network or an engine, and all that it calls, costs nothing. Everything in a seed is small: prompts, answers,
@@ -31,7 +31,7 @@ OURS = str(ROOT / "tests")
 
 @cache
 def warm() -> None:
-    """Do what is done once in a process, at the first request of each kind, so that no seed is the one that pays for it."""
+    """Fill the caches that the first request of each kind fills, so that no seed pays for them."""
     for kind in (ChatRequest, CompletionRequest, Create, CreateHttp):
         with suppress(Mistakes):
             structure({}, kind)
@@ -42,7 +42,7 @@ class TurnTooLong(AssertionError):
 
 
 class Costs(trio.abc.Instrument):
-    """Counts what each step of each task of the product costs, and remembers the dearest of each function."""
+    """Counts the calls of each step of the product's tasks, and keeps the maximum of each function."""
 
     def __init__(self) -> None:
         self.dearest: dict[str, int] = {}

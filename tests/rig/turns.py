@@ -1,4 +1,4 @@
-"""What no turn of the event loop may take, in any test: CPU time of the thread, since machines are busy.
+"""The limit of a turn of the event loop in every test, in CPU time of the thread, since machines are busy.
 
 A step of a task whose function stands in the product is measured; one of a test's own function is the test's affair.
 """
@@ -21,7 +21,7 @@ TURN_CPU_MAX_S = 0.05  # what is 20 ms of an idle machine, on a busy one
 
 
 class CpuTurns(trio.abc.Instrument):
-    """Notes the steps of the product's tasks that took more CPU time than a turn may."""
+    """Records the steps of the product's tasks that took more CPU time than a turn may."""
 
     def __init__(self, max_s: float) -> None:
         self.max_s = max_s

@@ -1,4 +1,4 @@
-"""What a cluster costs to keep: bytes and CPU a node and a second, CPU a routing decision, at 10, 100 and 1,000 nodes.
+"""The cost of an idle cluster: bytes and CPU a node and second, CPU a routing decision, at 10, 100 and 1,000 nodes.
 
 Real links, directories and tellers in one process, in virtual time, over a network in memory: WebSockets, TLS and the
 kernel are not in it. CPU is measured for all nodes together, and for the gateway's alone: each step of its tasks, which

@@ -23,7 +23,7 @@ ON_ALL_CORES_AT_ONCE = 10  # seeds that a process takes at a time
 
 
 def one(seed: int, *, cluster: bool = False) -> tuple[int, str | None]:
-    """Run one seed; return it with what it raised, if anything."""
+    """Run one seed, and return it with the error that it raised, if any."""
     try:
         runner(cluster=cluster).__wrapped__(seed)  # type: ignore[attr-defined]  # without its cache
     except BaseException as error:  # noqa: BLE001  # whatever it is, it is what we hunt

@@ -1,4 +1,4 @@
-"""What the tokens of a link notice while a tensor crosses it: two processes, one real WebSocket.
+"""Delays of the tokens of a link while a tensor crosses it: two processes, one real WebSocket.
 
 `python -m tests.system.link_tensor` asks a second process for 64 streams of tokens, 20 a second each, and beside them
 for one tensor of 100 MB, again and again. Every token carries when it was sent, on the clock that all processes of a

@@ -1,4 +1,4 @@
-"""Two hundred clients that vanish, stall, lie, flood and close half of themselves: nothing of them is left behind."""
+"""Two hundred clients that vanish, stall, send garbage, flood and half-close: the gateway releases all that they held."""
 
 from __future__ import annotations
 

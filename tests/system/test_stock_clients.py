@@ -1,4 +1,4 @@
-"""Clients that nobody here wrote are at home."""
+"""Stock clients work unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancel, cut or crash at every step that any task takes; nothing may leak, wherever it lands."""
+"""Cancel, cut or crash at every single step of the scheduler, and check that nothing leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client leaves at every step that any task takes, from its first byte to its last: nothing of it may be left."""
+"""A client disconnects at every single step of the scheduler, and nothing of its request is left."""
 
 from __future__ import annotations
 

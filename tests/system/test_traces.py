@@ -1,4 +1,4 @@
-"""A trace on its way: from a client's header to log lines, to each leg that is asked, and to the engine."""
+"""A trace context from a client's header to log lines, to each leg of a request, and to the engine."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Hostile inputs for every door, each made from its number alone, and what must hold whatever comes."""
+"""Hostile inputs for HTTP and WebSocket, each made from its number alone, and the checks of every response."""

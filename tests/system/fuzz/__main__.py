@@ -1,4 +1,4 @@
-"""Attack the doors: `python -m tests.system.fuzz [--inputs 200000] [--first 0] [--seed 0] [--only N] [--processes 2]`."""
+"""Fuzz the gateway: `python -m tests.system.fuzz [--inputs 200000] [--first 0] [--seed 0] [--only N] [--processes 2]`."""
 
 from __future__ import annotations
 

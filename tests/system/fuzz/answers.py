@@ -1,4 +1,4 @@
-"""What a server may say: reads its bytes strictly, and names what is wrong with them."""
+"""A strict parser of a server's responses, which names what is wrong with them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 
 
 class Wrong(Exception):
-    """The server said something that it must not say."""
+    """The server sent something that it must not send."""
 
 
 class Unfinished(Exception):
-    """What the server says has not come to its end."""
+    """The response is not complete yet."""
 
 
 @frozen

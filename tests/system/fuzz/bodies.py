@@ -1,4 +1,4 @@
-"""What clients say in JSON at each door, and how it comes out wrong."""
+"""JSON bodies for each operation, valid and mutated."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def body(rng: Random, operation: Operation) -> Body:
 
 
 def mutated(rng: Random, body: Body) -> bytes:
-    """Return the JSON of a body that was right, and often is not any more."""
+    """Return the JSON of a valid body after random changes."""
     kind = rng.random()
     if kind < 0.006:
         name = rng.choice([*body])

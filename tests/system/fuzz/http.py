@@ -1,4 +1,4 @@
-"""HTTP as nobody should write it."""
+"""Malformed HTTP."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def request(rng: Random) -> bytes:
 
 
 def raw(rng: Random) -> list[bytes]:
-    """Return what is said on one connection, in the pieces in which it is sent."""
+    """Return the bytes of one connection, in the pieces in which they are sent."""
     kind = rng.random()
     if kind < 0.06:
         data = rng.choice(WHOLE)

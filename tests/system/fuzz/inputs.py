@@ -16,7 +16,7 @@ POSTS = [operation for operation in http.OPERATIONS if operation.request is not 
 
 
 class Leave(Enum):
-    """How a client goes."""
+    """How a client disconnects."""
 
     QUIET = "closes when nothing more comes"
     HALF = "shuts its sending side at once, and reads on"
@@ -38,7 +38,7 @@ LEAVES = (
 
 @frozen
 class Input:
-    """What one client does."""
+    """The input of one client."""
 
     number: int
     kind: str  # "exchange" and "event" go over connections that are kept

@@ -1,4 +1,4 @@
-"""Plays inputs against a gateway, and judges what comes back and what the server logs."""
+"""Plays inputs against a gateway, and checks the responses and the log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_LINGER = struct.pack("ii", 1, 0)
 
 @define(eq=False)
 class Watch(logging.Handler):
-    """Hears everything that is logged, and keeps what must not be."""
+    """A log handler that keeps the records that must not occur."""
 
     bad: list[str] = Factory(list)
     lines: int = 0

@@ -1,4 +1,4 @@
-"""Plays very many inputs at once against the real doors, and looks at what is left when all have gone."""
+"""Plays many inputs at once against the real gateway, and checks what is left when all have ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMITS |= {"requests_max": 256, "waiting_max": 256, "first_token_s": 20.0, "tota
 
 @frozen
 class Report:
-    """What came of it."""
+    """The result of a run."""
 
     inputs: int
     took_s: float

@@ -1,4 +1,4 @@
-"""A fixed small share of the attack, and what its judge is worth. `make fuzz` plays two hundred thousand inputs."""
+"""A fixed small share of the fuzzing, and tests of its checks. `make fuzz` plays two hundred thousand inputs."""
 
 from __future__ import annotations
 

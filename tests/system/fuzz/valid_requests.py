@@ -1,4 +1,4 @@
-"""Requests that are right, among all that are not, and the one answer that each must get."""
+"""Valid requests among all that are not, and the one response that each must get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that have broken a server somewhere, and JSON text that no honest encoder writes."""
+"""Values that have broken servers, and JSON text that no encoder writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WebSocket as nobody should speak it."""
+"""Malformed WebSocket frames and messages."""
 
 from __future__ import annotations
 

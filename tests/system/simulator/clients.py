@@ -1,4 +1,4 @@
-"""Clients that speak HTTP: most of them honest, some of them not."""
+"""HTTP clients: most conform to the protocol, some do not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIVEN_AHEAD_MAX = 5  # tokens, until an engine hears that a stop string has come
 
 @define(eq=False)
 class Reader(Client):
-    """A client that pauses before it reads, as the seed says."""
+    """A client that pauses before it reads for as long as the seed draws."""
 
     rng: random.Random | None = None
     pause_s: float = 0.0
@@ -98,7 +98,7 @@ def options(wanted: Wanted) -> dict[str, object]:
 
 @define(eq=False)
 class HttpClient:
-    """One client that comes once, asks one thing after the other over one connection, and goes as it likes."""
+    """A client that sends requests one after the other over one connection, and disconnects in one of several ways."""
 
     system: System
     rng: random.Random
@@ -108,11 +108,11 @@ class HttpClient:
     slow: bool = False  # reads late or not at all
 
     def may(self, code: str) -> bool:
-        """Whether the server may say this code to anybody."""
+        """Whether this error code is true for any client."""
         return self.faults.may(code)
 
     def true(self, code: str) -> bool:
-        """Whether the server may say this code to this very client."""
+        """Whether this error code is true for this client."""
         return self.may(code) or (self.slow and code in {"slow_client", "unanswered", "cut"})
 
     async def live(self) -> None:
@@ -248,7 +248,7 @@ class HttpClient:
 
 @define(eq=False)
 class DeafClient(HttpClient):
-    """Asks for much and never reads: it is dropped, and what was computed for it is not kept."""
+    """A client that asks for much and never reads: it is dropped, and what was computed for it is released."""
 
     async def live(self) -> None:
         rng = self.rng

@@ -1,4 +1,4 @@
-"""A whole cluster in one process: a node with the gateway and the router, and nodes that compute, joined by links."""
+"""A cluster in one process: a node with the gateway and the router, and nodes with engines, joined by links."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Cluster(System):
     # The end -----------------------------------------------------------------------------
 
     async def crash(self) -> None:
-        """End as a process does that is killed: all that is open is cut, and nobody says why."""
+        """End as a killed process does: every connection is cut without a `Bye`."""
         self.plan.net.listening.pop(str(self.links.listen), None)
         self.plan.net.cut("main")
         for stream in self.sockets:
@@ -102,7 +102,7 @@ class Cluster(System):
         self.plan.net.cut("main")
 
     def check_nothing_is_left(self) -> None:
-        """Check that of a gateway's node that has gone nothing is left, neither of itself nor of what it asked."""
+        """Check that nothing is left of a gateway's node that has ended, nor of its requests on other nodes."""
         assert self.over.is_set()
         self._check_doors()
         gone = {"main", *(spot.name for spot in self.spots if spot.life is None)}
@@ -111,7 +111,7 @@ class Cluster(System):
                 spot.life.check_idle(gone)
 
     def heal(self) -> None:
-        """Be whole again: every node is up."""
+        """Remove all faults, and start every node that is down."""
         System.heal(self)
         for spot in self.spots:
             if spot.life is None:

@@ -1,4 +1,4 @@
-"""One seed of a cluster: which nodes there are, what goes wrong with them and between them, and how all ends well."""
+"""One seed of a cluster: its nodes, their faults, and the checks after all faults are gone."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ NOTICED_S = 0.5  # by when every node has heard that another one drains
 
 @define(eq=False)
 class ClusterFaults(Faults):
-    """Makes things go wrong at any node."""
+    """Injects faults at any node."""
 
     @property
     def cluster(self) -> Cluster:
@@ -112,7 +112,7 @@ class ClusterFaults(Faults):
         await self._wrong(kind, spot)
 
     async def _kill_leg(self) -> None:
-        """Let the engine of one leg die as soon as there is a request of two legs whose time has come."""
+        """Crash the engine of one leg while it computes a request of two legs."""
         rng, stage = self.rng, self.rng.choice((0.0, 0.05, 0.2, 1.0))
         with trio.move_on_after(5.0):
             while not self.cluster.plan.rooms.held():  # noqa: ASYNC110  # of many engines
@@ -169,7 +169,7 @@ class ClusterFaults(Faults):
 
 @frozen
 class Noting(RoutingObserver):
-    """Notes each request that goes on elsewhere."""
+    """Records each request that is resumed by another worker."""
 
     note: Callable[..., None]
 
@@ -323,7 +323,7 @@ class ClusterRun(Run):
         await self.cluster.crash()
 
     async def all(self) -> None:
-        """Safety while things go wrong; then heal, and demand liveness."""
+        """Check safety while faults are injected, then remove them and check liveness."""
         self.note(
             *(f"{spot.costs.leg.value} {spot.name}{' simulated' * spot.simulated}" for spot in self.cluster.spots)
         )

@@ -1,4 +1,4 @@
-"""What goes wrong alone in a cluster, and honest clients of its gateway who must hardly notice."""
+"""Single faults in a cluster, and clients of its gateway who must hardly notice."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def shape(rng: random.Random, legs: tuple[tuple[Leg, ...], ...]) -> dict[str, ob
 
 @define(eq=False)
 class ClusterHole(FailingEngine):
-    """An engine that fails every request at once while others of its leg are well, whichever leg that is."""
+    """An engine of any leg that fails every request at once while others of its leg work."""
 
     spot: NodeSlot = field(init=False)
 
@@ -83,7 +83,7 @@ class ClusterHole(FailingEngine):
 
 @define(eq=False)
 class FailedHandOffs(ClusterHole):
-    """An engine whose KV caches get to nobody, or that gets nobody's, while other pairs are well."""
+    """An engine whose transfers of KV caches fail, while other pairs work."""
 
     kind: ClassVar[str] = "failed hand-offs"
 
@@ -109,7 +109,7 @@ class FailedHandOffs(ClusterHole):
 
 @define(eq=False)
 class LinkedAlone(SingleFault):
-    """Something that is wrong with nodes, under clients who must get every answer whole."""
+    """A fault of a node, during which clients must get every answer complete."""
 
     spot: NodeSlot = field(init=False)
 
@@ -128,7 +128,7 @@ class LinkedAlone(SingleFault):
 
     @abstractmethod
     async def go_wrong(self) -> None:
-        """Let it be wrong for a while, and see what nodes make of it."""
+        """Inject the fault for a while, and check how the nodes react."""
 
     @property
     @abstractmethod
@@ -180,7 +180,7 @@ class LinkedAlone(SingleFault):
 
 @define(eq=False)
 class Stopped(LinkedAlone):
-    """The process of a node that stands still for a while, and whose kernel acknowledges what it is sent."""
+    """A node's process that is stopped for a while, and whose kernel acknowledges what it is sent."""
 
     gateway: bool = field(init=False)
     lasts_s: float = field(init=False)

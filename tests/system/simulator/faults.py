@@ -1,4 +1,4 @@
-"""What goes wrong, and what a server may truthfully say because of it."""
+"""Faults, and the errors that a server may report because of each."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ FALLS: dict[str, tuple[type[ActorError], ...]] = {  # by what an actor may fall,
 
 @define(eq=False)
 class Faults:
-    """Makes things go wrong as the seed says, and remembers what has."""
+    """Injects the faults that the seed draws, and records them."""
 
     system: System
     rng: random.Random
@@ -128,12 +128,12 @@ class Faults:
         return self.system.workers
 
     async def one(self, kind: str) -> None:
-        """Let one thing go wrong at some moment."""
+        """Inject one fault at a drawn moment."""
         await trio.sleep(self.rng.random() * 3)
         await self.now(kind)
 
     async def now(self, kind: str) -> None:
-        """Let one thing go wrong, and be well again."""
+        """Inject one fault now, and remove it later."""
         rng, system = self.rng, self.system
         world = self.place()
         number = rng.randrange(world.workers)
@@ -171,7 +171,7 @@ class Faults:
                 await self._for_a_while(kind, world, number)
 
     def place(self) -> SmallSystem:
-        """Return the node at which the next thing goes wrong."""
+        """Return the node of the next fault."""
         return self.system
 
     async def _for_a_while(self, kind: str, world: SmallSystem, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Judges of what clients heard: an answer is whole and right, or a right beginning that says why it ends."""
+"""The judge of answers: each is complete and right, or a right beginning with the error in which it ends."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _text(choice: dict) -> str:
 
 
 def unheard(what: str, may: May, *, stayed: bool) -> str:
-    """Judge that nothing more has come."""
+    """Judge an answer that stops without an end."""
     assert not stayed or may(what), f"{what} without a word"
     return what if stayed else "left"
 

@@ -1,4 +1,4 @@
-"""Clients that speak the Responses dialect over a WebSocket, and the judge of what they hear."""
+"""WebSocket clients of the Responses dialect, and the judge of their events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Response:
 
 @define(eq=False)
 class Transcript:
-    """What one connection heard; judges each event as it comes."""
+    """The events of one connection; each is judged as it comes."""
 
     may: judge.May
     asked: dict[str, tuple[Wanted, str | None]] = Factory(dict)  # by the name that its metadata carry
@@ -135,7 +135,7 @@ class Transcript:
 
 @define(eq=False)
 class LaneClient(HttpClient):
-    """One WebSocket client: asks, goes on from what was answered, changes its mind, leaves."""
+    """A WebSocket client: it asks, continues earlier responses, cancels, and disconnects."""
 
     transcript: Transcript = field(init=False)
     _last: dict[str | None, str] = Factory(dict)  # by lane, the name of what was asked there last

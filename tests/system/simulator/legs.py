@@ -1,4 +1,4 @@
-"""Engines of which one computes the prompt and another the answer: they meet in a room, and one without the other waits."""
+"""Prefill and decode engines: they meet in a room for each request, and one without the other waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHER = {Leg.PREFILL: Leg.DECODE, Leg.DECODE: Leg.PREFILL}
 
 @define
 class LegCosts(Costs):
-    """What one leg's engine is made of."""
+    """The costs of one leg's engine."""
 
     node: str = ""
 
@@ -137,7 +137,7 @@ class Rooms(RendezvousRooms):
 
 @define(eq=False)
 class LegScheduler(Scheduler):
-    """Computes one part of requests, or all of them."""
+    """The scheduler of one leg, or of both."""
 
     crashed: bool = False
 

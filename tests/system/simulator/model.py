@@ -1,4 +1,4 @@
-"""What an answer must be, computed from the request alone: nothing of the system is asked but its tokenizer."""
+"""The model of an answer, computed from the request and the tokenizer alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = ("oak", "wörld", "日本", "🙂", "fox", "a", "old", "b\n", "<|x|>", "
 
 @frozen(kw_only=True)
 class Wanted:
-    """One request, as a client means it."""
+    """One request, as its client means it."""
 
     turns: tuple[tuple[str, str], ...]  # who said what
     plain: bool = False  # the prompt is the last text as it is
@@ -75,7 +75,7 @@ def prompt_of(turns: tuple[tuple[str, str], ...], plain: bool) -> list[int]:
 
 @cache
 def whole(wanted: Wanted) -> Whole:
-    """Return what must come if everything goes well."""
+    """Return the answer to expect where nothing goes wrong."""
     return Whole(len(wanted.prompt), tuple(_choice(wanted, number) for number in range(wanted.n)))
 
 
@@ -107,7 +107,7 @@ def decoded(ids: list[int]) -> str:
 
 
 def draw(rng: random.Random, name: str, history: tuple[tuple[str, str], ...] = (), choices_max: int = 1) -> Wanted:
-    """Draw a request that no other client makes; many end at a stop string or a stop token of their own answer."""
+    """Draw a request that no other client sends; many end at a stop string or stop token of their own answer."""
     said = " ".join([name, *rng.choices(WORDS, k=rng.randint(0, 12))])
     tokens_max = rng.choice((rng.randint(1, 8), rng.randint(1, 24), 40))
     first = (("system", "Be brief."),) if rng.random() < 0.2 and not history else ()

@@ -1,4 +1,4 @@
-"""Engines that do not come up, or do not stay up, and neighbours that must not notice."""
+"""Engines that do not start, or crash again and again, beside engines that must not notice."""
 
 from __future__ import annotations
 

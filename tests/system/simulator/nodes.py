@@ -1,4 +1,4 @@
-"""Nodes that only compute: each has a tree, a directory and links, and may crash, drain, leave and come back."""
+"""Nodes with engines and without a gateway: each has a tree, a directory and links, may crash or drain, and come back."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SimLinks(Mesh):
 
     @property
     def net(self) -> NodeNetwork:
-        """What lies between the nodes."""
+        """The network between the nodes."""
         return self.plan.net
 
     def send_bye(self, detail: str) -> None:
@@ -78,7 +78,7 @@ class SimLinks(Mesh):
 
 @define(eq=False)
 class ClusterPlan:
-    """What the file says of a cluster."""
+    """The description of a cluster, as `cluster.toml` gives it."""
 
     net: NodeNetwork
     section: ClusterSection
@@ -123,7 +123,7 @@ class ClusterPlan:
 
 @define(eq=False)
 class NodeLife(SmallSystem):
-    """One life of a node that only computes."""
+    """One process of a node, from its start to its end."""
 
     spot: NodeSlot = field(kw_only=True)
     directory: Directory = field(init=False)
@@ -168,7 +168,7 @@ class NodeLife(SmallSystem):
 
 @define(eq=False)
 class NodeSlot:
-    """Where a node runs, one life after the other."""
+    """The place of a node in the cluster: its processes, one after the other."""
 
     name: str
     plan: ClusterPlan
@@ -214,7 +214,7 @@ class NodeSlot:
             life.over.set()
 
     async def crash(self) -> None:
-        """End as a process does that is killed: all that is open is cut, and nobody says why."""
+        """End as a killed process does: every connection is cut without a `Bye`."""
         life, self.life = self.life, None
         self.plan.net.listening.pop(str(life.links.listen), None)
         self.plan.net.cut(self.name)
@@ -225,7 +225,7 @@ class NodeSlot:
         self.plan.net.cut(self.name)
 
     async def drain(self) -> None:
-        """Leave as a node does that is told to."""
+        """Drain and end, as a node does on SIGTERM."""
         life, plan = self.life, self.plan
         house = SimpleNamespace(directory=life.directory, gateway=None, links=life.links)
         node = _Node(

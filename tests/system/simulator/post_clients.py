@@ -1,4 +1,4 @@
-"""Clients of the other HTTP routes: completions of plain texts, and responses that nobody remembers."""
+"""Clients of the other HTTP routes: completions of plain texts, and responses without a history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a system that is well again must do."""
+"""Checks of a system without faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _never(_: str) -> bool:
 
 
 async def health(system: System) -> None:
-    """Ask whether the server lives."""
+    """Check that `/health` answers."""
     heard = judge.Heard()
     reader = Reader(system.connect())
     await reader.send(head())

@@ -1,4 +1,4 @@
-"""By when the slots of a client that left must be free, given what went wrong meanwhile."""
+"""Deadlines for the release of slots whose client has left, given the faults meanwhile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Period:
 
 @define(eq=False)
 class ReleaseDeadlines:
-    """Remembers when engines could not be told, or did not listen, and says what follows for those who leave.
+    """Records when aborts could not reach engines, or had no effect, and computes the deadlines that follow.
 
     An engine that keeps a slot for `release_s` and `leak_s` after an abort is stuck: its decoder falls, waits for
     another `release_s` for the other requests that it aborts, and then the supervisor stops the engine. So replacing

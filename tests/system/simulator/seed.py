@@ -1,4 +1,4 @@
-"""One seed: what it draws, the chaos that it is, and what must be true when everything is well again."""
+"""One seed: what it draws, its faults, and the checks after all faults are gone."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Run:
     # ---------------------------------------------------------------------------------------
 
     async def chaos(self) -> None:
-        """Let clients and faults do what they do; nothing false may be said on the way."""
+        """Run clients and faults; every answer is judged as it comes."""
         async with trio.open_nursery() as nursery:
             for number in range(self.clients):
                 kind = self.rng.choice(KINDS)
@@ -171,7 +171,7 @@ class Run:
             assert trio.current_time() <= drained_at + STOP_S
 
     async def all(self) -> None:
-        """Safety while things go wrong; then heal, and demand liveness."""
+        """Check safety while faults are injected, then remove them and check liveness."""
         self.note("tls" if self.system.tls else "plain")
         async with living(self.system) as system:
             with trio.fail_after(CHAOS_S):

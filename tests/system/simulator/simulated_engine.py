@@ -1,4 +1,4 @@
-"""An engine in its node's own process, as the product's simulated ones are, where others stand at the end of a line."""
+"""An engine in its node's own process, as the product's simulated engines are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.rig.fake_engine import FakeEngine
 
 
 class LocalEngine(FakeEngine):
-    """Stands where a host does; there is no line to it, so what happens to one happens to the engine."""
+    """An engine in the place of a host: without a link between them, a fault of the link is a fault of the engine."""
 
     run = SimulatedEngine.run
 
@@ -18,7 +18,7 @@ class LocalEngine(FakeEngine):
         self.crash()
 
     def swallow(self) -> None:
-        """Say nothing more, and let nothing go."""
+        """Send nothing more, and release nothing."""
         self.stall(inf)
 
     def check_free(self) -> None:

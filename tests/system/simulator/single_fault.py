@@ -1,4 +1,4 @@
-"""What goes wrong alone in a seed, and honest clients beside it who must hardly notice.
+"""Single faults, and clients beside them who must hardly notice.
 
 Where several things go wrong at once, all that can be promised of an answer is that it is true. Here one thing does, so
 more is promised: how few answers it costs, and how long anybody waits.
@@ -41,7 +41,7 @@ def ejection(rng: random.Random) -> Ejection:
 
 @define(eq=False)
 class HonestClient(HttpClient):
-    """Asks for one thing after the other, and stays until it is answered."""
+    """A client that sends one request after the other, and waits for each answer."""
 
     asked: int = 0
     crowds: bool = False  # and may hear that there are too many of it
@@ -68,7 +68,7 @@ class HonestClient(HttpClient):
 
 @define(eq=False)
 class SingleFault(ABC):
-    """One thing that goes wrong, and what must be true beside it."""
+    """A single fault, and what must hold while it lasts."""
 
     system: System
     rng: random.Random
@@ -80,11 +80,11 @@ class SingleFault(ABC):
     @staticmethod
     @abstractmethod
     def shape(rng: random.Random) -> dict[str, object]:
-        """Draw what the system must be like for this to mean something."""
+        """Draw the system in which this fault can be observed."""
 
     @abstractmethod
     async def live(self) -> None:
-        """Go wrong, be well again, and see what became of others meanwhile."""
+        """Inject the fault, remove it, and check the answers of others meanwhile."""
 
     def honest(self, name: str) -> HonestClient:
         """Return an honest client."""

@@ -1,4 +1,4 @@
-"""Clients that read slowly while the node drains: what each has in the end is what is said and counted of it."""
+"""Clients that read slowly while the node drains: log and metrics agree with what each received."""
 
 from __future__ import annotations
 

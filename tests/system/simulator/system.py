@@ -1,4 +1,4 @@
-"""The whole system: the world's workers behind a processor and the real doors; clients come over socket pairs."""
+"""The whole system: workers behind a router, a processor and the real gateway; clients come over socket pairs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ NOON = 1_700_000_000.5
 
 @define(eq=False)
 class _Decode:
-    """Whoever decodes for the processor: the router, and sometimes a bug on the way to it."""
+    """The decoding worker of the processor: the router, or a planted bug in front of it."""
 
     router: Address
     bugs: int = 0  # that are still to come
@@ -77,7 +77,7 @@ class _Decode:
 
 @define(eq=False)
 class _Gate(AdmissionGate):
-    """Remembers whether anybody ever had to wait, without which it must refuse nobody."""
+    """An admission gate that records whether any request had to wait; if none had, it must refuse none."""
 
     was_full: bool = False
 
@@ -261,7 +261,7 @@ class System(SmallSystem):
         return tls.wrap(raw) if self.tls else raw
 
     def heal(self) -> None:
-        """Be well again, and patient."""
+        """Remove all faults, and give every request much time."""
         self.decode.bugs = 0
         self.gateway.keys = Keys()
         self.gateway.runner.first_token_s = self.gateway.runner.total_s = 300.0
@@ -284,7 +284,7 @@ class System(SmallSystem):
         await (probes.in_lanes if count % 2 else probes.each_alone)(self, count)
 
     async def let_in(self) -> None:
-        """Ask until every worker that was set aside has been tried again, and let in."""
+        """Send requests until every ejected worker has been probed and is used again."""
         for _ in range(LET_IN_WITHIN):
             if not any("+" not in each.name for each in self.routing.outliers.aside(trio.current_time())):
                 return
@@ -366,6 +366,6 @@ def _keys(secrets: Mapping[str, str]) -> Keys:
 
 
 async def _at_once(function):
-    """Do what takes long at once: virtual time does not pass meanwhile."""
+    """Run offloaded work at once: virtual time does not pass meanwhile."""
     await trio.lowlevel.checkpoint()
     return function()

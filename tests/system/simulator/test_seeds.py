@@ -1,4 +1,4 @@
-"""The whole system under a seed: faults, then health; nothing false on the way, and everything home at the end."""
+"""The whole system under a seed: faults, then none; every answer is true, and everything is released at the end."""
 
 from __future__ import annotations
 

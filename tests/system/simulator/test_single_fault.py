@@ -1,4 +1,4 @@
-"""One thing that goes wrong alone, and what honest clients beside it notice, for one seed after the other."""
+"""Single faults under one seed after the other, and what clients beside them notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS over the simulator's socket pairs: what a client needs, and how one that means no good begins.
+"""TLS over the simulator's socket pairs: a client's context, and the bytes with which a hostile client begins.
 
 What OpenSSL draws at random changes bytes on the wire, but not how many, nor who runs when: a seed still decides all that
 a trace holds.
