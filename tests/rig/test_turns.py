@@ -73,7 +73,7 @@ def costing(monkeypatch, times):
 
 
 def test_a_seed_with_a_turn_that_does_too_much_fails(monkeypatch):
-    with pytest.raises(TurnTooLong, match=r"server\._accepted"):
+    with pytest.raises(TurnTooLong, match=r"server\.serve_stream"):
         costing(monkeypatch, COST_MAX)
 
 
