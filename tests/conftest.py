@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 from hypothesis import HealthCheck, settings
 
 from bench.rig.node import place
@@ -25,6 +27,12 @@ def folder() -> Iterator[Path]:
 
 
 CLOCKS = {"autojump_clock", "mock_clock"}
+
+
+@pytest.fixture
+def rather_slow() -> trio.testing.MockClock:
+    """Return a clock for tests with sockets, which are quick, but not as quick as virtual time: it jumps after 2 ms."""
+    return trio.testing.MockClock(autojump_threshold=0.002)
 
 
 @pytest.fixture

@@ -39,6 +39,21 @@ def extras(model):
     yield from model.model_extra or ()
 
 
+def response_event_types(deltas: int) -> list[str]:
+    """Return the types of a complete response's events, in their order."""
+    return [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * deltas,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
 def events(stream: bytes) -> list[bytes]:
     """Split a stream into events as the strictest client does: `data: ` lines alone, each followed by an empty one."""
     *lines, rest = stream.split(b"\n\n")

@@ -66,12 +66,6 @@ def watched():
         gc.enable()
 
 
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
 async def asked(body, path="/v1/chat/completions"):
     """Ask, reading as a client does, and return the answer and the longest turn meanwhile."""
     async with rig(total_s=600.0, requests_max=256) as made:

@@ -9,7 +9,6 @@ from random import Random
 
 import msgspec
 import pytest
-import trio.testing
 
 from protocol.dialects import chat, completions, responses, tokens
 from protocol.dialects.http import error_body
@@ -156,12 +155,6 @@ def test_every_status_that_a_client_can_meet_is_documented_with_the_error_object
 
 
 # What is served ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
 
 
 async def test_the_document_is_served_and_the_answers_keep_to_it(rather_slow):

@@ -20,12 +20,6 @@ INTERNAL = [("request ended", 500, "internal")]
 
 
 @pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
-@pytest.fixture
 def told(caplog):
     """What the access log has told by now of each request."""
     caplog.set_level(logging.INFO)

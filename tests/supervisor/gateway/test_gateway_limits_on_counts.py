@@ -14,12 +14,6 @@ from tests.rig.gateway import SECRET, Worker, at_rest, chat, create, head, post,
 from tests.rig.sockets import collected, types, websocket_client, whole
 
 
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
 def refused(reply, status, code, said):
     """Check that an answer says no, why, and when to come back."""
     assert (reply.status, reply.error["code"]) == (status, code)

@@ -40,12 +40,6 @@ OF_A_WHOLE = {"key_share_max"}  # how much of another limit, where others are co
 AROUND = [(-1, True), (0, True), (1, False)]  # how much more than the limit, and whether it is served
 
 
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
 # Names ---------------------------------------------------------------------------------------------
 
 

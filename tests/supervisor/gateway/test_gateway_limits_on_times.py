@@ -17,12 +17,6 @@ from tests.rig.sockets import websocket_client, whole
 JUST = 0.01
 
 
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
 def at(when_s):
     """A moment, but for what floating point adds to it."""
     return pytest.approx(when_s, abs=1e-6)

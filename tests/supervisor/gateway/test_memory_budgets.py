@@ -22,12 +22,6 @@ from tests.rig.gateway import at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client, whole
 
 
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
 def budget(most=100, share=0.75):
     return MemoryBudget("things", lambda: most, lambda: share)
 

@@ -19,12 +19,6 @@ LONG = 700  # tokens: about 150 kB of events, which a reader of 4 kB a second is
 
 
 @pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
-@pytest.fixture
 def lines(caplog):
     """The access log's lines of requests that models were asked for, so far."""
     caplog.set_level(logging.INFO)

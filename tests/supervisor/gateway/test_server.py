@@ -17,13 +17,6 @@ from supervisor.gateway.server import serve
 from tests.rig.gateway import SECRET, Client, Worker, at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client
 
-
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
 # Leaving ------------------------------------------------------------------------------------------
 
 

@@ -13,12 +13,6 @@ from supervisor.sockets.unauthenticated import UnauthenticatedConnections, addre
 from tests.rig.gateway import at_rest, chat, head, post, rig
 
 
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
 def locked(made):
     made.gateway.keys = Keys(KeySources(None, {KEYS: "alice=a-secret-of-some-length"}))
     made.gateway.keys.load()

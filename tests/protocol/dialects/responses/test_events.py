@@ -4,13 +4,13 @@ from typing import get_args
 import pytest
 from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses import responses_server_event
-from pydantic import BaseModel
 
 from protocol.dialects.responses import LOGPROBS, Completion, Events, error_event, parse, parse_http, response_id
 from protocol.dialects.responses.events import FORMAT_ECHOED_MAX, LOGPROBS_A_DELTA_MAX, LOGPROBS_REPEATED_MAX
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Overloaded
 from protocol.messages import FinishReason, Usage
 from protocol.text_messages import Answered, ChoiceEnded, Text, TokenText
+from tests.rig.dialects import extras, response_event_types
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"type": "response.create", "model": "m", "input": "Hi"}
@@ -20,15 +20,6 @@ SERVER_EVENTS = {
     get_args(cls.model_fields["type"].annotation)[0]: cls
     for cls in get_args(get_args(responses_server_event.ResponsesServerEvent)[0])
 }
-
-
-def extras(model):
-    """Every key that openai's types do not know."""
-    for name, value in dict(model).items():
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, BaseModel):
-                yield from (f"{name}.{key}" for key in extras(each))
-    yield from model.model_extra or ()
 
 
 def check(frame, *, unknown=()):
@@ -62,17 +53,7 @@ def test_one_whole_response():
     pieces = ["Hi", ' "there"\n', "", "\0\u2028é\U0001f600"]
     frames = [*events.begin(), *events.open(), *said_of(events, *pieces), *finish(events)]
     said = [check(frame) for frame in frames]
-    assert [event["type"] for event in said] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-        *["response.output_text.delta"] * 4,
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.completed",
-    ]
+    assert [event["type"] for event in said] == response_event_types(4)
     assert [event["sequence_number"] for event in said] == list(range(len(said)))
     assert {event["stream_id"] for event in said} == {"main"}
     assert [event["delta"] for event in said[4:8]] == pieces

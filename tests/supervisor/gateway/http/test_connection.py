@@ -11,12 +11,6 @@ import trio.testing
 from tests.rig.gateway import Worker, at_rest, chat, head, post, rig
 
 
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
 async def test_small_things_are_told(rather_slow):
     async with rig() as made:
         client = await made.client()

@@ -16,12 +16,6 @@ CHAT = "/v1/chat/completions"
 GETS, POSTS = "GET, HEAD, OPTIONS", "POST, OPTIONS"
 
 
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
 # Methods -----------------------------------------------------------------------------------------
 
 

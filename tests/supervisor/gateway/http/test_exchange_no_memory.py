@@ -15,12 +15,6 @@ from tests.rig.sockets import websocket_client, whole
 FAMINE = b"famine"  # what has this in it is too much
 
 
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
 def starve(monkeypatch, where, name, at):
     """Let a function fail for want of memory whose argument at that place says so."""
     plain = getattr(where, name)

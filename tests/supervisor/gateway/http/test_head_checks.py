@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import trio
-import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.gateway.http.head_checks import HEADERS_MAX, Authority, authority, same_origin
 from supervisor.gateway.http.request_reader import AHEAD_BYTES_MAX
 from tests.rig.gateway import at_rest, head, rig
-
-
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,6 @@ FREE = 4  # pieces of each client that wait for nobody
 EMPTY = frame(b"", 0x00)  # goes on with a message, and adds nothing
 
 
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
 class Pass(trio.abc.Instrument):
     """Counts between two looks of the event loop at its sockets, and keeps the largest count."""
 

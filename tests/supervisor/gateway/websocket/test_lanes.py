@@ -11,13 +11,6 @@ from supervisor.gateway.websocket.history import TURN_BYTES, Memory, Said
 from tests.rig.gateway import Client, at_rest, create, rig
 from tests.rig.sockets import collected, said, types, websocket_client, whole
 
-
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
 # Order -------------------------------------------------------------------------------------------
 
 

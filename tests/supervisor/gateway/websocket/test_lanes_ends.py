@@ -11,13 +11,6 @@ import trio.testing
 from tests.rig.gateway import Client, at_rest, create, frame, post, rig
 from tests.rig.sockets import collected, websocket_client
 
-
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
-
-
 # Cancelling ----------------------------------------------------------------------------------------
 
 

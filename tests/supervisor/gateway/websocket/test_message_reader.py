@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
-import pytest
 import trio
 import trio.testing
 
 from tests.rig.gateway import Worker, at_rest, create, frame, rig
 from tests.rig.sockets import websocket_client
-
-
-@pytest.fixture
-def rather_slow():
-    """A clock for sockets: they are quick, but not as quick as virtual time."""
-    return trio.testing.MockClock(autojump_threshold=0.002)
 
 
 @asynccontextmanager
