@@ -90,10 +90,10 @@ async def test_a_prompt_keeps_its_slot_until_its_decode_has_room_for_the_cache(a
         await trio.sleep(5)
         legs.start_soon(ask, made.prefill, met("b", 3))
         await trio.sleep(5)
-        assert made.prefill.inbox.waiting == (1, 0), "the prompt of a is computed, and its slot is not free"
+        assert made.prefill.inbox.waiting == (1, 0), "the prompt of a is computed, and its slot is not free"  # type: ignore[attr-defined]
         assert await made.prefill_engine.load() == EngineLoad(1, 0, 16)
         await trio.sleep(30)
-        assert made.prefill.inbox.waiting == (0, 0)
+        assert made.prefill.inbox.waiting == (0, 0)  # type: ignore[attr-defined]
 
 
 async def test_whoever_leaves_takes_the_prompt_out_of_the_engine_and_frees_the_slot(autojump_clock):
@@ -130,7 +130,7 @@ async def test_prompts_wait_for_slots_alone_and_the_most_urgent_goes_first(autoj
             for name, priority in (("a", 0), ("bb", 0), ("ccc", 0), ("dddd", 1)):
                 legs.start_soon(partial(ask_for, made, name, prompt=200, priority=priority))
                 await wait_all_tasks_blocked()
-            assert made.prefill.inbox.waiting == (2, 0)
+            assert made.prefill.inbox.waiting == (2, 0)  # type: ignore[attr-defined]
             assert (await made.prefill_engine.load()).running == 2, "however long the prompts are"
         assert began[2:] == ["dddd", "ccc"]
 

@@ -66,7 +66,7 @@ def following(one, monkeypatch):
     for name in one.names:
         one.nodes[name] = kept(one.cluster, name)
     one._placed = set(one.names)
-    monkeypatch.setattr(launcher.preflight, "check_can_start", lambda *_: None)
+    monkeypatch.setattr(preflight, "check_can_start", lambda *_: None)
 
     def start(self, name, cluster, nursery):
         self.nodes[name] = kept(cluster, name)
@@ -251,12 +251,12 @@ async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reloa
     def taken(*_):
         raise StartFailed("port 7403 of 127.0.0.1 cannot be had")
 
-    monkeypatch.setattr(launcher.preflight, "check_can_start", taken)
+    monkeypatch.setattr(preflight, "check_can_start", taken)
     assert following(FILE + THREE) == []
     assert [(each.message, each.reason) for each in caplog.records] == [
         ("node three was not started; the others run on", "port 7403 of 127.0.0.1 cannot be had")
     ]
-    monkeypatch.setattr(launcher.preflight, "check_can_start", lambda *_: None)
+    monkeypatch.setattr(preflight, "check_can_start", lambda *_: None)
     assert following(FILE + THREE) == ["three"]
 
 

@@ -14,7 +14,6 @@ from protocol.errors import Overloaded, StartFailed
 from supervisor.engines.kinds import read_cluster
 from supervisor.launcher import preflight
 from supervisor.node import descriptor_needs, preview
-from supervisor.sockets import descriptor_reserve
 from supervisor.sockets.descriptor_reserve import GuardedListener, Reserve
 from supervisor.threads.text_threads import TextThreads
 from tests.supervisor.engines.sglang.test_ranks_configuration import ROOT
