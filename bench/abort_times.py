@@ -82,9 +82,9 @@ PROMPT_TOKENS_A_LINE = 33
 # One try ---------------------------------------------------------------------------------
 
 
-def leave_chat(of: Node, prompt: str, pause_s: float, pieces: int) -> float:
+def leave_chat(target: Node, prompt: str, pause_s: float, pieces: int) -> float:
     """Ask over HTTP and leave; return when."""
-    chat = Chat(of.port, chat_body(prompt, TOKENS))
+    chat = Chat(target.port, chat_body(prompt, TOKENS))
     if pieces:
         for _ in chat.events():
             if chat.outcome.pieces >= pieces:
@@ -95,9 +95,9 @@ def leave_chat(of: Node, prompt: str, pause_s: float, pieces: int) -> float:
     return left_at
 
 
-def leave_socket(of: Node, prompt: str, pause_s: float, pieces: int) -> float:
+def leave_socket(target: Node, prompt: str, pause_s: float, pieces: int) -> float:
     """Ask over a WebSocket and leave; return when."""
-    socket = ResponsesSocket(of.port)
+    socket = ResponsesSocket(target.port)
     socket.send(response_body(prompt, TOKENS))
     outcome = Outcome()
     if pieces:
@@ -124,13 +124,13 @@ def moments(first_token_s: float) -> dict[str, tuple[float, int]]:
     }
 
 
-def first_token(of: Node, tokens: int) -> tuple[float, int]:
+def first_token(target: Node, tokens: int) -> tuple[float, int]:
     """Return how long a first token of such a prompt takes, in seconds, and how many tokens the prompt really has."""
     taken, size = [], 0
     for number in range(5):
         start = time.perf_counter()
         body = chat_body(prompt_of(tokens, 90_000 + number), 2, stream_options={"include_usage": True})
-        outcome = Chat(of.port, body).read()
+        outcome = Chat(target.port, body).read()
         assert outcome.first_at is not None
         assert outcome.usage is not None
         taken.append(outcome.first_at - start)
@@ -144,21 +144,21 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=50)
     arguments = parser.parse_args()
     missed = 0
-    with place() as folder, node(folder) as of:
-        Chat(of.port, chat_body(STORY_PROMPT)).read()  # a first request is slower than any other
-        poll = Poll(HTTPConnection("127.0.0.1", of.port, timeout=GIVE_UP_S))
+    with place() as folder, node(folder) as target:
+        Chat(target.port, chat_body(STORY_PROMPT)).read()  # a first request is slower than any other
+        poll = Poll(HTTPConnection("127.0.0.1", target.port, timeout=GIVE_UP_S))
         print("from the client's close to an idle engine, in ms")
         print(f"{'door':<12}{'moment':<24}{'prompt':>8}{'tries':>7}{'p50':>8}{'p90':>8}{'max':>8}")
         number, chance = 0, random.Random(20)
         for tokens in (8, 1500):
-            first_token_s, size = first_token(of, tokens)
+            first_token_s, size = first_token(target, tokens)
             for moment, (within_s, pieces) in moments(first_token_s).items():
                 for door, leave in LEAVES.items():
                     taken = []
                     for _ in range(arguments.tries):
                         number += 1
                         pause_s = within_s * chance.uniform(0.1, 0.9)
-                        left_at = leave(of, prompt_of(tokens, number), pause_s, pieces)
+                        left_at = leave(target, prompt_of(tokens, number), pause_s, pieces)
                         taken.append(1000 * poll.until_idle(left_at))
                     missed += _row(door, moment, size, taken)
             print(f"    (a first token of {size} tokens takes {1000 * first_token_s:.0f} ms)")

@@ -77,7 +77,7 @@ def plan(engines: str, *, pair: bool) -> Plan:
 class Moves:
     """How many requests went on elsewhere, by what each front said last; what it did after that is not known."""
 
-    of: Cluster
+    target: Cluster
     _said: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @contextmanager
@@ -98,7 +98,7 @@ class Moves:
             self._look()
 
     def _look(self) -> None:
-        front = self.of.front
+        front = self.target.front
         if text := front.get("/metrics", timeout_s=WATCH_S)[1].decode():
             counts = {each: metric(text, "espalier_resumes_total", kind=each) for each in ("resumed", "retried")}
             self._said[front.pid] = counts
@@ -123,53 +123,55 @@ def table(tally: Tally, moves: Moves, done: Counter[str]) -> Iterator[str]:
 # What must hold in the end ---------------------------------------------------------------
 
 
-def healed(of: Cluster, within_s: float) -> list[str]:
+def healed(target: Cluster, within_s: float) -> list[str]:
     """Wait until every engine can be asked, as it must be soon after the last harm; return why not, if so."""
     try:
-        took_s = of.wait_ready(within_s)
+        took_s = target.wait_ready(within_s)
     except RuntimeError as error:
         return [str(error)]
     print(f"every engine could be asked {took_s:.1f} s after the last harm was healed (at most {within_s:g})")
     return []
 
 
-def aftermath(of: Cluster, right: dict[tuple[str, int | None], CompleteAnswer]) -> list[str]:
+def aftermath(target: Cluster, right: dict[tuple[str, int | None], CompleteAnswer]) -> list[str]:
     """Return what does not hold of a cluster that was healed, and end it."""
-    found = [f"{IDLE_WITHIN_S:g} s later {each}" for each in of.wait_idle(IDLE_WITHIN_S)]
-    before = _asked(of)
+    found = [f"{IDLE_WITHIN_S:g} s later {each}" for each in target.wait_idle(IDLE_WITHIN_S)]
+    before = _asked(target)
     asks = [CheckedRequest("stream", prompt, None) for prompt in checked_clients.ASKED_PROMPTS] * 6
     with ThreadPoolExecutor(len(asks)) as pool:
-        answers = list(pool.map(lambda each: checked_clients.ask(of.front.port, each), asks))
+        answers = list(pool.map(lambda each: checked_clients.ask(target.front.port, each), asks))
     for wanted, answer in zip(asks, answers, strict=True):
         _, why = checked_clients.verdict(
             wanted, answer, right[wanted.prompt, None], left=False, door=GatewayInterruptions()
         )
         if why or not answer.whole:
             found.append(f"not served in the end: {why or answer}")
-    served = {name: asked - before[name] for name, asked in _asked(of).items()}
+    served = {name: asked - before[name] for name, asked in _asked(target).items()}
     print(f"{len(asks)} more requests: " + ", ".join(f"{name} was asked {times:g}" for name, times in served.items()))
-    pair = any("leg =" in text for text in of.plan.engines.values())  # then whoever computes both is only a reserve
-    for name, text in of.plan.engines.items():
+    pair = any("leg =" in text for text in target.plan.engines.values())  # then whoever computes both is only a reserve
+    for name, text in target.plan.engines.items():
         if not served[name] and (not pair or "leg =" in text):
             found.append(f"nobody asked {name} in the end")
-    found += [f"at rest {each}" for each in of.wait_idle(IDLE_WITHIN_S)]
-    found += of.stop(SHUTDOWN_MAX_S)
-    return found + [f"process {seen.pid} has outlived its node: {seen.command}" for seen in of.outlived()]
+    found += [f"at rest {each}" for each in target.wait_idle(IDLE_WITHIN_S)]
+    found += target.stop(SHUTDOWN_MAX_S)
+    return found + [f"process {seen.pid} has outlived its node: {seen.command}" for seen in target.outlived()]
 
 
-def _asked(of: Cluster) -> dict[str, float]:
-    text = of.front.get("/metrics")[1].decode()
-    return {name: metric(text, "espalier_worker_calls_total", worker=cluster_engine_name(name)) for name in of.workers}
+def _asked(target: Cluster) -> dict[str, float]:
+    text = target.front.get("/metrics")[1].decode()
+    return {
+        name: metric(text, "espalier_worker_calls_total", worker=cluster_engine_name(name)) for name in target.workers
+    }
 
 
-def bugs(of: Cluster) -> list[str]:
+def bugs(target: Cluster) -> list[str]:
     """Return the traces of bugs in what the nodes have logged, each kind once with how often it came.
 
     That an engine which was killed again and again is given up for a while is none: its tree says so, and begins anew.
     """
     kinds: Counter[str] = Counter()
     samples: dict[str, str] = {}
-    for name, node in of.nodes.items():
+    for name, node in target.nodes.items():
         for line in node.output().splitlines():
             if '"traceback"' not in line and '"level": "error"' not in line and "Traceback" not in line:
                 continue
@@ -189,15 +191,15 @@ def bugs(of: Cluster) -> list[str]:
 # All of it -------------------------------------------------------------------------------
 
 
-def storm(of: Cluster, cutters: dict[str, FaultProxy], kind: Kind, seconds: float, seed: int) -> list[str]:
+def storm(target: Cluster, cutters: dict[str, FaultProxy], kind: Kind, seconds: float, seed: int) -> list[str]:
     """Run the load and the faults, print the outcomes, and return what was wrong."""
-    tally, over, moves = Tally(), Event(), Moves(of)
-    right = checked_clients.references(of.front.port)
-    chaos = FaultInjector(of, cutters)
+    tally, over, moves = Tally(), Event(), Moves(target)
+    right = checked_clients.references(target.front.port)
+    chaos = FaultInjector(target, cutters)
     clients = [
         Thread(
             target=checked_clients.client,
-            args=(tally, of.front.port, Random(seed * 1000 + number), right, over, lambda: chaos.door),
+            args=(tally, target.front.port, Random(seed * 1000 + number), right, over, lambda: chaos.door),
             daemon=True,
         )
         for number in range(kind.clients)
@@ -206,14 +208,14 @@ def storm(of: Cluster, cutters: dict[str, FaultProxy], kind: Kind, seconds: floa
         for each in clients:
             each.start()
         chaos.run(plan_faults(seed, seconds, kind.every_s, kind.faults), seconds)
-        down = healed(of, kind.healed_within_s)  # under load
+        down = healed(target, kind.healed_within_s)  # under load
         over.set()
         for each in clients:
             each.join(checked_clients.NEVER_S + 30.0)
     never = sum(each.is_alive() for each in clients)
     print("\n".join(table(tally, moves, chaos.done)))
     bad = chaos.bad + tally.bad + [f"{never} clients never ended"] * bool(never)
-    return bad + (down or aftermath(of, right)) + bugs(of)
+    return bad + (down or aftermath(target, right)) + bugs(target)
 
 
 def main() -> int:
@@ -231,19 +233,19 @@ def main() -> int:
     shared = set(SHARED_MEMORY.iterdir())
     cutters: dict[str, FaultProxy] = {}
 
-    def behind_cutters(of: Cluster) -> None:
-        for name in of.workers:
-            cutters[name] = FaultProxy(of.links[name])
-            of.doors[name] = cutters[name].port
+    def behind_cutters(target: Cluster) -> None:
+        for name in target.workers:
+            cutters[name] = FaultProxy(target.links[name])
+            target.doors[name] = cutters[name].port
 
-    with place() as folder, cluster(folder, plan(said.engines, pair=said.pair), before=behind_cutters) as of:
+    with place() as folder, cluster(folder, plan(said.engines, pair=said.pair), before=behind_cutters) as target:
         try:
-            bad = storm(of, cutters, KINDS[said.engines], 60 * said.minutes, said.seed)
+            bad = storm(target, cutters, KINDS[said.engines], 60 * said.minutes, said.seed)
         finally:
             for cutter in cutters.values():
                 cutter.close()
             if said.logs:
-                keep_logs(of, Path(said.logs))
+                keep_logs(target, Path(said.logs))
     bad += [f"{path} is left" for path in sorted(set(SHARED_MEMORY.iterdir()) - shared)]
     for line in bad:
         print(f"BAD: {line}\n")
@@ -251,10 +253,10 @@ def main() -> int:
     return 1 if bad else 0
 
 
-def keep_logs(of: Cluster, folder: Path) -> None:
+def keep_logs(target: Cluster, folder: Path) -> None:
     """Copy what the nodes and their engines have logged."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, node in of.nodes.items():
+    for name, node in target.nodes.items():
         (folder / f"{name}.log").write_text(node.output())
         shutil.copytree(node.folder / "logs", folder / name, dirs_exist_ok=True)
 

@@ -47,14 +47,14 @@ def never_reading(port: int, count: int) -> Iterator[None]:
         yield
 
 
-def run(folder: Path, of: Node, clients: int, mutes: int) -> tuple[float, dict[str, int]]:
+def run(folder: Path, target: Node, clients: int, mutes: int) -> tuple[float, dict[str, int]]:
     """Run the crowd once beside so many that never read; return the others' p99 in ms, and how they ended."""
-    before = of.metric("espalier_clients_dropped_total")
+    before = target.metric("espalier_clients_dropped_total")
 
     def all_dropped() -> bool:
-        return of.metric("espalier_clients_dropped_total") - before >= mutes
+        return target.metric("espalier_clients_dropped_total") - before >= mutes
 
-    with never_reading(of.port, mutes):
+    with never_reading(target.port, mutes):
         # The first requests are not counted: five hundred handshakes at once are another question.
         options = (
             "--api",
@@ -67,9 +67,9 @@ def run(folder: Path, of: Node, clients: int, mutes: int) -> tuple[float, dict[s
             clients,
             "--ignore-eos",
         )
-        found = load(folder, of.port, *options, "--output-tokens", 64, "--prompt-tokens", 32)
+        found = load(folder, target.port, *options, "--output-tokens", 64, "--prompt-tokens", 32)
         assert wait_until(all_dropped, DROPPED_WITHIN_S, 0.2) is not None, "one that never reads was not dropped"
-    idle = wait_until(lambda: of.metric("espalier_engine_running") == 0, 5.0, 0.05)
+    idle = wait_until(lambda: target.metric("espalier_engine_running") == 0, 5.0, 0.05)
     assert idle is not None, "a request of one that was dropped runs on"
     return found["latencies"]["itl"]["p99"], found["requests"]
 
@@ -83,10 +83,10 @@ def main() -> int:
     arguments = parser.parse_args()
     p99: dict[int, list[float]] = {0: [], arguments.mutes: []}
     whole = True
-    with place() as folder, node(folder, slots=1024, engine=SIMULATED, gateway=GATEWAY) as of:
+    with place() as folder, node(folder, slots=1024, engine=SIMULATED, gateway=GATEWAY) as target:
         for turn in range(arguments.times):
             for mutes, values in p99.items():
-                value, requests = run(folder, of, arguments.clients, mutes)
+                value, requests = run(folder, target, arguments.clients, mutes)
                 values.append(value)
                 whole = whole and requests["completed"] == arguments.clients
                 said = f"{requests['completed']} of {arguments.clients} completed, {mutes} never read"

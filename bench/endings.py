@@ -35,10 +35,10 @@ def check(holds: object, sentence: str) -> None:
         raise AssertionError(sentence)
 
 
-def references(of: Node) -> dict[str, str]:
+def references(target: Node) -> dict[str, str]:
     """Return the whole texts that the answers of these scenes must equal."""
-    long = Chat(of.port, chat_body(STORY_PROMPT, TOKENS)).read()
-    short = Chat(of.port, chat_body(OAK_PROMPT)).read()
+    long = Chat(target.port, chat_body(STORY_PROMPT, TOKENS)).read()
+    short = Chat(target.port, chat_body(OAK_PROMPT)).read()
     check(long.whole and short.whole, f"the node does not answer: {long.error or short.error}")
     return {STORY_PROMPT: long.text, OAK_PROMPT: short.text}
 
@@ -47,15 +47,15 @@ def references(of: Node) -> dict[str, str]:
 
 
 @contextmanager
-def streams(of: Node) -> Iterator[tuple[list[BackgroundReader], ResponsesSocket]]:
+def streams(target: Node) -> Iterator[tuple[list[BackgroundReader], ResponsesSocket]]:
     """Run two HTTP streams and one WebSocket response, all past their first token; yield them, and the WebSocket.
 
     On a machine with busy neighbours a whole answer may have come before this process was given its turn: then again.
     """
     for _ in range(BEGIN_TRIES):
         chats, socket, answer = (
-            [Chat(of.port, chat_body(STORY_PROMPT, TOKENS)) for _ in range(2)],
-            ResponsesSocket(of.port),
+            [Chat(target.port, chat_body(STORY_PROMPT, TOKENS)) for _ in range(2)],
+            ResponsesSocket(target.port),
             Outcome(),
         )
         running: list[BackgroundReader] = []
@@ -106,10 +106,10 @@ def end_truthfully(running: list[BackgroundReader], since: float) -> float:
     return max(outcome.ended_at for outcome in outcomes) - since
 
 
-def served(of: Node, since: float, texts: dict[str, str]) -> float:
+def served(target: Node, since: float, texts: dict[str, str]) -> float:
     """Ask for a new answer now, check it, and return when its first token had come."""
     while True:
-        outcome = Chat(of.port, chat_body(OAK_PROMPT)).read()
+        outcome = Chat(target.port, chat_body(OAK_PROMPT)).read()
         if outcome.status != 503 or outcome.headers.get("x-should-retry") != "true":
             break
         time.sleep(0.01)  # it came while the death was not known yet; stock clients try again, too
@@ -121,43 +121,46 @@ def served(of: Node, since: float, texts: dict[str, str]) -> float:
 # A part dies, the node goes on -----------------------------------------------------------
 
 
-def engine_killed(what: str, of: Node, texts: dict[str, str]) -> Times:
+def engine_killed(what: str, target: Node, texts: dict[str, str]) -> Times:
     """Kill the scheduler or the host under running streams."""
-    with streams(of) as (running, _):
-        pid = of.look()[what].pid
+    with streams(target) as (running, _):
+        pid = target.look()[what].pid
         since = time.perf_counter()
-        of.kill(what)
+        target.kill(what)
         error_s = end_truthfully(running, since)
-    served_s = served(of, since, texts)
+    served_s = served(target, since, texts)
     check(served_s < SERVED_WITHIN_S, f"served again after {served_s:.1f} s")
-    check(of.look()[what].pid != pid, "it is the old process")
+    check(target.look()[what].pid != pid, "it is the old process")
     return {"error": error_s, "served": served_s}
 
 
-def zygote_killed(of: Node, texts: dict[str, str]) -> Times:
+def zygote_killed(target: Node, texts: dict[str, str]) -> Times:
     """Kill the zygote under running streams, which must not notice; then the host, whose restart must wait."""
-    old = of.look()["zygote"].pid
-    with streams(of) as (running, _):
+    old = target.look()["zygote"].pid
+    with streams(target) as (running, _):
         since = time.perf_counter()
-        of.kill("zygote")
+        target.kill("zygote")
         for each in running:
             outcome = each.wait()
             check(outcome.whole and outcome.text == texts[STORY_PROMPT], f"a stream noticed: {outcome.error}")
-    of.kill("host")
+    target.kill("host")
     killed = time.perf_counter()
-    served_at = served(of, killed, texts)
-    check(of.look()["zygote"].pid != old, "the zygote was not remade")
+    served_at = served(target, killed, texts)
+    check(target.look()["zygote"].pid != old, "the zygote was not remade")
     return {"served, since the zygote": served_at + killed - since, "since the host": served_at}
 
 
-def host_killed_again(of: Node, texts: dict[str, str]) -> Times:
+def host_killed_again(target: Node, texts: dict[str, str]) -> Times:
     """Kill the host, and its successor while that is still loading."""
-    old = of.look()["host"].pid
-    of.kill("host")
-    check(wait_until(lambda: of.look().get("host", of.look()["node"]).pid not in {old, of.pid}, 20.0), "no new host")
+    old = target.look()["host"].pid
+    target.kill("host")
+    check(
+        wait_until(lambda: target.look().get("host", target.look()["node"]).pid not in {old, target.pid}, 20.0),
+        "no new host",
+    )
     since = time.perf_counter()
-    of.kill("host")
-    served_s = served(of, since, texts)
+    target.kill("host")
+    served_s = served(target, since, texts)
     check(served_s < SERVED_WITHIN_S + 1.0, f"served again after {served_s:.1f} s")
     return {"served": served_s}
 
@@ -165,21 +168,21 @@ def host_killed_again(of: Node, texts: dict[str, str]) -> Times:
 # The node dies ---------------------------------------------------------------------------
 
 
-def _killed(of: Node, folder: Path) -> Times:
+def _killed(target: Node, folder: Path) -> Times:
     """Kill the node; check that its processes follow it, and that the next node sweeps what they left."""
-    of.look()
-    of.signal(signal.SIGKILL)
-    gone_s = of.wait_gone()
-    left = [seen.command for seen in of.alive()]
+    target.look()
+    target.signal(signal.SIGKILL)
+    gone_s = target.wait_gone()
+    left = [seen.command for seen in target.alive()]
     check(gone_s is not None, f"{EXIT_MAX_S} s after the node there were {left}")
-    files = list(of.tmp.iterdir())
+    files = list(target.tmp.iterdir())
     with node(folder, ready=False) as successor:
         swept = wait_until(lambda: not any(path.exists() for path in files), 20.0)
         check(swept is not None, f"the next node left {[str(path) for path in files if path.exists()]}")
         wait_until(lambda: not successor.tmp.exists() or '"starting"' in successor.output(), 20.0)
-        names = [line for line in of.left() if "shm" in line or "process" in line]
+        names = [line for line in target.left() if "shm" in line or "process" in line]
         check(not names, f"the next node left {names}")
-    for path in of.tmp.iterdir():  # the successor was killed by us
+    for path in target.tmp.iterdir():  # the successor was killed by us
         _remove(path)
     return {"gone": gone_s or 0.0}
 
@@ -192,8 +195,8 @@ def _remove(path: Path) -> None:
 
 def node_killed(folder: Path) -> Times:
     """Kill the node under running streams."""
-    with node(folder) as of, streams(of) as (running, _):
-        times = _killed(of, folder)
+    with node(folder) as target, streams(target) as (running, _):
+        times = _killed(target, folder)
         for each in running:
             check(not each.wait(5.0).whole, "an answer of a killed node looks whole")
         return times
@@ -201,60 +204,63 @@ def node_killed(folder: Path) -> Times:
 
 def node_killed_while_zygote_imports(folder: Path) -> Times:
     """Kill the node as soon as it has a zygote."""
-    with node(folder, ready=False) as of:
-        check(wait_until(lambda: "zygote" in of.look(), 20.0) is not None, "there was no zygote")
+    with node(folder, ready=False) as target:
+        check(wait_until(lambda: "zygote" in target.look(), 20.0) is not None, "there was no zygote")
         time.sleep(1.0)
-        return _killed(of, folder)
+        return _killed(target, folder)
 
 
 def node_killed_while_engine_loads(folder: Path) -> Times:
     """Kill the node as soon as it has a host."""
-    with node(folder, ready=False) as of:
-        loading(of)
-        return _killed(of, folder)
+    with node(folder, ready=False) as target:
+        loading(target)
+        return _killed(target, folder)
 
 
-def loading(of: Node) -> None:
+def loading(target: Node) -> None:
     """Wait until an engine has begun to load."""
-    check(wait_until(lambda: "host" in of.look(), ZYGOTE_WITHIN_S, 0.01) is not None, "there was no host")
+    check(wait_until(lambda: "host" in target.look(), ZYGOTE_WITHIN_S, 0.01) is not None, "there was no host")
     time.sleep(0.3)
 
 
 def host_killed_while_loading(folder: Path) -> Times:
     """Kill the first host while it loads: the node says so in a sentence and ends."""
-    with node(folder, ready=False) as of:
-        loading(of)
+    with node(folder, ready=False) as target:
+        loading(target)
         since = time.perf_counter()
-        of.kill("host")
-        ended(of, 1, since, within_s=10.0)
-        check("espalier: engine" in of.output(), f"it did not say why:\n{of.output()}")
+        target.kill("host")
+        ended(target, 1, since, within_s=10.0)
+        check("espalier: engine" in target.output(), f"it did not say why:\n{target.output()}")
         return {"ended": time.perf_counter() - since}
 
 
 # The node is told to end -----------------------------------------------------------------
 
 
-def ended(of: Node, code: int | None, since: float, within_s: float) -> float:
+def ended(target: Node, code: int | None, since: float, within_s: float) -> float:
     """Wait for the node's exit; check its code, and that nothing is left; return when it had ended."""
-    check(of.wait_exit(within_s) is not None, f"no exit within {within_s} s:\n{of.output()[-2000:]}")
+    check(target.wait_exit(within_s) is not None, f"no exit within {within_s} s:\n{target.output()[-2000:]}")
     took_s = time.perf_counter() - since
-    check(code is None or of.process.returncode == code, f"exit code {of.process.returncode}:\n{of.output()[-2000:]}")
-    check(not of.left(), f"left behind: {of.left()}")
+    check(
+        code is None or target.process.returncode == code,
+        f"exit code {target.process.returncode}:\n{target.output()[-2000:]}",
+    )
+    check(not target.left(), f"left behind: {target.left()}")
     return took_s
 
 
 def told(folder: Path) -> Times:
     """SIGTERM with streams running: they finish, whatever is new is told to come back, nothing is left."""
-    with node(folder) as of:
-        texts = references(of)
-        idle = ResponsesSocket(of.port)
-        with streams(of) as (running, socket):
+    with node(folder) as target:
+        texts = references(target)
+        idle = ResponsesSocket(target.port)
+        with streams(target) as (running, socket):
             since = time.perf_counter()
-            of.signal(signal.SIGTERM)
+            target.signal(signal.SIGTERM)
             check(idle.close_code() == 1012, "an idle WebSocket was not closed by 1012")
             idle_s = time.perf_counter() - since
             idle.close()
-            refused = Chat(of.port, chat_body(OAK_PROMPT)).read()
+            refused = Chat(target.port, chat_body(OAK_PROMPT)).read()
             code = (refused.error or {}).get("code")
             check(refused.status == 503 and code == "draining", f"got {refused}")
             check("retry-after" in refused.headers, "a refusal did not say when to come back")
@@ -265,31 +271,31 @@ def told(folder: Path) -> Times:
             check(running[2].wait().refusals, "the open WebSocket's new request heard nothing")
             finished_at = max(each.wait().ended_at for each in running)
             check(socket.close_code() == 1012, "a WebSocket was not closed by 1012")
-        of.look()
-        exit_s = ended(of, 0, finished_at, within_s=10.0)
+        target.look()
+        exit_s = ended(target, 0, finished_at, within_s=10.0)
     return {"idle closed": idle_s, "exit after the last stream": exit_s}
 
 
 def told_idle(folder: Path) -> Times:
     """SIGTERM without a client."""
-    with node(folder) as of:
+    with node(folder) as target:
         since = time.perf_counter()
-        of.signal(signal.SIGTERM)
-        return {"exit": ended(of, 0, since, within_s=10.0)}
+        target.signal(signal.SIGTERM)
+        return {"exit": ended(target, 0, since, within_s=10.0)}
 
 
 def told_twice(number: signal.Signals, stopped: bool, folder: Path) -> Times:
     """Send a signal twice with streams running, whose engine may not even react."""
-    with node(folder) as of, streams(of) as (running, _):
+    with node(folder) as target, streams(target) as (running, _):
         if stopped:
             for what in ("scheduler", "host"):
-                of.kill(what, signal.SIGSTOP)
-        of.signal(number)
+                target.kill(what, signal.SIGSTOP)
+        target.signal(number)
         time.sleep(0.3)
-        check(of.process.poll() is None, "it did not wait for its streams")
+        check(target.process.poll() is None, "it did not wait for its streams")
         since = time.perf_counter()
-        of.signal(number)
-        took_s = ended(of, 128 + number, since, within_s=10.0)
+        target.signal(number)
+        took_s = ended(target, 128 + number, since, within_s=10.0)
         for each in running:
             check(not each.wait(5.0).whole, "a cut answer looks whole")
     check(took_s < OUT_WITHIN_S, f"out after {took_s:.2f} s")
@@ -298,18 +304,18 @@ def told_twice(number: signal.Signals, stopped: bool, folder: Path) -> Times:
 
 def told_while_starting(phase: str, times: int, folder: Path) -> Times:
     """Send Ctrl-C, once or twice, while the zygote imports or while the engine loads."""
-    with node(folder, ready=False) as of:
+    with node(folder, ready=False) as target:
         if phase == "loads":
-            loading(of)
+            loading(target)
         else:
-            check(wait_until(lambda: "zygote" in of.look(), 20.0) is not None, "there was no zygote")
+            check(wait_until(lambda: "zygote" in target.look(), 20.0) is not None, "there was no zygote")
             time.sleep(1.0)
         for _ in range(times - 1):
-            of.signal(signal.SIGINT)
+            target.signal(signal.SIGINT)
             time.sleep(0.05)
         since = time.perf_counter()
-        of.signal(signal.SIGINT)
-        took_s = ended(of, None, since, within_s=20.0)
+        target.signal(signal.SIGINT)
+        took_s = ended(target, None, since, within_s=20.0)
     check(took_s < OUT_WITHIN_S, f"out after {took_s:.2f} s")
     return {"exit": took_s}
 
@@ -317,8 +323,8 @@ def told_while_starting(phase: str, times: int, folder: Path) -> Times:
 # All of them -----------------------------------------------------------------------------
 
 ON_A_NODE: dict[str, Callable[[Node, dict[str, str]], Times]] = {
-    "scheduler kill -9": lambda of, texts: engine_killed("scheduler", of, texts),
-    "host kill -9": lambda of, texts: engine_killed("host", of, texts),
+    "scheduler kill -9": lambda target, texts: engine_killed("scheduler", target, texts),
+    "host kill -9": lambda target, texts: engine_killed("host", target, texts),
     "host kill -9, and its successor while it loads": host_killed_again,
     "zygote kill -9, then host": zygote_killed,
 }
@@ -345,14 +351,14 @@ def tries_on_nodes(name: str, times: int, folder: Path) -> Iterator[Times]:
     """Try one scene of a living node so often, with a new node whenever one has had enough."""
     done = 0
     while done < times:
-        with node(folder) as of:
-            texts = references(of)
+        with node(folder) as target:
+            texts = references(target)
             a_try = 2 if "then" in name or "successor" in name else 1
             for _ in range(min(times - done, A_NODE_TAKES // a_try)):
-                yield ON_A_NODE[name](of, texts)
+                yield ON_A_NODE[name](target, texts)
                 done += 1
-            of.signal(signal.SIGTERM)
-            ended(of, 0, time.perf_counter(), within_s=20.0)
+            target.signal(signal.SIGTERM)
+            ended(target, 0, time.perf_counter(), within_s=20.0)
 
 
 def tries(name: str, times: int, folder: Path) -> Iterator[Times]:

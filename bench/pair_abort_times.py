@@ -78,7 +78,7 @@ def plan(kind: str, *, narrow: bool, transfer_s: float = TRANSFER_S) -> Plan:
 class Scene:
     """The cluster and clients of one try."""
 
-    of: Cluster
+    target: Cluster
     poll: LoadPoller
     chance: Random
     long: int = 0  # tokens that a long prompt really has
@@ -87,7 +87,7 @@ class Scene:
     @property
     def port(self) -> int:
         """Where clients knock."""
-        return self.of.front.port
+        return self.target.front.port
 
     def prompt(self, tokens: int) -> str:
         """Return a prompt that no cache knows."""
@@ -278,9 +278,9 @@ class Report:
         return f"{self.kind}: {looked}; nodes ran {self.ran_s:.1f} s and waited {self.waited_s:.1f} s for a core"
 
 
-def cores(of: Cluster) -> tuple[float, float]:
+def cores(target: Cluster) -> tuple[float, float]:
     """Return how long the nodes' event loops have run so far, and how long they could have and had no core."""
-    stats = [(Path("/proc") / str(each.pid) / "schedstat").read_text().split() for each in of.nodes.values()]
+    stats = [(Path("/proc") / str(each.pid) / "schedstat").read_text().split() for each in target.nodes.values()]
     return sum(int(ran_ns) for ran_ns, _, _ in stats) / 1e9, sum(int(waited_ns) for _, waited_ns, _ in stats) / 1e9
 
 
@@ -292,16 +292,16 @@ def tell(folder: Path, report: Report, stages: dict[str, Try], tries: int, *, na
     folder.mkdir()
     kind = report.kind
     with (
-        cluster(folder, plan(kind, narrow=narrow)) as of,
-        closing(LoadPoller(of, PAUSE_S[kind], report.periods)) as poll,
+        cluster(folder, plan(kind, narrow=narrow)) as target,
+        closing(LoadPoller(target, PAUSE_S[kind], report.periods)) as poll,
     ):
-        scene = Scene(of, poll, Random(20))
+        scene = Scene(target, poll, Random(20))
         for _ in range(2):
             Chat(scene.port, chat_body(STORY_PROMPT, 16)).read()  # a first request is slower than any other
         if not narrow:
-            scene.long = first_token(of.front, LONG)[1]
+            scene.long = first_token(target.front, LONG)[1]
         poll.until_idle(time.perf_counter())
-        ran_s, waited_s = cores(of)
+        ran_s, waited_s = cores(target)
         for name, try_one in stages.items():
             try:
                 found = [try_one(scene) for _ in range(tries)]
@@ -310,9 +310,9 @@ def tell(folder: Path, report: Report, stages: dict[str, Try], tries: int, *, na
                 break
             report.add(name, found, poll.look())
             print(report.rows[-1], file=sys.stderr, flush=True)
-        report.ran_s += cores(of)[0] - ran_s
-        report.waited_s += cores(of)[1] - waited_s
-        report.wrong += of.wait_idle(5.0) + of.stop(20.0)
+        report.ran_s += cores(target)[0] - ran_s
+        report.waited_s += cores(target)[1] - waited_s
+        report.wrong += target.wait_idle(5.0) + target.stop(20.0)
 
 
 def measured(folder: Path, kind: str, part: str, tries: int) -> Report:

@@ -73,13 +73,13 @@ class Load(Tally):
 
 
 @contextmanager
-def steady(of: Cluster, clients: int, seed: int) -> Iterator[Load]:
+def steady(target: Cluster, clients: int, seed: int) -> Iterator[Load]:
     """Keep so many clients asking while the body runs; yield what comes of it, whole once the body has ended."""
-    right, load, over = checked_clients.references(of.front.port), Load(), Event()
+    right, load, over = checked_clients.references(target.front.port), Load(), Event()
 
     def run(number: int) -> None:
         chance = Random(seed * 1000 + number)
-        checked_clients.client(load, of.front.port, chance, right, over, lambda: load.door, leaves=0.0)
+        checked_clients.client(load, target.front.port, chance, right, over, lambda: load.door, leaves=0.0)
 
     threads = [Thread(target=run, args=(number,), daemon=True) for number in range(clients)]
     for each in threads:
@@ -94,38 +94,38 @@ def steady(of: Cluster, clients: int, seed: int) -> Iterator[Load]:
                 load.bad.append("a client never ended")
 
 
-def renew(of: Cluster, name: str) -> dict[str, float]:
+def renew(target: Cluster, name: str) -> dict[str, float]:
     """Drain one node, wait for its end, and start it again.
 
     Returns how long each part took, in seconds, and how many answers were moved; raises `RuntimeError` if it did not
     end well, left something or did not come back.
     """
-    node = of.nodes[name]
+    node = target.nodes[name]
     node.look()
     before = len(node.output())
     since = time.perf_counter()
     node.signal(SIGTERM)
-    drained_s = node.wait_exit((FRONT_DRAIN_S if name == FRONT else of.plan.drain_s) + ENDS_WITHIN_S)
+    drained_s = node.wait_exit((FRONT_DRAIN_S if name == FRONT else target.plan.drain_s) + ENDS_WITHIN_S)
     if drained_s is None or node.process.returncode != 0:
         raise RuntimeError(f"{name} ended by {node.process.returncode}:\n{node.output()[-2000:]}")
     if left := node.left():
         raise RuntimeError(f"{name} left {left}")
     moved = sum(int(number) for number in MOVED.findall(node.output()[before:]))
     gone_s = time.perf_counter() - since
-    of.start(name)
-    of.wait_ready()
+    target.start(name)
+    target.wait_ready()
     return {"drained": drained_s, "back": time.perf_counter() - since - gone_s, "moved": moved}
 
 
-def in_turn(of: Cluster, load: Load, rounds: int) -> float:
+def in_turn(target: Cluster, load: Load, rounds: int) -> float:
     """Renew each worker so often, and then the front; print how it went, and return how many answers were moved."""
     moved = 0.0
     print(f"{'node':<8}{'drained s':>10}{'back s':>8}{'moved':>7}")
-    for name in [*of.workers * rounds, FRONT]:
+    for name in [*target.workers * rounds, FRONT]:
         time.sleep(REST_S)
         if name == FRONT:
             load.door = GatewayInterruptions(told=1)
-        took = renew(of, name)
+        took = renew(target, name)
         moved += took["moved"]
         print(f"{name:<8}{took['drained']:>10.2f}{took['back']:>8.2f}{took['moved']:>7g}", flush=True)
     time.sleep(REST_S)
@@ -143,13 +143,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=20)
     said = parser.parse_args()
     moved, bad = 0.0, list[str]()
-    with place() as folder, cluster(folder, plan(said.drain, said.engines)) as of:
-        with steady(of, said.clients, said.seed) as load:
+    with place() as folder, cluster(folder, plan(said.drain, said.engines)) as target:
+        with steady(target, said.clients, said.seed) as load:
             try:
-                moved = in_turn(of, load, ROUNDS[said.engines] if said.rounds is None else said.rounds)
+                moved = in_turn(target, load, ROUNDS[said.engines] if said.rounds is None else said.rounds)
             except RuntimeError as error:
                 bad.append(str(error))
-        bad += load.bad + of.wait_idle(10.0) + of.stop(ENDS_WITHIN_S)
+        bad += load.bad + target.wait_idle(10.0) + target.stop(ENDS_WITHIN_S)
     print(f"{load.requests} requests: {load.failed} failed, {load.spoilt} truncated or wrong; {moved:g} answers moved")
     print("\n".join(load.lines()))
     for line in bad:

@@ -113,11 +113,11 @@ def attack_during(attack: Attack, port: int) -> Iterator[None]:
         raise RuntimeError("the attack does not end")
 
 
-def run(folder: Path, of: Node, attack: Attack, clients: int, seconds: float) -> float:
+def run(folder: Path, target: Node, attack: Attack, clients: int, seconds: float) -> float:
     """Return the p99 of the time to the first token, in ms, of clients who keep their connections."""
-    with attack_during(attack, of.port):
+    with attack_during(attack, target.port):
         options = ("--api", "responses-ws", "--clients", clients, "--duration", seconds, "--key", SECRET)
-        found = load(folder, of.port, *options, "--output-tokens", 16, "--prompt-tokens", 32, "--warmup", clients)
+        found = load(folder, target.port, *options, "--output-tokens", 16, "--prompt-tokens", 32, "--warmup", clients)
     assert not found["errors"], found["errors"]
     p99: float = found["latencies"]["ttft"]["p99"]
     return p99
@@ -136,20 +136,20 @@ def main() -> int:
         keys = folder / "keys.toml"
         keys.write_text(f'[key.bench]\nsha256 = "{hashlib.sha256(SECRET.encode()).hexdigest()}"\n')
         gateway = GATEWAY.format(keys=keys, connections_max=CONNECTIONS_MAX)
-        with node(folder, slots=1024, engine=SIMULATED, gateway=gateway) as of:
+        with node(folder, slots=1024, engine=SIMULATED, gateway=gateway) as target:
             for name, attack in ATTACKS.items():
                 if arguments.only in {None, name}:
-                    held = compared(folder, of, name, attack, arguments) and held
+                    held = compared(folder, target, name, attack, arguments) and held
     return 0 if held else 1
 
 
-def compared(folder: Path, of: Node, name: str, attack: Attack, arguments: argparse.Namespace) -> bool:
+def compared(folder: Path, target: Node, name: str, attack: Attack, arguments: argparse.Namespace) -> bool:
     """Alternate peace and one attack, and return whether others were slowed down by no more than they may."""
     alone: list[float] = []
     beside: list[float] = []
     for _ in range(arguments.times):
-        alone.append(run(folder, of, no_attack, arguments.clients, arguments.seconds))
-        beside.append(run(folder, of, attack, arguments.clients, arguments.seconds))
+        alone.append(run(folder, target, no_attack, arguments.clients, arguments.seconds))
+        beside.append(run(folder, target, attack, arguments.clients, arguments.seconds))
     print(f"{name}: first token p99 alone {_list(alone)} ms, beside it {_list(beside)} ms")
     allowed = f"allowed {ALLOWED_TIMES} times, or {ALLOWED_MS:g} ms more"
     print(f"  medians {median(alone):.1f} and {median(beside):.1f} ms; {allowed}")

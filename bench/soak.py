@@ -127,19 +127,19 @@ def one(port: int, seed: int, tally: Tally) -> None:
 # What is measured ------------------------------------------------------------------------
 
 
-def sample(of: Node) -> Sample:
+def sample(target: Node) -> Sample:
     """Measure every process of an idle node."""
-    wait_until(lambda: of.metric("espalier_requests_running") == 0, 20.0, 0.02)
+    wait_until(lambda: target.metric("espalier_requests_running") == 0, 20.0, 0.02)
     time.sleep(0.3)
     values: Sample = {}
-    living = of.look()
+    living = target.look()
     for role in ROLES:
         pid = living[role].pid
         values[role, "MB"] = memory_bytes(pid, "Rss") / 1e6
         values[role, "fds"] = open_files(pid)
         values[role, "threads"] = threads(pid)
-    values["node", "tasks"] = of.metric("espalier_node_tasks")
-    values["node", "files"] = sum(1 for _ in of.tmp.rglob("*")) + len(of.names)  # these under /dev/shm
+    values["node", "tasks"] = target.metric("espalier_node_tasks")
+    values["node", "files"] = sum(1 for _ in target.tmp.rglob("*")) + len(target.names)  # these under /dev/shm
     return values
 
 
@@ -151,16 +151,16 @@ def slope(points: list[tuple[float, float]]) -> float:
     return 1000 * sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
 
 
-def run(of: Node, requests: int, concurrency: int, seed: int) -> tuple[Tally, list[tuple[int, Sample]]]:
+def run(target: Node, requests: int, concurrency: int, seed: int) -> tuple[Tally, list[tuple[int, Sample]]]:
     """Make all requests, stopping every so often to look."""
-    tally = Tally({prompt: Chat(of.port, chat_body(prompt)).read().text for prompt in PROMPTS})
-    samples = [(0, sample(of))]
+    tally = Tally({prompt: Chat(target.port, chat_body(prompt)).read().text for prompt in PROMPTS})
+    samples = [(0, sample(target))]
     with ThreadPoolExecutor(concurrency) as pool:
         for done in range(0, requests, EVERY):
             numbers = range(done, min(done + EVERY, requests))
-            for _ in pool.map(lambda number: one(of.port, seed * 1_000_000 + number, tally), numbers):
+            for _ in pool.map(lambda number: one(target.port, seed * 1_000_000 + number, tally), numbers):
                 pass
-            samples.append((numbers[-1] + 1, sample(of)))
+            samples.append((numbers[-1] + 1, sample(target)))
             print(f"{numbers[-1] + 1:>6} {json.dumps(_short(samples[-1][1]))}", file=sys.stderr, flush=True)
     return tally, samples
 
@@ -176,11 +176,11 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--seed", type=int, default=20)
     arguments = parser.parse_args()
-    with place() as folder, node(folder) as of:
+    with place() as folder, node(folder) as target:
         start = time.perf_counter()
-        tally, samples = run(of, arguments.requests, arguments.concurrency, arguments.seed)
+        tally, samples = run(target, arguments.requests, arguments.concurrency, arguments.seed)
         took_s = time.perf_counter() - start
-        text = of.get("/metrics")[1].decode()
+        text = target.get("/metrics")[1].decode()
     print(f"{arguments.requests} requests in {took_s:.0f} s, seed {arguments.seed}")
     print(dict(sorted(tally.outcomes.items())))
     print(f"restarts of children: {metric(text, 'espalier_child_restarts_total'):g}")

@@ -26,18 +26,21 @@ def attacked(folder: Path, verdict: Verdict, workers: int, tokens: int = 60, **f
     for name, lines in faults.items():
         engines[name] += f"\n[engine.tiny-{name}.simulated.faults]\n{lines}\n"
     plan = Plan(engines, drain_s=2.0, front_drain_s=20.0)  # without keys: to know that all is up takes the metrics
-    with cluster(folder, plan) as of, beside_honest_client(folder, of.front.port, verdict, key="", tokens=tokens):
-        yield of
+    with (
+        cluster(folder, plan) as target,
+        beside_honest_client(folder, target.front.port, verdict, key="", tokens=tokens),
+    ):
+        yield target
 
 
 def twins(folder: Path, verdict: Verdict) -> None:
     """Start a second process of the name of a node that lives."""
-    with attacked(folder, verdict, 2) as of:
-        place = of.folder / "twin"
+    with attacked(folder, verdict, 2) as target:
+        place = target.folder / "twin"
         (place / "t").mkdir(parents=True)
-        port = of.links["w0"]
-        text = of.file("w0").replace(f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}")
-        text = text.replace(f"port = {of.windows['w0']}", f"port = {free_port()}")
+        port = target.links["w0"]
+        text = target.file("w0").replace(f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}")
+        text = text.replace(f"port = {target.windows['w0']}", f"port = {free_port()}")
         (place / "cluster.toml").write_text(text)
         with (place / "output").open("wb") as output:
             twin = started(
@@ -48,17 +51,17 @@ def twins(folder: Path, verdict: Verdict) -> None:
         finally:
             twin.kill()
             twin.wait()
-        said = (place / "output").read_text() + of.nodes["w0"].output() + of.front.output()
+        said = (place / "output").read_text() + target.nodes["w0"].output() + target.front.output()
         verdict.said = "a log says why" if "two processes call themselves" in said else "no log says why"
 
 
 def five_drains(folder: Path, verdict: Verdict) -> None:
     """Drain six workers one after the other, and start each again."""
-    with attacked(folder, verdict, 6, tokens=400) as of:
-        for name in of.workers[:5]:
-            of.nodes[name].signal(signal.SIGTERM)
-            of.nodes[name].wait_exit(20.0)
-            of.start(name)
+    with attacked(folder, verdict, 6, tokens=400) as target:
+        for name in target.workers[:5]:
+            target.nodes[name].signal(signal.SIGTERM)
+            target.nodes[name].wait_exit(20.0)
+            target.start(name)
         verdict.said = "five drains"
 
 
@@ -76,8 +79,8 @@ def black_hole(folder: Path, verdict: Verdict) -> None:
 def stopped_node(folder: Path, verdict: Verdict) -> None:
     """Stop a worker's process for six seconds, and let it go on: its host answers, it does not."""
     verdict.gap_s_max = STOPPED_GAP_S_MAX  # nobody can know at once that a process has stopped
-    with attacked(folder, verdict, 3) as of:
-        of.nodes["w0"].signal(signal.SIGSTOP)
+    with attacked(folder, verdict, 3) as target:
+        target.nodes["w0"].signal(signal.SIGSTOP)
         time.sleep(6.0)
-        of.nodes["w0"].signal(signal.SIGCONT)
+        target.nodes["w0"].signal(signal.SIGCONT)
         time.sleep(4.0)

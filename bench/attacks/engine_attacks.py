@@ -27,11 +27,11 @@ kv_tokens_max = 16384
 def stopped_scheduler(folder: Path, verdict: Verdict) -> None:
     """Stop the scheduler of an idle engine of another model, which nothing but its own silence tells of."""
     other = OTHER.format(path=Path("examples/tiny").resolve())
-    with attacked(folder, verdict, slots=16, engine=SGLANG + other) as of:
-        idle = idlest(schedulers(of))
-        before = restarts(of)
+    with attacked(folder, verdict, slots=16, engine=SGLANG + other) as target:
+        idle = idlest(schedulers(target))
+        before = restarts(target)
         os.kill(idle, signal.SIGSTOP)
-        noticed_s = wait_until(lambda: restarts(of) > before, NOTICED_WITHIN_S, every_s=0.1)
+        noticed_s = wait_until(lambda: restarts(target) > before, NOTICED_WITHIN_S, every_s=0.1)
         with suppress(ProcessLookupError):
             os.kill(idle, signal.SIGCONT)
         verdict.said = "nobody noticed" if noticed_s is None else f"noticed after {noticed_s:.1f} s"
@@ -39,10 +39,10 @@ def stopped_scheduler(folder: Path, verdict: Verdict) -> None:
             verdict.wrong.append(verdict.said)
 
 
-def schedulers(of: Node) -> list[int]:
+def schedulers(target: Node) -> list[int]:
     """Return the processes of the node's schedulers that live."""
-    of.look()
-    return [pid for pid, role in of.roles.items() if role == "scheduler" and of.known[pid].lives]
+    target.look()
+    return [pid for pid, role in target.roles.items() if role == "scheduler" and target.known[pid].lives]
 
 
 def idlest(processes: Sequence[int]) -> int:
@@ -56,12 +56,12 @@ def full_disk(folder: Path, verdict: Verdict) -> None:
     """Give the engines' logs a disk of 8 kB; it takes the right to mount one."""
     mounted = 'mount -t tmpfs -o size=8k none "$0" && exec "$@"'
     prefix = ("unshare", "--mount", "sh", "-c", mounted, str(folder / "logs"))
-    with attacked(folder, verdict, slots=16, engine=SGLANG, prefix=prefix) as of:
+    with attacked(folder, verdict, slots=16, engine=SGLANG, prefix=prefix) as target:
         for _ in range(3):  # each life of the engine says more than there is room for
-            of.kill("scheduler")
+            target.kill("scheduler")
             time.sleep(1.0)
-            of.wait_ready()
-        told = [line for line in of.output().splitlines() if "No space left" in line]
+            target.wait_ready()
+        told = [line for line in target.output().splitlines() if "No space left" in line]
     verdict.lost = [each for each in verdict.lost if "engine_lost" not in each and "503" not in each]  # it was killed
     verdict.said = f"the log says so in {len(told)} lines"
     if not told:

@@ -41,16 +41,16 @@ def attacked(
 ) -> Iterator[Node]:
     """Run a node with an honest client beside it while the body attacks, and end it; `drained` runs as it ends."""
     gateway = GATEWAY.format(keys=keys_file(folder)) + more
-    with node(folder, slots=slots, engine=engine, gateway=gateway, prefix=prefix, output=output) as of:
-        with beside_honest_client(folder, of.port, verdict):
-            yield of
-        if of.process.poll() is None:
-            of.signal(signal.SIGTERM)
+    with node(folder, slots=slots, engine=engine, gateway=gateway, prefix=prefix, output=output) as target:
+        with beside_honest_client(folder, target.port, verdict):
+            yield target
+        if target.process.poll() is None:
+            target.signal(signal.SIGTERM)
         drained()
-        if of.wait_exit(ENDS_WITHIN_S) is None:
+        if target.wait_exit(ENDS_WITHIN_S) is None:
             verdict.wrong.append(f"SIGTERM did not end the node within {ENDS_WITHIN_S:g} s")
-        elif of.process.returncode != 0:
-            verdict.wrong.append(f"the node ended with {of.process.returncode}")
+        elif target.process.returncode != 0:
+            verdict.wrong.append(f"the node ended with {target.process.returncode}")
 
 
 def post(port: int, path: str, body: object, key: str = ATTACKER, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
@@ -69,8 +69,8 @@ def post(port: int, path: str, body: object, key: str = ATTACKER, timeout_s: flo
 def big_answers(folder: Path, verdict: Verdict) -> None:
     """Ask for 96 choices with 20 log probabilities a token, in one piece."""
     body = {"model": MODEL, "prompt": "x", "n": 96, "max_tokens": 160, "logprobs": 20, "ignore_eos": True}
-    with attacked(folder, verdict) as of:
-        status, answer = post(of.port, "/v1/completions", body)
+    with attacked(folder, verdict) as target:
+        status, answer = post(target.port, "/v1/completions", body)
         verdict.said = f"{status}, {len(answer) / 1e6:.1f} MB"
 
 
@@ -79,9 +79,9 @@ def unread_logs(folder: Path, verdict: Verdict) -> None:
     body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
     reads, writes = os.pipe()
     try:
-        with attacked(folder, verdict, output=writes) as of:
+        with attacked(folder, verdict, output=writes) as target:
             answered = 0
-            while answered < UNREAD_REQUESTS and post(of.port, "/v1/completions", body, timeout_s=5.0)[0] == 200:
+            while answered < UNREAD_REQUESTS and post(target.port, "/v1/completions", body, timeout_s=5.0)[0] == 200:
                 answered += 1
         verdict.said = f"{answered} of {UNREAD_REQUESTS} answered"
         if answered < UNREAD_REQUESTS:
@@ -103,9 +103,9 @@ def slow_readers(folder: Path, verdict: Verdict) -> None:
         "logprobs": 5,
     }
     readers: dict[str, Future[bool]] = {}
-    with ThreadPoolExecutor(2) as pool, attacked(folder, verdict, drained=lambda: wait(readers.values())) as of:
-        readers["closed"] = pool.submit(slowly, of.port, body, "close", 6.0)
-        readers["drained"] = pool.submit(slowly, of.port, body, "keep-alive", 18.0)  # it is whole before it is read
+    with ThreadPoolExecutor(2) as pool, attacked(folder, verdict, drained=lambda: wait(readers.values())) as target:
+        readers["closed"] = pool.submit(slowly, target.port, body, "close", 6.0)
+        readers["drained"] = pool.submit(slowly, target.port, body, "keep-alive", 18.0)  # it is whole before it is read
         readers["closed"].result()
     verdict.said = ", ".join(f"{how} {'whole' if reader.result() else 'CUT'}" for how, reader in readers.items())
     if "CUT" in verdict.said:
@@ -137,15 +137,15 @@ def descriptors(folder: Path, verdict: Verdict) -> None:
     """Connect more strangers than a node may have descriptors, which are few, and have it reap a child meanwhile."""
     most = f"--nofile={DESCRIPTORS_MAX}:{DESCRIPTORS_MAX}"
     few = "[gateway.limits]\nconnections_max = 32\n"
-    with attacked(folder, verdict, more=few, prefix=("prlimit", most)) as of:
+    with attacked(folder, verdict, more=few, prefix=("prlimit", most)) as target:
         with ExitStack() as stack:
             strangers = 0
             for _ in range(2 * DESCRIPTORS_MAX):
                 with suppress(OSError):
-                    stack.enter_context(socket.create_connection(("127.0.0.1", of.port), timeout=0.2))
+                    stack.enter_context(socket.create_connection(("127.0.0.1", target.port), timeout=0.2))
                     strangers += 1
             for _ in range(10):
-                os.kill(of.pid, signal.SIGCHLD)
+                os.kill(target.pid, signal.SIGCHLD)
                 time.sleep(0.5)
         verdict.said = f"{strangers} strangers, at most {DESCRIPTORS_MAX} descriptors"
 
@@ -158,14 +158,14 @@ def crashing_neighbours(folder: Path, verdict: Verdict) -> None:
         f"[engine.bad{number}.simulated.faults]\ncrash_after_s = 0.3\n"
         for number in range(3)
     )
-    with attacked(folder, verdict, engine=SIMULATED + bad) as of:
+    with attacked(folder, verdict, engine=SIMULATED + bad) as target:
         time.sleep(20.0)
-        verdict.said = f"{restarts(of)} restarts"
+        verdict.said = f"{restarts(target)} restarts"
 
 
-def restarts(of: Node) -> int:
+def restarts(target: Node) -> int:
     """Return how often children of a node's tree were started again, by its log: to read metrics takes a key."""
-    return of.output().count('"child_event": "restarting"')
+    return target.output().count('"child_event": "restarting"')
 
 
 def huge_prompts(folder: Path, verdict: Verdict) -> None:
@@ -173,11 +173,11 @@ def huge_prompts(folder: Path, verdict: Verdict) -> None:
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "a" * 4_000_000}]}).encode()
     honest = {"model": MODEL, "prompt": "the oak " * 375, "max_tokens": 2}
     over = Event()
-    with attacked(folder, verdict) as of:
+    with attacked(folder, verdict) as target:
 
         def attack() -> None:
             while not over.is_set():
-                post(of.port, "/v1/chat/completions", body)
+                post(target.port, "/v1/chat/completions", body)
 
         threads = [Thread(target=attack, daemon=True) for _ in range(24)]
         for each in threads:
@@ -186,14 +186,14 @@ def huge_prompts(folder: Path, verdict: Verdict) -> None:
         began = time.monotonic()
         while time.monotonic() - began < 10.0:
             asked = time.monotonic()
-            status, said = post(of.port, "/v1/completions", honest, HONEST)
+            status, said = post(target.port, "/v1/completions", honest, HONEST)
             took.append(time.monotonic() - asked)
             if status != 200:
                 verdict.lost.append(f"{status}: {said[:100]!r}")
         over.set()
         for each in threads:
             each.join(TIMEOUT_S)
-        rss = memory_max_mb(of.pid)
+        rss = memory_max_mb(target.pid)
     verdict.said = f"an honest long prompt took at most {max(took):.2f} s; VmHWM {rss:.0f} MB"
     if max(took) > 2.0:
         verdict.wrong.append(verdict.said)
@@ -211,11 +211,11 @@ def greedy_key(folder: Path, verdict: Verdict) -> None:
     """Have one key ask for 128 choices at a time, four times beside each other, of an engine with 16 slots."""
     body = {"model": MODEL, "prompt": "x", "n": 128, "max_tokens": 40, "ignore_eos": True}
     over = Event()
-    with attacked(folder, verdict, slots=16) as of:
+    with attacked(folder, verdict, slots=16) as target:
 
         def attack() -> None:
             while not over.is_set():
-                if post(of.port, "/v1/completions", body)[0] != 200:
+                if post(target.port, "/v1/completions", body)[0] != 200:
                     over.wait(0.2)
 
         threads = [Thread(target=attack, daemon=True) for _ in range(4)]
@@ -232,13 +232,13 @@ def long_prompts(folder: Path, verdict: Verdict) -> None:
     """Have one key ask for 100 prompts of 6,000 tokens at a time, three times beside each other, of 32 slots."""
     priced = SIMULATED.replace("per_prefill_token_s = 0.0", "per_prefill_token_s = 0.00005")
     over = Event()
-    with attacked(folder, verdict, slots=32, engine=priced) as of:
+    with attacked(folder, verdict, slots=32, engine=priced) as target:
 
         def attack(number: int) -> None:
             prompts = [[1 + (number * 7 + each * 13 + at) % 250 for at in range(6_000)] for each in range(100)]
             body = json.dumps({"model": MODEL, "prompt": prompts, "max_tokens": 8, "ignore_eos": True}).encode()
             while not over.is_set():
-                if post(of.port, "/v1/completions", body)[0] != 200:
+                if post(target.port, "/v1/completions", body)[0] != 200:
                     over.wait(0.2)
 
         for number in range(3):
@@ -255,14 +255,14 @@ def slow_heads(folder: Path, verdict: Verdict) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     over = Event()
-    with attacked(folder, verdict) as of:
+    with attacked(folder, verdict) as target:
 
         def attack() -> None:
             sockets: list[socket.socket] = []
             while not over.is_set():
                 while len(sockets) < 1_300 and not over.is_set():
                     with suppress(OSError):
-                        fresh = socket.create_connection(("127.0.0.1", of.port), timeout=0.5)
+                        fresh = socket.create_connection(("127.0.0.1", target.port), timeout=0.5)
                         fresh.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-slow: ")
                         fresh.setblocking(False)
                         sockets.append(fresh)
@@ -286,7 +286,7 @@ def slow_heads(folder: Path, verdict: Verdict) -> None:
         body = {"model": MODEL, "prompt": "x", "max_tokens": 2}
         while time.monotonic() - began < 12.0:
             asked += 1
-            status, said = post(of.port, "/v1/completions", body, HONEST, timeout_s=5.0)  # a connection each
+            status, said = post(target.port, "/v1/completions", body, HONEST, timeout_s=5.0)  # a connection each
             answered += status == 200
             if status != 200:
                 verdict.lost.append(f"a new connection: {status} {said[:80]!r}")
@@ -320,9 +320,9 @@ def small_pieces(folder: Path, verdict: Verdict) -> None:
                     sock.sendall(pieces)
                     sent.append(len(pieces))
 
-    with attacked(folder, verdict) as of:
+    with attacked(folder, verdict) as target:
         made = [
-            Thread(target=attack, args=(of.port, lines, *each), daemon=True)
+            Thread(target=attack, args=(target.port, lines, *each), daemon=True)
             for lines, each in heads.items()
             for _ in range(24)
         ]

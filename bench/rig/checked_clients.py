@@ -165,8 +165,8 @@ def _body(chat: Chat, leave_after_s: float | None) -> AnswerOutcome:
 def references(port: int) -> dict[tuple[str, int | None], CompleteAnswer]:
     """Send every request once to an undisturbed cluster, and return the answers."""
 
-    def one(of: tuple[str, int | None]) -> CompleteAnswer:
-        heard = ask(port, CheckedRequest("whole", *of))
+    def one(target: tuple[str, int | None]) -> CompleteAnswer:
+        heard = ask(port, CheckedRequest("whole", *target))
         if not heard.whole:
             raise RuntimeError(f"a quiet cluster does not answer: {heard}")
         return heard.whole[0]
@@ -255,10 +255,10 @@ class Tally:
             yield f"{count:>7}  {how}"
 
 
-def client(tally: Tally, *of: Any, **more: Any) -> None:
+def client(tally: Tally, *target: Any, **more: Any) -> None:
     """Send requests until `over` is set; an exception of the client itself counts as bad."""
     try:
-        _client(tally, *of, **more)
+        _client(tally, *target, **more)
     except Exception as error:  # noqa: BLE001  # whatever it is, somebody must see it
         tally.bad.append(f"a client of the bench failed: {error!r}")
 

@@ -94,7 +94,7 @@ def plan_faults(seed: int, seconds: float, every_s: float, faults: Mapping[str, 
 class FaultInjector:
     """Carries a plan of faults out, and records what a node did that it must not do."""
 
-    of: Cluster
+    target: Cluster
     cutters: Mapping[str, FaultProxy]
     done: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
@@ -113,7 +113,7 @@ class FaultInjector:
         for harm in plan:
             self._later(harm.at_s, partial(self._do, harm))
         self._until(seconds, lambda: True)
-        self._until(self.of.plan.drain_s + SHUTDOWN_MAX_S + FAULT_DURATION_S[1] + GONE_WITHIN_S, self._unfinished)
+        self._until(self.target.plan.drain_s + SHUTDOWN_MAX_S + FAULT_DURATION_S[1] + GONE_WITHIN_S, self._unfinished)
         for cutter in self.cutters.values():
             cutter.heal()
 
@@ -125,7 +125,7 @@ class FaultInjector:
         while goes_on() and time.monotonic() < deadline:
             while self._agenda and self._agenda[0][0] <= time.monotonic():
                 heappop(self._agenda)[2]()
-            for name, node in list(self.of.nodes.items()):
+            for name, node in list(self.target.nodes.items()):
                 if node.process.poll() is not None and self._busy.get(name) != "down":
                     self._ended(name, node)
             self._remind()
@@ -133,16 +133,16 @@ class FaultInjector:
 
     def _remind(self) -> None:
         for name, since in list(self._told.items()):
-            if time.monotonic() - since > self.of.plan.drain_s + SHUTDOWN_MAX_S:
+            if time.monotonic() - since > self.target.plan.drain_s + SHUTDOWN_MAX_S:
                 self._say(name, f"did not end within {SHUTDOWN_MAX_S:g} s of its drain's end")
                 del self._told[name]
-                self.of.nodes[name].signal(signal.SIGKILL)
+                self.target.nodes[name].signal(signal.SIGKILL)
 
     def _later(self, after_s: float, do: Callable[[], None]) -> None:
         heappush(self._agenda, (time.monotonic() + after_s, next(self._numbers), do))
 
     def _say(self, name: str, what: str) -> None:
-        self.bad.append(f"node {name} {what}\n{self.of.nodes[name].output()[-1500:]}")
+        self.bad.append(f"node {name} {what}\n{self.target.nodes[name].output()[-1500:]}")
 
     # Harm --------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class FaultInjector:
         elif whom in BELOW:
             met = self._harm_below(what, whom, harm)
         else:
-            met = self._harm_node(what, [FRONT] if whom == FRONT else self.of.workers, harm)
+            met = self._harm_node(what, [FRONT] if whom == FRONT else self.target.workers, harm)
         self.done[harm.fault] += met
 
     def _harm_link(self, what: str, harm: PlannedFault) -> bool:
@@ -172,11 +172,11 @@ class FaultInjector:
         return met is not None
 
     def _harm_node(self, what: str, names: Sequence[str], harm: PlannedFault) -> bool:
-        free = [name for name in names if name not in self._busy and self.of.nodes[name].process.poll() is None]
+        free = [name for name in names if name not in self._busy and self.target.nodes[name].process.poll() is None]
         if not free:
             return False
         name = harm.one_of(free)
-        node, self._down_s[name] = self.of.nodes[name], harm.within(DOWN_S)
+        node, self._down_s[name] = self.target.nodes[name], harm.within(DOWN_S)
         node.look()  # at what must be gone soon
         if what == "stop":
             self._busy[name] = "stopped"
@@ -197,18 +197,20 @@ class FaultInjector:
             self.door = replace(self.door, killed=_odd(self.door.killed + 1))
 
     def _go_on(self, name: str, harm: PlannedFault) -> None:
-        if self.of.nodes[name].process.poll() is not None:
+        if self.target.nodes[name].process.poll() is not None:
             return  # it ended by itself, stopped as it was: `_ended` says so
         if killed := Random(harm.number).random() < KILLED_INSTEAD:
             self._killing(name)
             self.done["killed while stopped"] += 1
         else:
             del self._busy[name]
-        self.of.nodes[name].signal(signal.SIGKILL if killed else signal.SIGCONT)
+        self.target.nodes[name].signal(signal.SIGKILL if killed else signal.SIGCONT)
 
     def _harm_below(self, what: str, role: str, harm: PlannedFault) -> bool:
         """Harm a process that a node has started; the node may be stopped itself, or about to end."""
-        living = {name: self.of.nodes[name].look() for name in self.of.workers if self._busy.get(name) != "down"}
+        living = {
+            name: self.target.nodes[name].look() for name in self.target.workers if self._busy.get(name) != "down"
+        }
         found = [name for name, seen in living.items() if role in seen and seen[role].pid not in self._stopped]
         if not found:
             return False
@@ -253,7 +255,7 @@ class FaultInjector:
 
     def _start(self, name: str, gone_since: float) -> None:
         """Start a node again once nothing of its life before is left."""
-        node, now = self.of.nodes[name], time.monotonic()
+        node, now = self.target.nodes[name], time.monotonic()
         if left := node.alive():
             if any(seen.pid in self._stopped for seen in left):
                 gone_since = now
@@ -267,15 +269,15 @@ class FaultInjector:
         del self._busy[name]
         self._hurt.discard(name)
         self._written[name] = len(node.output())
-        self.of.start(name)
+        self.target.start(name)
         self.done["started again"] += 1
         if name == FRONT:
             self._later(0.0, self._wait_front)
 
     def _wait_front(self) -> None:
-        if self.of.front.process.poll() is None and self.of.front.get("/health", timeout_s=0.5)[0] == 0:
+        if self.target.front.process.poll() is None and self.target.front.get("/health", timeout_s=0.5)[0] == 0:
             self._later(0.05, self._wait_front)
-        elif self.of.front.process.poll() is None:
+        elif self.target.front.process.poll() is None:
             self.door = GatewayInterruptions(
                 self.door.killed + self.door.killed % 2, self.door.told + self.door.told % 2
             )

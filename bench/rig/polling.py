@@ -44,7 +44,7 @@ class PairLoad:
     @property
     def places(self) -> int:
         """How many requests are in the engines, running or waiting."""
-        return int(sum(of[each] for of in (self.prefill, self.decode) for each in LOAD_GAUGES[:2]))
+        return int(sum(load[each] for load in (self.prefill, self.decode) for each in LOAD_GAUGES[:2]))
 
     @property
     def kv_tokens(self) -> int:
@@ -56,7 +56,7 @@ class PairLoad:
 class LoadPoller:
     """Reads what the nodes count; it rests `pause_s` between two looks, as a look takes CPU time from the abort."""
 
-    of: Cluster
+    target: Cluster
     pause_s: float
     periods: list[float] = field(default_factory=list)
     _connections: dict[str, HTTPConnection] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class LoadPoller:
 
     def _ask(self, name: str) -> None:
         if name not in self._connections:
-            self._connections[name] = HTTPConnection("127.0.0.1", self.of.nodes[name].port, timeout=GIVE_UP_S)
+            self._connections[name] = HTTPConnection("127.0.0.1", self.target.nodes[name].port, timeout=GIVE_UP_S)
         self._connections[name].request("GET", "/metrics")
 
 

@@ -78,13 +78,13 @@ def at_free_ports(text: str, *ports: int) -> tuple[str, list[int]]:
     return re.sub("|".join(free), lambda old: str(free[old.group()]), text), list(free.values())
 
 
-def run_cli(of: Node, *arguments: str, temporary: Path | None = None) -> tuple[int, str]:
+def run_cli(target: Node, *arguments: str, temporary: Path | None = None) -> tuple[int, str]:
     """Run a command of the command line on a cluster, and return its exit code and its output.
 
     A node that does not listen is asked by its socket only where `temporary` is the folder that it runs below.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "supervisor", str(of.folder / "cluster.toml"), *arguments],
+        [sys.executable, "-m", "supervisor", str(target.folder / "cluster.toml"), *arguments],
         cwd=ROOT,
         env=os.environ | {"COLUMNS": "200"} | ({} if temporary is None else {"TMPDIR": str(temporary)}),
         capture_output=True,
@@ -96,24 +96,26 @@ def run_cli(of: Node, *arguments: str, temporary: Path | None = None) -> tuple[i
     return done.returncode, done.stdout + done.stderr
 
 
-def seen(of: Node) -> dict[str, dict[str, Any]]:
+def seen(target: Node) -> dict[str, dict[str, Any]]:
     """Return the status of each node of a launcher's cluster, as the command line prints it."""
-    every: dict[str, dict[str, Any]] = json.loads(run_cli(of, "status", "--json")[1])["nodes"]
+    every: dict[str, dict[str, Any]] = json.loads(run_cli(target, "status", "--json")[1])["nodes"]
     return every
 
 
-def lines(of: Node) -> list[dict[str, Any]]:
+def lines(target: Node) -> list[dict[str, Any]]:
     """Return every complete line of the log."""
-    whole = of.output().rpartition("\n")[0].splitlines()
+    whole = target.output().rpartition("\n")[0].splitlines()
     return [json.loads(text) for text in whole if text.startswith("{")]  # the others are for a person who looks on
 
 
-def events_logged(of: Node, event: str, **given: object) -> list[dict[str, Any]]:
+def events_logged(target: Node, event: str, **given: object) -> list[dict[str, Any]]:
     """Return the log records of one message that have these fields."""
-    return [each for each in lines(of) if each["event"] == event and given.items() <= each.items()]
+    return [each for each in lines(target) if each["event"] == event and given.items() <= each.items()]
 
 
-def nodes(of: Node) -> dict[str, ProcessEntry]:
+def nodes(target: Node) -> dict[str, ProcessEntry]:
     """Return the processes of a launcher's nodes that live, by name."""
-    living = {seen.command.split("--node ")[1].split()[0]: seen for seen in of.alive() if "--launched" in seen.command}
+    living = {
+        seen.command.split("--node ")[1].split()[0]: seen for seen in target.alive() if "--launched" in seen.command
+    }
     return dict(sorted(living.items()))

@@ -96,35 +96,35 @@ class Stubs:
         self.nodes[name] = Stub(self.nodes[name].output())
 
 
-def done_to(of, *faults, number=GOES_ON):
+def done_to(target, *faults, number=GOES_ON):
     """Carry out a plan of these faults, one right after the other, and return what is known then."""
-    chaos = FaultInjector(of, {})
+    chaos = FaultInjector(target, {})
     chaos.run([PlannedFault(0.0, fault, 0.0, 0.0, number) for fault in faults], 0.1)
     return chaos
 
 
 @pytest.mark.realtime
 def test_a_node_that_ends_by_itself_is_bad_and_is_started_again():
-    of = Stubs(w1=Stub(UP, code=1))
-    chaos = done_to(of)
+    target = Stubs(w1=Stub(UP, code=1))
+    chaos = done_to(target)
     assert [each.partition("\n")[0] for each in chaos.bad] == ["node w1 ended by itself, by 1"]
-    assert of.started == ["w1"]
+    assert target.started == ["w1"]
 
 
 @pytest.mark.realtime
 @pytest.mark.parametrize(("fault", "sent"), [("kill a worker", signal.SIGKILL), ("SIGTERM a worker", signal.SIGTERM)])
 def test_a_node_that_was_made_to_end_is_started_again_and_is_not_bad(fault, sent):
     node = Stub(UP)
-    of = Stubs(w1=node)
-    chaos = done_to(of, fault)
-    assert (chaos.bad, of.started, node.sent) == ([], ["w1"], [sent])
+    target = Stubs(w1=node)
+    chaos = done_to(target, fault)
+    assert (chaos.bad, target.started, node.sent) == ([], ["w1"], [sent])
     assert chaos.done == Counter({fault: 1, "started again": 1})
 
 
 @pytest.mark.realtime
 def test_a_node_that_was_told_to_end_must_leave_nothing_and_exit_0():
-    of = Stubs(w1=Stub(UP, left=["a folder"]))
-    assert ["left" in each for each in done_to(of, "SIGTERM a worker").bad] == [True]
+    target = Stubs(w1=Stub(UP, left=["a folder"]))
+    assert ["left" in each for each in done_to(target, "SIGTERM a worker").bad] == [True]
 
 
 @pytest.mark.realtime

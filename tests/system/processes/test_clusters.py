@@ -27,49 +27,49 @@ AT_ONCE_S = 2.0
 
 
 def test_a_worker_drains_and_comes_back_under_load_and_nobody_notices(folder):
-    with cluster(folder, rolling.plan(drain_s=0.5)) as of:
-        with rolling.steady(of, CLIENTS, seed=1) as tally:
-            took = rolling.renew(of, "w1")
+    with cluster(folder, rolling.plan(drain_s=0.5)) as target:
+        with rolling.steady(target, CLIENTS, seed=1) as tally:
+            took = rolling.renew(target, "w1")
         assert took["drained"] < 5.0
         assert not tally.bad
         assert tally.counts["whole"] == tally.requests >= CLIENTS
-        assert not of.wait_idle(10.0)
-        assert not of.stop(10.0)
+        assert not target.wait_idle(10.0)
+        assert not target.stop(10.0)
 
 
 def test_answers_go_on_elsewhere_when_a_worker_is_killed_and_a_link_is_cut(folder):
     cutters = []
 
-    def behind_cutter(of):
-        cutters.append(FaultProxy(of.links["w2"]))
-        of.doors["w2"] = cutters[0].port
+    def behind_cutter(target):
+        cutters.append(FaultProxy(target.links["w2"]))
+        target.doors["w2"] = cutters[0].port
 
-    with cluster(folder, rolling.plan(drain_s=0.5), before=behind_cutter) as of:
-        with rolling.steady(of, CLIENTS, seed=1) as tally:
+    with cluster(folder, rolling.plan(drain_s=0.5), before=behind_cutter) as target:
+        with rolling.steady(target, CLIENTS, seed=1) as tally:
             assert cutters[0].cut(Random(1), reset=True)
-            of.wait_ready(30.0)
-            of.nodes["w1"].signal(SIGKILL)
-            of.nodes["w1"].process.wait(5)
-            of.start("w1")
-            of.wait_ready(30.0)
+            target.wait_ready(30.0)
+            target.nodes["w1"].signal(SIGKILL)
+            target.nodes["w1"].process.wait(5)
+            target.start("w1")
+            target.wait_ready(30.0)
         assert not tally.bad
         assert tally.counts["whole"] == tally.requests >= CLIENTS
-        assert not of.wait_idle(10.0)
-        assert not of.stop(10.0)
+        assert not target.wait_idle(10.0)
+        assert not target.stop(10.0)
         cutters[0].close()
 
 
 def test_a_short_storm_leaves_no_answer_wrong_and_nothing_behind(folder):
     cutters = {}
 
-    def behind_cutters(of):
-        for name in of.workers:
-            cutters[name] = FaultProxy(of.links[name])
-            of.doors[name] = cutters[name].port
+    def behind_cutters(target):
+        for name in target.workers:
+            cutters[name] = FaultProxy(target.links[name])
+            target.doors[name] = cutters[name].port
 
     kind = chaos.Kind(("w1", "w2"), CLIENTS, 0.5, NODES, 60.0)
-    with cluster(folder, chaos.plan("simulated", pair=False), before=behind_cutters) as of:
-        assert not chaos.storm(of, cutters, kind, seconds=6.0, seed=7)
+    with cluster(folder, chaos.plan("simulated", pair=False), before=behind_cutters) as target:
+        assert not chaos.storm(target, cutters, kind, seconds=6.0, seed=7)
         for cutter in cutters.values():
             cutter.close()
 
@@ -78,9 +78,9 @@ def test_a_short_storm_leaves_no_answer_wrong_and_nothing_behind(folder):
 
 
 @contextmanager
-def drained(of, name):
+def drained(target, name):
     """Have an operator drain a node while the body runs; he sees it go."""
-    command = [sys.executable, "-m", "supervisor", str(of.folder / name / "cluster.toml"), "drain", name]
+    command = [sys.executable, "-m", "supervisor", str(target.folder / name / "cluster.toml"), "drain", name]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as operator:
         try:
             yield
@@ -102,18 +102,18 @@ def signalled_once_it_says(node, text):
 
 @pytest.mark.parametrize("event", ["draining", "stopped"])
 def test_a_signal_to_a_node_that_is_drained_finds_it_ending_well_and_at_once(folder, event):
-    with cluster(folder, rolling.plan(drain_s=10.0)) as of, drained(of, "w1"):
-        took_s, code = signalled_once_it_says(of.nodes["w1"], f'"event": "{event}"')
-        assert (code, took_s < AT_ONCE_S, of.nodes["w1"].left()) == (0, True, [])
+    with cluster(folder, rolling.plan(drain_s=10.0)) as target, drained(target, "w1"):
+        took_s, code = signalled_once_it_says(target.nodes["w1"], f'"event": "{event}"')
+        assert (code, took_s < AT_ONCE_S, target.nodes["w1"].left()) == (0, True, [])
 
 
 def test_a_signal_to_a_node_that_drains_cuts_nothing_short(folder):
-    with cluster(folder, rolling.plan(drain_s=10.0)) as of:
-        chat = Chat(of.front.port, chat_body("Tell me a long story", 60, stream_options={"include_usage": True}))
+    with cluster(folder, rolling.plan(drain_s=10.0)) as target:
+        chat = Chat(target.front.port, chat_body("Tell me a long story", 60, stream_options={"include_usage": True}))
         answer = BackgroundReader(chat.read)
         assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None
-        with drained(of, FRONT):
-            _, code = signalled_once_it_says(of.front, '"event": "draining"')
+        with drained(target, FRONT):
+            _, code = signalled_once_it_says(target.front, '"event": "draining"')
         outcome = answer.wait(WITHIN_S)
         assert (code, outcome.whole, outcome.usage["completion_tokens"]) == (0, True, 60)
 
@@ -121,8 +121,8 @@ def test_a_signal_to_a_node_that_drains_cuts_nothing_short(folder):
 def test_a_signal_to_a_launcher_that_has_ended_its_nodes_finds_it_ending_well_and_at_once(folder):
     ports = free_ports(3)
     tiny = ROOT / "examples" / "tiny"
-    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=tiny), ports[0]) as of:
-        assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
-        of.signal(SIGTERM)
-        took_s, code = signalled_once_it_says(of, '"level": "info", "event": "stopped"')  # its own: no node's
-        assert (code, took_s < AT_ONCE_S, of.left()) == (0, True, [])
+    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=tiny), ports[0]) as target:
+        assert wait_until(lambda: "Ready: " in target.output(), WITHIN_S) is not None, target.output()
+        target.signal(SIGTERM)
+        took_s, code = signalled_once_it_says(target, '"level": "info", "event": "stopped"')  # its own: no node's
+        assert (code, took_s < AT_ONCE_S, target.left()) == (0, True, [])

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.engine
 
 def test_a_node_survives_its_parts(folder):
     """Scheduler, host, a loading host and zygote die one after the other under running streams; then SIGTERM."""
-    with node(folder) as of:
-        texts = endings.references(of)
+    with node(folder) as target:
+        texts = endings.references(target)
         for scene in endings.ON_A_NODE.values():
-            scene(of, texts)
-        assert of.metric("espalier_child_restarts_total", child="main/zygote/process") == 1
-        assert of.metric("espalier_engine_running") == of.metric("espalier_engine_kv_tokens_used") == 0
-        of.signal(signal.SIGTERM)
-        endings.ended(of, 0, time.perf_counter(), within_s=20.0)
+            scene(target, texts)
+        assert target.metric("espalier_child_restarts_total", child="main/zygote/process") == 1
+        assert target.metric("espalier_engine_running") == target.metric("espalier_engine_kv_tokens_used") == 0
+        target.signal(signal.SIGTERM)
+        endings.ended(target, 0, time.perf_counter(), within_s=20.0)
 
 
 # What `test_a_node_survives_its_parts` leaves of `make endings`, without the scenes that only vary another one.

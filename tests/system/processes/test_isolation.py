@@ -81,12 +81,12 @@ def served(folder, bad="", gateway=""):
     )
 
 
-def ready(of, within_s=WITHIN_S):
-    assert wait_until(lambda: "Ready:" in of.output(), within_s) is not None, of.output()
+def ready(target, within_s=WITHIN_S):
+    assert wait_until(lambda: "Ready:" in target.output(), within_s) is not None, target.output()
 
 
-def get(of, path):
-    connection = HTTPConnection("127.0.0.1", of.port, timeout=WITHIN_S)
+def get(target, path):
+    connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -96,31 +96,33 @@ def get(of, path):
 
 
 def test_b7_an_engine_that_crashes_again_and_again_is_noticed_by_nobody(folder):
-    with served(folder, "simulated.faults.crash_after_s = 0.3") as of:
-        ready(of)
-        honest = Honest(of.port, 200)  # ten seconds
-        assert wait_until(lambda: of.metric("espalier_child_restarts_total", child="main/bad-0/engine") >= 4, WITHIN_S)
+    with served(folder, "simulated.faults.crash_after_s = 0.3") as target:
+        ready(target)
+        honest = Honest(target.port, 200)  # ten seconds
+        assert wait_until(
+            lambda: target.metric("espalier_child_restarts_total", child="main/bad-0/engine") >= 4, WITHIN_S
+        )
         told = []
-        wait_until(lambda: told.append(get(of, "/ready")) or "failed" in told[-1][1], WITHIN_S, every_s=0.05)
+        wait_until(lambda: told.append(get(target, "/ready")) or "failed" in told[-1][1], WITHIN_S, every_s=0.05)
         status, why = told[-1]
         assert status == 503
         assert "engine bad-0 failed: " in why, why
         assert "next try " in why, why
         honest.check()
-        of.signal(signal.SIGTERM)
-        assert of.wait_exit(WITHIN_S) is not None
-        assert (of.process.returncode, of.left()) == (0, [])
+        target.signal(signal.SIGTERM)
+        assert target.wait_exit(WITHIN_S) is not None
+        assert (target.process.returncode, target.left()) == (0, [])
 
 
 def test_b7_one_engine_that_cannot_start_ends_neither_its_node_nor_its_neighbours(folder):
     """It crashes as it starts; before anything else of the node is up, too."""
-    with served(folder, "simulated.faults.crash_after_s = 0.000001") as of:
-        assert wait_until(lambda: "main/good-0 is ready" in of.output(), WITHIN_S) is not None, of.output()
-        honest = Honest(of.port, 40)
+    with served(folder, "simulated.faults.crash_after_s = 0.000001") as target:
+        assert wait_until(lambda: "main/good-0 is ready" in target.output(), WITHIN_S) is not None, target.output()
+        honest = Honest(target.port, 40)
         honest.check()
-        of.signal(signal.SIGTERM)
-        assert of.wait_exit(WITHIN_S) is not None
-        assert (of.process.returncode, of.left()) == (0, [])
+        target.signal(signal.SIGTERM)
+        assert target.wait_exit(WITHIN_S) is not None
+        assert (target.process.returncode, target.left()) == (0, [])
 
 
 def cpu_s(pid):
@@ -129,28 +131,28 @@ def cpu_s(pid):
 
 
 def test_b6_without_descriptors_connections_are_refused_and_nothing_else_happens(folder):
-    with served(folder, "simulated.faults.crash_after_s = 2.0") as of:
-        ready(of)
-        honest = Honest(of.port, 120)
-        pid, strangers = of.process.pid, []
+    with served(folder, "simulated.faults.crash_after_s = 2.0") as target:
+        ready(target)
+        honest = Honest(target.port, 120)
+        pid, strangers = target.process.pid, []
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (64, 64))
         try:
             for _ in range(100):  # more than there are descriptors; the kernel's queue takes the rest
-                made = socket.create_connection(("127.0.0.1", of.port), timeout=WITHIN_S)
+                made = socket.create_connection(("127.0.0.1", target.port), timeout=WITHIN_S)
                 strangers.append(made)
             assert wait_until(lambda: open_files(pid) >= 60, WITHIN_S) is not None
             before = cpu_s(pid)
             os.kill(pid, signal.SIGCHLD)  # as if a child had ended
-            restarts = of.output().count('"main/bad-0/engine is ready')
-            again = wait_until(lambda: of.output().count('"main/bad-0/engine is ready') >= restarts + 1, WITHIN_S)
+            restarts = target.output().count('"main/bad-0/engine is ready')
+            again = wait_until(lambda: target.output().count('"main/bad-0/engine is ready') >= restarts + 1, WITHIN_S)
             assert again is not None, "an engine that crashes is started again"
-            assert "no file descriptors are left" in of.output()
+            assert "no file descriptors are left" in target.output()
             honest.check()
             assert cpu_s(pid) - before < 3.0, "nobody spins"
         finally:
             for each in strangers:
                 each.close()
-        assert wait_until(lambda: get(of, "/health")[0] == 200, WITHIN_S) is not None
-        of.signal(signal.SIGTERM)
-        assert of.wait_exit(WITHIN_S) is not None
-        assert (of.process.returncode, of.left()) == (0, [])
+        assert wait_until(lambda: get(target, "/health")[0] == 200, WITHIN_S) is not None
+        target.signal(signal.SIGTERM)
+        assert target.wait_exit(WITHIN_S) is not None
+        assert (target.process.returncode, target.left()) == (0, [])

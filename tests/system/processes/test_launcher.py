@@ -52,15 +52,15 @@ kv_tokens_max = 65536
 def running(folder):
     """A launcher with a front and two workers, all ready."""
     ports = free_ports(3)
-    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
-        assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
-        of.alive()
-        yield of
+    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as target:
+        assert wait_until(lambda: "Ready: " in target.output(), WITHIN_S) is not None, target.output()
+        target.alive()
+        yield target
 
 
-def asked(of):
+def asked(target):
     """Ask for four tokens over a connection of its own, and return the answer's status."""
-    connection = HTTPConnection("127.0.0.1", of.port, timeout=WITHIN_S)
+    connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)
     try:
         body = json.dumps({"model": MODEL, "prompt": "The oak", "max_tokens": 4, "ignore_eos": True})
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
@@ -71,17 +71,17 @@ def asked(of):
         connection.close()
 
 
-def stream(of, tokens):
+def stream(target, tokens):
     """Begin a stream of so many tokens, and return it once its first token has come."""
-    chat = Chat(of.port, chat_body("Tell me a long story", tokens, stream_options={"include_usage": True}))
+    chat = Chat(target.port, chat_body("Tell me a long story", tokens, stream_options={"include_usage": True}))
     running = BackgroundReader(chat.read)
     assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None
     return running
 
 
-def pids(of):
+def pids(target):
     """Return the process ids of nodes by their names."""
-    return {name: each.pid for name, each in of.items()}
+    return {name: each.pid for name, each in target.items()}
 
 
 def test_all_nodes_come_up_and_one_line_says_so(running):
@@ -143,44 +143,46 @@ def test_kill_9_of_the_launcher_leaves_no_process(running):
 
 def test_kill_9_of_a_launcher_whose_nodes_load_leaves_no_process(folder):
     ports = free_ports(3)
-    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
-        assert wait_until(lambda: len(nodes(of)) == 3, WITHIN_S) is not None
-        of.signal(signal.SIGKILL)
-        assert of.wait_gone(EXIT_MAX_S) is not None, of.left()
+    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as target:
+        assert wait_until(lambda: len(nodes(target)) == 3, WITHIN_S) is not None
+        target.signal(signal.SIGKILL)
+        assert target.wait_gone(EXIT_MAX_S) is not None, target.left()
 
 
 def test_ctrl_c_while_nodes_load_ends_all_of_them(folder):
     ports = free_ports(3)
-    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
-        assert wait_until(lambda: len(nodes(of)) == 3, WITHIN_S) is not None
-        of.signal(signal.SIGINT)
-        assert of.wait_exit(WITHIN_S) is not None, of.output()
-        assert (of.process.returncode, of.left()) == (0, [])
-        assert not [each for each in lines(of) if each.get("child_event") == "restarting"]
+    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as target:
+        assert wait_until(lambda: len(nodes(target)) == 3, WITHIN_S) is not None
+        target.signal(signal.SIGINT)
+        assert target.wait_exit(WITHIN_S) is not None, target.output()
+        assert (target.process.returncode, target.left()) == (0, [])
+        assert not [each for each in lines(target) if each.get("child_event") == "restarting"]
 
 
 def test_a_hang_up_is_for_the_nodes_to_hear_and_ends_none(folder):
     keys, ports = folder / "keys.toml", free_ports(3)
     keys.write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
     text = SIMULATED.format(ports=ports, tiny=TINY).replace("[gateway]", f'[gateway]\nkeys = "{keys}"')
-    with running_launcher(folder, text, ports[0]) as of:
-        assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
-        before = {seen.pid for seen in nodes(of).values()}
-        of.signal(signal.SIGHUP)
-        assert wait_until(lambda: events_logged(of, "read the keys", node="front"), WITHIN_S) is not None, of.output()
-        assert {seen.pid for seen in nodes(of).values()} == before
-        assert not events_logged(of, "draining")
+    with running_launcher(folder, text, ports[0]) as target:
+        assert wait_until(lambda: "Ready: " in target.output(), WITHIN_S) is not None, target.output()
+        before = {seen.pid for seen in nodes(target).values()}
+        target.signal(signal.SIGHUP)
+        assert wait_until(lambda: events_logged(target, "read the keys", node="front"), WITHIN_S) is not None, (
+            target.output()
+        )
+        assert {seen.pid for seen in nodes(target).values()} == before
+        assert not events_logged(target, "draining")
 
 
 # A file that changes ----------------------------------------------------------------------
 
 
-def rewrite(of, text):
-    (of.folder / "cluster.toml").write_text(text)
+def rewrite(target, text):
+    (target.folder / "cluster.toml").write_text(text)
 
 
-def file_of(of):
-    return (of.folder / "cluster.toml").read_text()
+def file_of(target):
+    return (target.folder / "cluster.toml").read_text()
 
 
 @pytest.mark.parametrize("how", ["reload", "SIGHUP"])
@@ -334,10 +336,10 @@ def test_a_node_that_is_told_to_end_stays_ended_and_the_launcher_ends_with_the_l
 def test_a_node_that_cannot_start_ends_all_with_its_sentence(folder):
     ports = free_ports(3)
     text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.two]", '[node.two]\nlogs = "/dev/null/logs"')
-    with running_launcher(folder, text, ports[0]) as of:
-        assert of.wait_exit(WITHIN_S) is not None
-        assert (of.process.returncode, of.left()) == (1, [])
-        assert lines(of)[-1]["event"].startswith(
+    with running_launcher(folder, text, ports[0]) as target:
+        assert target.wait_exit(WITHIN_S) is not None
+        assert (target.process.returncode, target.left()) == (1, [])
+        assert lines(target)[-1]["event"].startswith(
             "espalier: node two did not start: the folder for logs cannot be made: "
         )
 
@@ -349,21 +351,23 @@ def test_a_port_that_is_taken_is_said_before_any_node_starts(folder):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         ports = [*free_ports(2), taken.getsockname()[1]]
-        with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as of:
-            assert of.wait_exit(WITHIN_S) is not None
-            assert of.process.returncode == 1
-            assert of.output().startswith(f"espalier: port {ports[2]} of 127.0.0.1 cannot be had: ")
-            assert of.output().rstrip().endswith("name another as node.two.listen")
+        with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as target:
+            assert target.wait_exit(WITHIN_S) is not None
+            assert target.process.returncode == 1
+            assert target.output().startswith(f"espalier: port {ports[2]} of 127.0.0.1 cannot be had: ")
+            assert target.output().rstrip().endswith("name another as node.two.listen")
 
 
 def test_one_node_of_several_can_be_run_alone(folder):
     ports = free_ports(3)
-    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0], "--node", "one") as of:
-        assert wait_until(lambda: "Ready: node one with tiny-1" in of.output(), WITHIN_S) is not None, of.output()
-        assert len(of.alive()) == 1
-        of.signal(signal.SIGTERM)
-        assert of.wait_exit(WITHIN_S) is not None
-        assert of.process.returncode == 0
+    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0], "--node", "one") as target:
+        assert wait_until(lambda: "Ready: node one with tiny-1" in target.output(), WITHIN_S) is not None, (
+            target.output()
+        )
+        assert len(target.alive()) == 1
+        target.signal(signal.SIGTERM)
+        assert target.wait_exit(WITHIN_S) is not None
+        assert target.process.returncode == 0
 
 
 def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(folder):
@@ -407,18 +411,18 @@ def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(fo
 def test_d8_a_node_that_is_stopped_is_ended_and_made_anew_and_says_why(folder):
     ports = free_ports(3)
     text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.one]", "[node.one]\nwatchdog_s = 2.0")
-    with running_launcher(folder, text, ports[0]) as of:
-        assert wait_until(lambda: "Ready: " in of.output(), WITHIN_S) is not None, of.output()
-        before = pids(nodes(of))
+    with running_launcher(folder, text, ports[0]) as target:
+        assert wait_until(lambda: "Ready: " in target.output(), WITHIN_S) is not None, target.output()
+        before = pids(nodes(target))
         os.kill(before["one"], signal.SIGSTOP)
-        assert wait_until(lambda: events_logged(of, "node one hangs, and is ended"), WITHIN_S) is not None
+        assert wait_until(lambda: events_logged(target, "node one hangs, and is ended"), WITHIN_S) is not None
 
         def is_back():
-            return pids(nodes(of)).get("one", before["one"]) != before["one"] and "tree" in seen(of)["one"]
+            return pids(nodes(target)).get("one", before["one"]) != before["one"] and "tree" in seen(target)["one"]
 
-        assert wait_until(is_back, WITHIN_S, every_s=0.1) is not None, of.output()
-        after = pids(nodes(of))
+        assert wait_until(is_back, WITHIN_S, every_s=0.1) is not None, target.output()
+        after = pids(nodes(target))
         assert {name: after[name] for name in ("front", "two")} == {name: before[name] for name in ("front", "two")}
-        root = seen(of)["one"]["tree"][0]
+        root = seen(target)["one"]["tree"][0]
         assert (root["restarts"], root["why"]) == (1, "its event loop did not turn for 2 s")
-        assert asked(of) == (200, 4)
+        assert asked(target) == (200, 4)

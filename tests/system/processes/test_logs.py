@@ -44,12 +44,12 @@ def logging_to(folder, output, text=CLUSTER):
     (folder / "output").touch()
     mark = f"{os.getpid()}-{port}"
     process = started([str(file)], output, {"TMPDIR": str(tmp), MARK: mark})
-    of = Node(process, port, folder, tmp, mark, time.perf_counter())
+    target = Node(process, port, folder, tmp, mark, time.perf_counter())
     try:
-        of.wait_ready()
-        yield of
+        target.wait_ready()
+        yield target
     finally:
-        of.end()
+        target.end()
 
 
 def ask(connection):
@@ -63,30 +63,30 @@ def ask(connection):
 
 def test_b4_a_log_that_nobody_reads_stops_neither_requests_nor_the_end(folder):
     reads, writes = os.pipe()
-    with os.fdopen(reads, "rb"), os.fdopen(writes, "wb") as output, logging_to(folder, output) as of:
+    with os.fdopen(reads, "rb"), os.fdopen(writes, "wb") as output, logging_to(folder, output) as target:
         output.close()
-        beside = BackgroundReader(Chat(of.port, chat_body("Tell me a long story", 1000)).read)
-        connection = HTTPConnection("127.0.0.1", of.port, timeout=WITHIN_S)
+        beside = BackgroundReader(Chat(target.port, chat_body("Tell me a long story", 1000)).read)
+        connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)
         assert [ask(connection) for _ in range(REQUESTS)] == [200] * REQUESTS
         full = select.poll()
         full.register(reads, select.POLLIN)
         assert full.poll(0), "it did log"
         assert beside.wait(WITHIN_S).whole
         connection.close()
-        of.signal(signal.SIGTERM)
-        assert of.wait_exit(WITHIN_S) is not None
-        assert (of.process.returncode, of.left()) == (0, [])
+        target.signal(signal.SIGTERM)
+        assert target.wait_exit(WITHIN_S) is not None
+        assert (target.process.returncode, target.left()) == (0, [])
 
 
 def test_b4_a_full_disk_under_the_log_stops_neither_requests_nor_the_end(folder):
-    with Path("/dev/full").open("wb", buffering=0) as output, logging_to(folder, output) as of:
-        beside = BackgroundReader(Chat(of.port, chat_body("Tell me a long story", 500)).read)
-        connection = HTTPConnection("127.0.0.1", of.port, timeout=WITHIN_S)
+    with Path("/dev/full").open("wb", buffering=0) as output, logging_to(folder, output) as target:
+        beside = BackgroundReader(Chat(target.port, chat_body("Tell me a long story", 500)).read)
+        connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)
         assert [ask(connection) for _ in range(100)] == [200] * 100
-        assert of.metric("espalier_log_failing", log="main") == 1
-        assert of.metric("espalier_log_lost_bytes_total", log="main") > 100 * 200
+        assert target.metric("espalier_log_failing", log="main") == 1
+        assert target.metric("espalier_log_lost_bytes_total", log="main") > 100 * 200
         connection.close()
         assert beside.wait(WITHIN_S).whole
-        of.signal(signal.SIGTERM)
-        assert of.wait_exit(WITHIN_S) is not None
-        assert (of.process.returncode, of.left()) == (0, [])
+        target.signal(signal.SIGTERM)
+        assert target.wait_exit(WITHIN_S) is not None
+        assert (target.process.returncode, target.left()) == (0, [])

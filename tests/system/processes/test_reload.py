@@ -20,9 +20,9 @@ QUICK = SIMULATED.replace("fixed_s = 0.05", "fixed_s = 0.001")
 WITHIN_S = 10.0
 
 
-def asked(of, secret):
+def asked(target, secret):
     """Ask a node for one token, over a connection of its own, and return the answer's status."""
-    connection = HTTPConnection("127.0.0.1", of.port, timeout=WITHIN_S)
+    connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)
     try:
         body = json.dumps({"model": MODEL, "prompt": "The oak", "max_tokens": 1})
         headers = {"authorization": f"Bearer {secret}", "content-type": "application/json"}
@@ -34,29 +34,29 @@ def asked(of, secret):
         connection.close()
 
 
-def hang_up(of, event):
+def hang_up(target, event):
     """Send SIGHUP, and return the one line more that tells of `event`."""
-    before = len(events_logged(of, event))
-    of.signal(signal.SIGHUP)
-    assert wait_until(lambda: len(events_logged(of, event)) > before, WITHIN_S) is not None, of.output()
-    return events_logged(of, event)[before]
+    before = len(events_logged(target, event))
+    target.signal(signal.SIGHUP)
+    assert wait_until(lambda: len(events_logged(target, event)) > before, WITHIN_S) is not None, target.output()
+    return events_logged(target, event)[before]
 
 
-def processes(of):
-    return {(seen.pid, seen.started) for seen in of.alive()}
+def processes(target):
+    return {(seen.pid, seen.started) for seen in target.alive()}
 
 
 def test_a_hang_up_lets_new_keys_in_and_old_ones_out_and_broken_ones_change_nothing(folder):
     keys = folder / "keys.toml"
     keys.write_text(key_file_lines("alice", ALICE))
-    with node(folder, engine=QUICK, gateway=f'keys = "{keys}"') as of:
-        before = processes(of)
-        assert (asked(of, ALICE), asked(of, BOB)) == (200, 401)
+    with node(folder, engine=QUICK, gateway=f'keys = "{keys}"') as target:
+        before = processes(target)
+        assert (asked(target, ALICE), asked(target, BOB)) == (200, 401)
 
         keys.write_text(key_file_lines("bob", BOB))
-        assert (asked(of, ALICE), asked(of, BOB)) == (200, 401)  # nobody has told the node yet
-        assert hang_up(of, READ)["keys"] == 1
-        assert (asked(of, ALICE), asked(of, BOB)) == (401, 200)
+        assert (asked(target, ALICE), asked(target, BOB)) == (200, 401)  # nobody has told the node yet
+        assert hang_up(target, READ)["keys"] == 1
+        assert (asked(target, ALICE), asked(target, BOB)) == (401, 200)
 
         for broken, reason in [
             ("[key.alice\n", f"{keys} is not TOML: "),
@@ -64,21 +64,25 @@ def test_a_hang_up_lets_new_keys_in_and_old_ones_out_and_broken_ones_change_noth
             (None, f"{keys} cannot be read: No such file or directory"),
         ]:
             keys.unlink() if broken is None else keys.write_text(broken)
-            why = hang_up(of, KEPT)
+            why = hang_up(target, KEPT)
             assert why["reason"].startswith(reason)
             assert (why["level"], "traceback" in why) == ("error", False)
-            assert (asked(of, ALICE), asked(of, BOB)) == (401, 200)
+            assert (asked(target, ALICE), asked(target, BOB)) == (401, 200)
 
-        assert (len(events_logged(of, READ)), len(events_logged(of, KEPT)), len(events_logged(of, "draining"))) == (
+        assert (
+            len(events_logged(target, READ)),
+            len(events_logged(target, KEPT)),
+            len(events_logged(target, "draining")),
+        ) == (
             1,
             3,
             0,
         )
-        assert processes(of) == before
-        assert "restarting" not in {each.get("child_event") for each in lines(of)}
-        assert ALICE not in of.output()
-        assert BOB not in of.output()
+        assert processes(target) == before
+        assert "restarting" not in {each.get("child_event") for each in lines(target)}
+        assert ALICE not in target.output()
+        assert BOB not in target.output()
 
-        of.signal(signal.SIGTERM)
-        assert of.wait_exit(WITHIN_S) is not None, of.output()
-        assert (of.process.returncode, of.left()) == (0, [])
+        target.signal(signal.SIGTERM)
+        assert target.wait_exit(WITHIN_S) is not None, target.output()
+        assert (target.process.returncode, target.left()) == (0, [])

@@ -34,27 +34,27 @@ def stopped(node):
 
 
 def test_d8_streams_go_on_when_the_gateways_process_stood_still(folder):
-    with cluster(folder, long_answers()) as of:
-        before = {name: len(of.nodes[name].output()) for name in of.workers}
-        with rolling.steady(of, CLIENTS, seed=1) as tally:
+    with cluster(folder, long_answers()) as target:
+        before = {name: len(target.nodes[name].output()) for name in target.workers}
+        with rolling.steady(target, CLIENTS, seed=1) as tally:
             time.sleep(1.0)
-            stopped(of.front)
+            stopped(target.front)
         assert not tally.bad
         assert tally.counts["whole"] == tally.requests >= CLIENTS
-        assert of.front.metric(MOVED) == 0
-        for name in of.workers:
-            said = of.nodes[name].output()[before[name] :]
+        assert target.front.metric(MOVED) == 0
+        for name in target.workers:
+            said = target.nodes[name].output()[before[name] :]
             assert "a node stands still" in said
             assert "a node that stood still is heard again" in said
             assert "no link" not in said
-        assert not of.wait_idle(10.0)
-        assert not of.stop(10.0)
+        assert not target.wait_idle(10.0)
+        assert not target.stop(10.0)
 
 
 def test_d8_streams_move_from_a_worker_whose_process_stands_still_and_it_is_used_again_after(folder):
-    with cluster(folder, long_answers()) as of:
-        before = len(of.front.output())
-        with rolling.steady(of, CLIENTS, seed=1) as tally:
+    with cluster(folder, long_answers()) as target:
+        before = len(target.front.output())
+        with rolling.steady(target, CLIENTS, seed=1) as tally:
             time.sleep(1.0)
             stopped(of.nodes["w1"])
             of.wait_ready(10.0)
@@ -63,7 +63,7 @@ def test_d8_streams_move_from_a_worker_whose_process_stands_still_and_it_is_used
             assert of.front.metric("espalier_link_messages_total", peer="w1", direction="received") > asked + CLIENTS
         assert not tally.bad
         assert tally.counts["whole"] == tally.requests >= CLIENTS
-        assert of.front.metric(MOVED, code="link_lost") > 0
-        assert "no link" not in of.front.output()[before:]
-        assert not of.wait_idle(10.0)
-        assert not of.stop(10.0)
+        assert target.front.metric(MOVED, code="link_lost") > 0
+        assert "no link" not in target.front.output()[before:]
+        assert not target.wait_idle(10.0)
+        assert not target.stop(10.0)

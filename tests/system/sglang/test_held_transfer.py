@@ -23,9 +23,9 @@ HELD_S = 60.0
 
 
 def test_a_held_transfer_lasts_until_its_client_leaves_and_both_engines_are_free_at_once():
-    with place() as folder, cluster(folder, plan("sglang", narrow=False, transfer_s=HELD_S)) as of:
-        with closing(LoadPoller(of, 0.01)) as poll:
-            chat = Chat(of.front.port, chat_body("Tell me", 16))
+    with place() as folder, cluster(folder, plan("sglang", narrow=False, transfer_s=HELD_S)) as target:
+        with closing(LoadPoller(target, 0.01)) as poll:
+            chat = Chat(target.front.port, chat_body("Tell me", 16))
             answer = BackgroundReader(chat.read)
             assert poll.wait(lambda now: now.prefill["kv_tokens_used"] > 0 and now.decode["waiting"] == 1)
             time.sleep(1.0)
@@ -37,4 +37,4 @@ def test_a_held_transfer_lasts_until_its_client_leaves_and_both_engines_are_free
             chat.leave()
             assert poll.until_idle(left_at) < 2.0
             answer.wait(5.0)
-        assert of.stop(20.0) == []
+        assert target.stop(20.0) == []

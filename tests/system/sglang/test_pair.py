@@ -30,10 +30,10 @@ def pair():
     """The example of a pair, at ports of its own."""
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
     text, ports = at_free_ports(text, 8000, 7401, 7402, 8998)
-    with place() as folder, running_launcher(folder, text, ports[0]) as of:
-        assert wait_until(lambda: "Ready: " in of.output(), READY_WITHIN_S) is not None, of.output()
-        of.look()
-        yield of
+    with place() as folder, running_launcher(folder, text, ports[0]) as target:
+        assert wait_until(lambda: "Ready: " in target.output(), READY_WITHIN_S) is not None, target.output()
+        target.look()
+        yield target
 
 
 def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_nothing(served, pair):

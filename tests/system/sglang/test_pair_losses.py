@@ -38,9 +38,9 @@ OTHER = {PREFILL: DECODE, DECODE: PREFILL}
 def pair():
     planned = plan("sglang", narrow=False, transfer_s=HELD_S)
     engines = {leg: text.replace(HOLD, HOLD + KEEP) for leg, text in planned.engines.items()}
-    with place() as folder, cluster(folder, replace(planned, engines=engines)) as of:
-        yield of
-        assert of.stop(ENDED_S) == []
+    with place() as folder, cluster(folder, replace(planned, engines=engines)) as target:
+        yield target
+        assert target.stop(ENDED_S) == []
 
 
 def in_transfer(pair):
@@ -59,8 +59,10 @@ def in_transfer(pair):
 
 def free_after_s(pair, leg, since):
     """Return how long after `since` the engine of a leg had no request, and a prefill no KV memory in use either."""
-    of = ("running", "waiting") if leg == DECODE else ("running", "waiting", "kv_tokens_used")
-    free = wait_until(lambda: (now := pair.counts(leg)) and not any(now[each] for each in of), ENDED_S, every_s=0.01)
+    target = ("running", "waiting") if leg == DECODE else ("running", "waiting", "kv_tokens_used")
+    free = wait_until(
+        lambda: (now := pair.counts(leg)) and not any(now[each] for each in target), ENDED_S, every_s=0.01
+    )
     assert free is not None, f"the {leg} still holds {pair.counts(leg)}"
     return time.perf_counter() - since
 

@@ -29,22 +29,22 @@ def spanning():
     """The example of an engine over two nodes, at ports of its own."""
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
     text, ports = at_free_ports(text, 8000, 7401, 7402, 7403)
-    with place() as folder, running_launcher(folder, text + EXACT, ports[0]) as of:
-        assert wait_until(lambda: "Ready: " in of.output(), READY_WITHIN_S) is not None, of.output()
-        of.look()
-        yield of
+    with place() as folder, running_launcher(folder, text + EXACT, ports[0]) as target:
+        assert wait_until(lambda: "Ready: " in target.output(), READY_WITHIN_S) is not None, target.output()
+        target.look()
+        yield target
 
 
-def schedulers(of):
+def schedulers(target):
     """Return the processes that compute, by their rank."""
-    found = [seen for seen in of.alive() if seen.command.startswith("sglang::scheduler_TP")]
+    found = [seen for seen in target.alive() if seen.command.startswith("sglang::scheduler_TP")]
     return {int(seen.command.removeprefix("sglang::scheduler_TP")): seen for seen in found}
 
 
-def hosts(of):
+def hosts(target):
     """Return the parents of the processes that compute, by their rank."""
-    alive = {seen.pid: seen for seen in of.alive()}
-    return {rank: alive[seen.parent] for rank, seen in schedulers(of).items() if seen.parent in alive}
+    alive = {seen.pid: seen for seen in target.alive()}
+    return {rank: alive[seen.parent] for rank, seen in schedulers(target).items() if seen.parent in alive}
 
 
 def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning):
