@@ -20,6 +20,7 @@ from actors.routing.routing import Routing
 from protocol.cluster import Leg
 from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOffFailed, InternalError, RequestError
 from supervisor.node import router_child
+from supervisor.telemetry.registry import Registry
 from tests.actors.test_router import Fake, FakePool, Play, ask, check_whole, generate, routed
 from tests.system.simulator import simulate
 
@@ -547,5 +548,7 @@ async def test_operators_are_told_who_is_set_aside_and_why(autojump_clock):
         (told,) = router_child.ejected(routings)
         assert (told.model, told.worker, told.why) == ("tiny", "bad", "internal")
         assert 0 <= told.for_s < 10
-        (family,) = router_child.gauge(routings)
+        registry = Registry()
+        router_child.add_ejected_gauge(registry, routings)
+        (family,) = registry.families()
         assert [(each.labels, each.value) for each in family.samples] == [({"model": "tiny", "worker": "bad"}, 1.0)]

@@ -157,12 +157,12 @@ def test_a_socket_that_closes_to_restart_refuses_only_what_it_has_not_begun(even
 
 def test_each_node_reads_the_same_cluster_with_a_window_of_its_own(tmp_path):
     pair = {"p": simulated("p", "prefill", costs={"transfer_s": 0.1}), "d": simulated("d", "decode", length_max=90)}
-    of = Cluster(Plan(pair, drain_s=2.0), tmp_path)
-    of.doors["p"] = 1234
-    for name in of.plan.names:
-        (tmp_path / name / "cluster.toml").write_text(of.file(name))
+    target = Cluster(Plan(pair, drain_s=2.0), tmp_path)
+    target.doors["p"] = 1234
+    for name in target.plan.names:
+        (tmp_path / name / "cluster.toml").write_text(target.file(name))
         read = read_cluster(tmp_path / name / "cluster.toml")
-        assert (read.gateway.node, read.gateway.port) == (name, of.windows[name])
+        assert (read.gateway.node, read.gateway.port) == (name, target.windows[name])
         assert read.node[FRONT].listen is None
         assert read.node["d"].listen == f"127.0.0.1:{target.links['d']}"
         assert read.node["p"].listen == f"127.0.0.1:{target.links['p'] if name == 'p' else 1234}"

@@ -16,7 +16,7 @@ import trio
 
 from protocol.errors import StartFailed
 from supervisor.engines.kinds import read_cluster
-from supervisor.launcher import launcher, node_process
+from supervisor.launcher import launcher, node_process, preflight
 from supervisor.launcher.launcher import Launcher
 from supervisor.launcher.node_process import KeptNode
 from supervisor.processes import process

@@ -56,11 +56,11 @@ def test_d8_streams_move_from_a_worker_whose_process_stands_still_and_it_is_used
         before = len(target.front.output())
         with rolling.steady(target, CLIENTS, seed=1) as tally:
             time.sleep(1.0)
-            stopped(of.nodes["w1"])
-            of.wait_ready(10.0)
-            asked = of.front.metric("espalier_link_messages_total", peer="w1", direction="received")
+            stopped(target.nodes["w1"])
+            target.wait_ready(10.0)
+            asked = target.front.metric("espalier_link_messages_total", peer="w1", direction="received")
             time.sleep(2.0)
-            assert of.front.metric("espalier_link_messages_total", peer="w1", direction="received") > asked + CLIENTS
+            assert target.front.metric("espalier_link_messages_total", peer="w1", direction="received") > asked + CLIENTS
         assert not tally.bad
         assert tally.counts["whole"] == tally.requests >= CLIENTS
         assert target.front.metric(MOVED, code="link_lost") > 0

@@ -70,7 +70,7 @@ class SlowReaders(SingleFault):
         assert counted["whole"] == heard["whole"], f"counted as whole: {counted}, heard: {heard}"
         assert counted.total() == asked, f"some are not counted: {counted}"
         assert not counted["left"], f"nobody has left: {counted}"
-        assert sum(metrics._cut.values()) == counted[CUT], "an answer was cut for no reason"
+        assert sum(metrics._incomplete.values()) == counted[CUT], "an answer was cut for no reason"
 
     async def _read(self, client: HonestClient, heard: Counter[str]) -> None:
         system, rng = self.system, self.rng

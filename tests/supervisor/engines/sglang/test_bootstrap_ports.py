@@ -13,7 +13,8 @@ from actors.engines.sglang.boot_message import build
 from actors.engines.sglang.spec import SglangSpec
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
-from supervisor.engines.sglang.bootstrap_ports import BOOTSTRAP_PORTS, BootstrapPorts, ports
+from supervisor.engines.sglang.bootstrap_ports import BootstrapPorts, ports
+from supervisor.engines.sglang.section import BOOTSTRAP_PORTS
 
 PREFILL = SglangSpec("p", "/models/x", "cpu", 4, 4096, leg=Leg.PREFILL, bootstrap_port=20_400)
 
