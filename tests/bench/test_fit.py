@@ -76,7 +76,7 @@ def test_the_table_is_a_section_of_the_file(tmp_path):
     file = tmp_path / "cluster.toml"
     (tmp_path / "tiny").mkdir()
     file.write_text(before + text)
-    costs = read_cluster(file).engine["tiny-0"].simulated.costs
+    costs = read_cluster(file).engine["tiny-0"].simulated.costs  # type: ignore[attr-defined]
     assert costs == Costs(fixed_s=0.008, per_running_s=5e-5, per_prefill_token_s=3e-5, per_kv_token_s=4e-8)
     assert "2.00 ms beside its step" in text
 

@@ -204,7 +204,7 @@ def test_the_script_starts_the_nodes_of_its_file_one_a_host(tmp_path):
     assert names.split()[0] == cluster.gateway.node
     assert f"#SBATCH --nodes={len(cluster.node)}" in text
     (gpus,) = map(int, re.findall(r"--gpus-per-node=(\d+)", text))
-    assert {engine.tensor_parallel for engine in cluster.engine.values()} == {gpus}
+    assert {engine.tensor_parallel for engine in cluster.engine.values()} == {gpus}  # type: ignore[attr-defined]
 
 
 def test_the_signal_comes_early_enough_for_the_gateway_and_then_for_the_others(tmp_path):

@@ -166,7 +166,7 @@ def test_each_node_reads_the_same_cluster_with_a_window_of_its_own(tmp_path):
         assert read.node[FRONT].listen is None
         assert read.node["d"].listen == f"127.0.0.1:{target.links['d']}"
         assert read.node["p"].listen == f"127.0.0.1:{target.links['p'] if name == 'p' else 1234}"
-        assert (read.engine["tiny-p"].leg, read.engine["tiny-d"].simulated.length_max) == ("prefill", 90)
+        assert (read.engine["tiny-p"].leg, read.engine["tiny-d"].simulated.length_max) == ("prefill", 90)  # type: ignore[attr-defined]
         assert read.node["p"].drain_s == 2.0
 
 

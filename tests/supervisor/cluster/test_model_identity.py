@@ -234,7 +234,7 @@ async def test_c1_why_workers_are_refused_is_told_once_at_a_scrape_and_not_for_e
         engine = evolve(INFO, digest=OTHER if number < 5 else OWN)
         directory.merge_state(f"node-{number}", NodeState((Offer("tiny-0", "tiny", Leg.BOTH, 8, True, engine),)))
     gauges.add_node_gauges(metrics.registry, directory)
-    whys = ModelIdentities.rejections.fget
+    whys = ModelIdentities.rejections.fget  # type: ignore[attr-defined]
     monkeypatch.setattr(ModelIdentities, "rejections", property(lambda self: looks.append(1) or whys(self)))
     told = [line for line in metrics.render({}).decode().splitlines() if "_mismatch{" in line]
     assert sum(line.endswith(" 1.0") for line in told) == 5

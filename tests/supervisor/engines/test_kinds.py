@@ -70,7 +70,7 @@ def echo_children(context: NodeContext) -> KindChildren:
 
 def _engine(context: NodeContext, room: Registration[str], local: LocalEngine) -> EngineChild:
     child = Child(name="engine", run=_run, args=(context, room, local))
-    return EngineChild(child, about=f"in {local.section.voices} voices", needs=("echo-room",))
+    return EngineChild(child, about=f"in {local.section.voices} voices", needs=("echo-room",))  # type: ignore[attr-defined]
 
 
 async def _room(room: Registration[str], *, task_status: trio.TaskStatus[None]) -> None:

@@ -60,7 +60,9 @@ def test_d8_streams_move_from_a_worker_whose_process_stands_still_and_it_is_used
             target.wait_ready(10.0)
             asked = target.front.metric("espalier_link_messages_total", peer="w1", direction="received")
             time.sleep(2.0)
-            assert target.front.metric("espalier_link_messages_total", peer="w1", direction="received") > asked + CLIENTS
+            assert (
+                target.front.metric("espalier_link_messages_total", peer="w1", direction="received") > asked + CLIENTS
+            )
         assert not tally.bad
         assert tally.counts["whole"] == tally.requests >= CLIENTS
         assert target.front.metric(MOVED, code="link_lost") > 0

@@ -166,8 +166,8 @@ class LegScheduler(Scheduler):
         return inf if self.fails is None else 0.0
 
     def _begin(self, held: _Held, update: BatchUpdate) -> None:
-        if self.spec.leg is Leg.DECODE and self.fails is None and self.rendezvous_rooms.fails(held.request):
-            engine, error = self.rendezvous_rooms.sick
+        if self.spec.leg is Leg.DECODE and self.fails is None and self.rooms.fails(held.request):
+            engine, error = self.rooms.sick
             engine.failed += 1
             self._fail(held, error, update)
         else:

@@ -23,8 +23,8 @@ from supervisor.engines.kind import NodeContext
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.sglang import ranks
 from supervisor.engines.sglang import spawn as hosts_module
-from supervisor.engines.sglang.section import BOOTSTRAP_PORTS
 from supervisor.engines.sglang.children import SglangNode, spec_of
+from supervisor.engines.sglang.section import BOOTSTRAP_PORTS
 from supervisor.engines.work import LocalEngine
 from supervisor.launcher import preflight
 from supervisor.node import monitoring, preview
