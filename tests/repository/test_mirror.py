@@ -86,8 +86,12 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "protocol/cluster.py",
         "supervisor/engines/sglang/grammar_checkers.py",
     ),
-    "supervisor/cluster/test_directory.py": ("supervisor/cluster/workers.py", "supervisor/supervision/changes.py"),
-    "supervisor/cluster/test_engine_control_failures.py": ("supervisor/supervision/registration.py",),
+    "supervisor/cluster/test_directory.py": ("supervisor/cluster/node_record.py", "supervisor/cluster/workers.py"),
+    "supervisor/cluster/test_engine_control.py": ("supervisor/cluster/models.py",),
+    "supervisor/cluster/test_engine_control_failures.py": (
+        "supervisor/cluster/readiness.py",
+        "supervisor/supervision/registration.py",
+    ),
     "supervisor/cluster/test_mesh.py": ("supervisor/links/websocket.py",),
     "supervisor/cluster/test_model_identity.py": ("supervisor/engines/simulated/children.py",),
     "supervisor/config/test_load.py": (
@@ -147,7 +151,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "supervisor/node/credentials.py",
     ),
     "supervisor/node/test_gauges.py": ("supervisor/links/traffic.py",),
-    "supervisor/node/test_reload.py": ("supervisor/threads/file_threads.py",),
+    "supervisor/node/test_reload.py": ("supervisor/node/text_models.py", "supervisor/threads/file_threads.py"),
     "supervisor/processes/test_output_log.py": ("supervisor/threads/queued_writer.py",),
     "supervisor/processes/test_reaper.py": ("supervisor/processes/process.py",),
     "supervisor/processes/test_run_folder.py": ("actors/engines/sglang/shared_memory.py",),
@@ -155,6 +159,9 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "supervisor/supervision/test_supervise.py": ("supervisor/supervision/life.py", "supervisor/supervision/tree.py"),
     "supervisor/telemetry/test_metrics.py": (
         "supervisor/node/assembly.py",
+        "supervisor/node/gateway_children.py",
+        "supervisor/node/link_children.py",
+        "supervisor/node/model_children.py",
         "supervisor/node/monitoring.py",
         "supervisor/observers.py",
         "supervisor/runtime.py",

@@ -125,7 +125,7 @@ async def test_a_lost_link_takes_down_what_was_told_and_leaves_what_the_file_nam
     directory.linked("far", a_link())
     assert directory.workers("oak") == []
     directory.merge_state("far", NodeState((ONE, TWO)))
-    assert names(each.offer for each in directory.workers("oak")) == ["one", "two"]
+    assert names(each.offer for each in directory.workers("oak")) == ["one", "two"]  # type: ignore[attr-defined]
 
 
 async def test_an_offer_of_the_file_that_is_not_told_of_is_listed_again_when_the_node_is_gone():

@@ -120,7 +120,7 @@ async def test_o_an_engine_of_a_node_that_has_gone_is_not_said_to_start(autojump
 async def test_what_the_server_tells_of_itself_counts_both(autojump_clock):
     async with front(Engine(), a=Engine()) as (directory, _):
         told = models.server_info(SimpleNamespace(model=["tiny"]), directory, "1")
-        assert told["engines"].keys() == {"main/tiny-0", "a/tiny-0"}
+        assert told["engines"].keys() == {"main/tiny-0", "a/tiny-0"}  # type: ignore[attr-defined]
         assert told["max_total_num_tokens"] == 2 * INFO.kv_tokens_max
 
 

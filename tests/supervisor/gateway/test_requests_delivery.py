@@ -162,7 +162,7 @@ async def test_b5_a_drain_waits_for_readers_of_websockets_too(lines, rather_slow
         await at_rest(made)
         (line,) = lines()
         assert line.outcome == "length"
-        assert line.response_bytes <= client.stream.read_bytes
+        assert line.response_bytes <= client.stream.read_bytes  # type: ignore[attr-defined]
 
 
 async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(lines, rather_slow):

@@ -299,7 +299,7 @@ class ClusterRun(Run):
         """
         lost: Counter[tuple[str, str, Link]] = Counter()
         while True:
-            stay = [own for own in self.system.directories if not own.draining]
+            stay = [own for own in self.cluster.directories if not own.draining]
             links = ((own.name, name, node.link) for own in stay for name, node in own.nodes.items())
             lost = Counter({each: lost[each] + 1 for each in links if each[2] is not None and each[2].lost})
             for (own, of, _), looks in lost.items():

@@ -142,6 +142,7 @@ class System(SmallSystem):
         engines = {str(number): plug for number, plug in enumerate(self.engines)}
         metrics = Metrics()
         never_ready = partial(readiness.never_ready, self.directory, ("tiny",))
+        self.gate = _Gate(self.requests_max, self.admit_s, self.waiting_max, never_ready)
         self.gateway = Gateway(
             runner=RequestRunner(
                 {"tiny": ServedModel(model, self.asked, longest)}, metrics, self.first_token_s, self.total_s
@@ -208,7 +209,7 @@ class System(SmallSystem):
     async def _front(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Carry the link to the workers' node, as `supervisor.cluster.mesh` does, but for the greeting and the heart."""
         near, far = self.pair("front")
-        asker = Link(near, Peer("main", serves_max=0), told=partial(self._told, "far"))
+        asker = Link(near, Peer("main", serves_max=0), on_announcement=partial(self._told, "far"))
         serves = {(name, Generate): GuardedWorker(here, "main") for name, here in self.offered.local.items()}
         self.server = Link(far, Peer("far", serves_max=self.streams), serves)
 
