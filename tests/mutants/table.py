@@ -103,7 +103,7 @@ SUITES = {  # the quickest first
         "tests/supervisor/node/test_descriptor_needs.py",
         "tests/supervisor/processes/test_run_folder.py",
         "tests/supervisor/control/test_unix_socket.py",
-        "tests/supervisor/cluster/test_engine_control_failures.py",
+        "tests/supervisor/cluster/test_readiness.py",
         "tests/supervisor/supervision/test_supervise_random_trees.py",
     ],
     "text": [

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.table import SUITES
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "actors", "supervisor", "bench")
 PATCHES = {"cpu", "plugin"}  # of SGLang itself: what they do is tested on the real engine
@@ -88,12 +90,9 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     ),
     "supervisor/cluster/test_directory.py": ("supervisor/cluster/node_record.py", "supervisor/cluster/workers.py"),
     "supervisor/cluster/test_engine_control.py": ("supervisor/cluster/models.py",),
-    "supervisor/cluster/test_engine_control_failures.py": (
-        "supervisor/cluster/readiness.py",
-        "supervisor/supervision/registration.py",
-    ),
     "supervisor/cluster/test_mesh.py": ("supervisor/links/websocket.py",),
     "supervisor/cluster/test_model_identity.py": ("supervisor/engines/simulated/children.py",),
+    "supervisor/cluster/test_readiness.py": ("supervisor/supervision/registration.py",),
     "supervisor/config/test_load.py": (
         "supervisor/config/cross_checks.py",
         "supervisor/config/engine_sections.py",
@@ -233,3 +232,8 @@ def test_every_product_file_has_its_tests_in_the_mirrored_folder_or_a_row_that_s
 
 def test_every_row_names_tests_that_exist() -> None:
     assert [name for name in TESTED_BY if not (ROOT / "tests" / name).exists()] == []
+
+
+def test_every_suite_of_the_planted_bugs_exists() -> None:
+    paths = {word for words in SUITES.values() for word in words if word.startswith("tests/")}
+    assert [path for path in paths if not (ROOT / path).exists()] == []
