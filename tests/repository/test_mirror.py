@@ -20,7 +20,10 @@ OF_A_ROOM = {"tests/protocol/test_pins.py"}  # about a room as a whole
 
 TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have their tests there
     "actors/engines/sglang/host/test_liveness.py": ("actors/engines/sglang/host/failures.py",),
-    "actors/engines/sglang/test_boot_message.py": ("actors/engines/sglang/setting_rules.py",),
+    "actors/engines/sglang/test_boot_message.py": (
+        "actors/engines/sglang/setting_rules.py",
+        "actors/engines/sglang/spec.py",
+    ),
     "actors/engines/simulated/test_batch.py": ("actors/engines/simulated/costs.py",),
     "actors/engines/simulated/test_engine.py": ("actors/engines/request_check.py", "actors/engines/simulated/spec.py"),
     "actors/engines/simulated/test_output.py": ("actors/engines/simulated/sentences.py",),

@@ -164,7 +164,7 @@ async def test_after_a_second_signal_a_launcher_exits_as_soon_as_a_single_node_w
         raise Exited(code)
 
     monkeypatch.setattr(launcher, "_clean_up", lambda: cleaned.append(trio.current_time()))
-    monkeypatch.setattr(launcher.os, "_exit", exits)
+    monkeypatch.setattr(os, "_exit", exits)
     one.exit_code = 130
     began = trio.current_time()
     with pytest.raises(Exited, match="130"):
