@@ -1,11 +1,22 @@
-"""A node: one process, one tree, and the plan by which it shuts down."""
+"""A node: one process, one `trio.run`, one tree, and its shutdown.
+
+Who owns what of a shutdown:
+
+- `_Node` owns when it begins (a signal, an operator), its order and its deadlines: stop admitting, let streams finish
+  until `drain_s`, cut the rest with a retryable error, say goodbye to the other nodes, stop the tree.
+- The gateway, the directory and the links own what is running: each is told to drain, and can be waited for.
+- `supervise` owns the order in which the tree stops; it is cancelled here, once, when nothing is left to wait for.
+- `GracePeriods` owns all waits, so that a second signal shortens every one of them at once.
+- The kernel owns the rest: what does not end in time is killed, and the next node removes the folder of a killed one.
+
+A failure of the tree takes none of these steps: what it has stopped is gone already.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import secrets
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +42,7 @@ from supervisor.node.credentials import Credentials, read_credentials
 from supervisor.node.reload import Reloader
 from supervisor.processes import reaper, run_folder
 from supervisor.processes.process import GracePeriods
+from supervisor.processes.signals import handle_signals, ignore_signals
 from supervisor.runtime import Runtime
 from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.status import EarlierFailures
@@ -42,25 +54,24 @@ from supervisor.threads.text_threads import TextThreads
 
 log = logging.getLogger(__name__)
 
-ROOM_BITS = 63  # of a rendezvous, as SGLang counts them
-BYE_S = 0.05  # for the last word to leave
-FAREWELL_S = 2.0  # for cut answers to reach their clients
+ROOM_BITS = 63  # of a rendezvous room, as SGLang has them
+BYE_S = 0.05  # for a goodbye to be sent
+FAREWELL_S = 2.0  # for cut responses to reach their clients
 HARD_EXIT_S = 1.2  # after a second signal
 LAST_LINES_S = 0.2  # for the log to be written after that
-PULSE_S = 1.0  # at most, and at most a fifth of the time after which a launcher ends a node that hangs
+PULSE_S = 1.0  # at most, and at most a fifth of the time after which a launcher kills a node that hangs
 PULSES_PER_LIMIT = 5
-SECRETS = frozenset((*SECRET_VARIABLES, link_credentials.SECRET))  # that engines must not see
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SECRETS = frozenset((*SECRET_VARIABLES, link_credentials.SECRET))  # variables that engines must not see
 
 
 @frozen
 class LauncherHooks:
-    """What a node says to its launcher: it is up, there may be something new in the file, its event loop turns."""
+    """What a node calls in its launcher: it is ready, the file may have new nodes, its event loop runs."""
 
     up: Callable[[], None] = lambda: None
     reload: Callable[[], None] | None = None
     pulse: Callable[[], None] | None = None
-    earlier: EarlierFailures = EarlierFailures()  # what the launcher knows of this node's processes before this one
+    earlier: EarlierFailures = EarlierFailures()  # of this node's previous processes
 
 
 NOT_LAUNCHED = LauncherHooks()
@@ -73,15 +84,15 @@ async def run(
     environment: Mapping[str, str],
     launched: LauncherHooks = NOT_LAUNCHED,
 ) -> int:
-    """Run one node until a signal ends it, and return the process's exit code; `launched` is for its launcher.
+    """Run one node until a signal or an operator stops it, and return the exit code of the process.
 
-    Raises `StartFailed` or `RestartsExceeded` if its tree does not come up, or does not stay up.
+    Raises `StartFailed` or `RestartsExceeded` if its tree does not become ready, or fails too often.
     """
     credentials = read_credentials(cluster, name, environment)
     link_credentials.check_certificate_names(cluster, name, credentials.tls)
     base = Path(tempfile.gettempdir())
-    for swept in run_folder.remove_stale(base, shared_memory.remove):
-        log.info("removed what a killed node had left", extra={"folder": str(swept)})
+    for stale in run_folder.remove_stale(base, shared_memory.remove):
+        log.info("removed what a killed node had left", extra={"folder": str(stale)})
     with run_folder.run_folder(base, shared_memory.remove) as folder:
         section = cluster.node[name]
         logs = folder.path if section.logs is None else Path(section.logs)
@@ -108,8 +119,8 @@ async def run(
         assembly.status.earlier_failures = launched.earlier
         node = _Node(cluster, assembly, runtime, terminal, section.drain_s, launched.pulse)
         node.obey(Reloader(name, cluster, assembly, environment, node.set_drain_s, launched.reload))
-        for danger in file_checks.warnings(cluster, runtime.now()):
-            log.warning(danger)
+        for warning in file_checks.warnings(cluster, runtime.now()):
+            log.warning(warning)
         _warn_of_plain_keys(cluster, credentials)
         log.info("starting", extra={"node": name, "engine_logs": str(logs)})
         runtime.reserve.fill()
@@ -118,7 +129,7 @@ async def run(
 
 @define(eq=False)
 class _Node:
-    """One run of a node."""
+    """One run of a node; a `SignalHandler`."""
 
     cluster: Cluster
     assembly: Assembly
@@ -134,7 +145,7 @@ class _Node:
     _failure: ActorError | None = None
 
     def obey(self, reloader: Reloader) -> None:
-        """Let operators drain this node, reload its file and see who is at its gate."""
+        """Let operators drain this node, reload its file, and see its admission gate."""
         self._reloader = reloader
         self.assembly.controls.drain = partial(self.drain, "an operator asks for it")
         self.assembly.controls.reload = reloader.reload
@@ -142,19 +153,19 @@ class _Node:
             self.assembly.controls.gate_state = self.assembly.gateway.gate.state
 
     def set_drain_s(self, drain_s: float) -> None:
-        """Give streams another time to finish when this node drains."""
+        """Change the time in seconds that streams have to finish in a drain."""
         self.drain_s = drain_s
 
-    def drain(self, why: str) -> None:
-        """Begin to shut down, unless that has begun: admit nothing, let streams finish, end."""
+    def drain(self, reason: str) -> None:
+        """Begin the shutdown, unless it has begun."""
         if self._nursery is None or self.assembly.directory.draining:
             return
-        log.info("draining", extra={"why": why, "drain_s": self.drain_s})
+        log.info("draining", extra={"reason": reason, "drain_s": self.drain_s})
         self.assembly.directory.drain()  # from now on other nodes choose this one's workers no more
         self._nursery.start_soon(self._shut_down)
 
     async def run(self, up: Callable[[], None], announce: Callable[[], None]) -> int:
-        """Run the tree until it is told to end."""
+        """Run the tree and the node's own tasks until the tree ends; return the exit code."""
         reaper.become_subreaper()
         async with trio.open_nursery() as self._nursery:
             nursery = self._nursery
@@ -166,7 +177,7 @@ class _Node:
             nursery.start_soon(self._answer_operators)
             if self._reloader is not None:
                 nursery.start_soon(self._reloader.run)
-            await nursery.start(self._listen, nursery)
+            await nursery.start(handle_signals, self)
 
             def ready() -> None:
                 up()
@@ -180,11 +191,10 @@ class _Node:
             except ActorError as error:
                 self._failure = error  # raised below: here, the nursery would wrap it in a group
             nursery.cancel_scope.cancel(reason="the tree has ended")
-        for number in SIGNALS:  # whoever asks for the end now has it already, with the exit code that is due
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals()
         reaper.kill_all()
-        for each in self.runtime.metrics.logs.values():  # the folder may go with what is written to it
-            each.flush(LAST_LINES_S)
+        for writer in self.runtime.metrics.logs.values():  # before the folder is removed with the files of some
+            writer.flush(LAST_LINES_S)
         if self._failure is not None:
             raise self._failure
         log.info("stopped", extra={"exit_code": self.exit_code})
@@ -197,9 +207,9 @@ class _Node:
         await unix_socket.serve(self.runtime.folder, cluster.file, name, controls.serves, heart)
 
     async def _watch_turns(self) -> None:
-        turns = LoopMonitor(self.cluster.node[self.assembly.directory.name].turn_max_s)
-        turns.add_metrics(self.runtime.metrics.registry)
-        with turns.watching():
+        monitor = LoopMonitor(self.cluster.node[self.assembly.directory.name].turn_max_s)
+        monitor.add_metrics(self.runtime.metrics.registry)
+        with monitor.watching():
             await trio.sleep_forever()
 
     def _watch(self, event: ChildEvent) -> None:
@@ -207,46 +217,56 @@ class _Node:
         self.assembly.on_event(event)
         if event.kind is ChildEventKind.RESTARTING:
             self.runtime.metrics.child_restarted(event.path)
-            if not self.assembly.directory.draining and (why := self.assembly.start_failure) is not None:
-                self._failure = StartFailed(why)
+            if not self.assembly.directory.draining and (reason := self.assembly.start_failure) is not None:
+                self._failure = StartFailed(reason)
                 self._tree.cancel(reason="no engine could be started")
 
     async def _announce(self, announce: Callable[[], None]) -> None:
-        """Say that the node is ready, once what it serves is there, on whichever node that is."""
-        said = None
-        while self.assembly.gateway is not None and (why := self.assembly.gateway.unready()) is not None:
-            if why != said:
-                log.info("waiting", extra={"reason": why})
-                said = why
+        """Announce that the node is ready, once every model can be served, by engines on whichever node."""
+        logged = None
+        while self.assembly.gateway is not None and (reason := self.assembly.gateway.unready()) is not None:
+            if reason != logged:
+                log.info("waiting", extra={"reason": reason})
+                logged = reason
             await self.assembly.directory.wait_changed()
         if not self.assembly.directory.draining:
             announce()
 
-    async def _listen(self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None]) -> None:
-        """Begin the plan at the first signal, hurry it at the second; a hang-up is a wish to read the file anew."""
-        with trio.open_signal_receiver(*SIGNALS) as signals:
-            task_status.started()
-            async for number in signals:
-                name = signal.Signals(number).name
-                if number == signal.SIGHUP and not self.terminal.hung_up:
-                    if self._reloader is not None:
-                        self._reloader.ask()
-                elif not self._signalled:
-                    self._signalled = True
-                    self.drain(name)
-                else:
-                    log.warning("hurrying", extra={"signal": name})
-                    self.exit_code = 128 + number
-                    self.runtime.grace.shorten()
-                    nursery.start_soon(self._exit_hard)
+    # Signals -----------------------------------------------------------------------------
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether the terminal of the node has been closed."""
+        return self.terminal.hung_up
+
+    def on_reload(self) -> None:
+        """Read the configuration again."""
+        if self._reloader is not None:
+            self._reloader.ask()
+
+    def on_stop(self, name: str) -> bool:
+        """Begin the shutdown; return False at a second signal. A drain that an operator began is no signal."""
+        first, self._signalled = not self._signalled, True
+        if first:
+            self.drain(name)
+        return first
+
+    def on_hurry(self, number: int) -> None:
+        """Shorten all waits of the shutdown, and exit soon whatever does not end."""
+        assert self._nursery is not None  # signals are handled while it runs
+        self.exit_code = 128 + number
+        self.runtime.grace.shorten()
+        self._nursery.start_soon(self._exit_hard)
+
+    # Shutdown ----------------------------------------------------------------------------
 
     async def _shut_down(self) -> None:
-        """Stop admitting, let streams finish, end the rest truthfully, stop the tree."""
+        """Stop admitting, let streams finish, end the rest with an error, stop the tree."""
         assembly, grace = self.assembly, self.runtime.grace
         with grace.wait_at_most(self.drain_s):
             if assembly.gateway is not None:
                 assembly.gateway.drain()
-            if assembly.links is not None:  # whoever has not heard it yet may still choose a worker of this node
+            if assembly.links is not None:  # a node that has not been told yet may still choose a worker of this one
                 await trio.sleep(assembly.links.section.tell_s)
             if assembly.gateway is not None:
                 await assembly.gateway.gate.wait_empty()
@@ -265,8 +285,8 @@ class _Node:
         self._tree.cancel(reason="the node shuts down")
 
     async def _exit_hard(self) -> None:
-        """Be gone in time whatever does not end; nothing is left behind all the same."""
-        await trio.sleep(HARD_EXIT_S)  # a tree that has ended by then cancels this
+        """Exit after `HARD_EXIT_S` even if the tree has not ended, and leave nothing behind."""
+        await trio.sleep(HARD_EXIT_S)  # cancelled if the tree ends before
         reaper.kill_all()
         run_folder.remove(self.runtime.folder.path, shared_memory.remove)
         self.terminal.flush(LAST_LINES_S)
@@ -274,7 +294,7 @@ class _Node:
 
 
 async def _pulses(pulse: Callable[[], None], watchdog_s: float) -> None:
-    """Show for as long as this node's event loop turns that it does, to whoever ends a node that hangs."""
+    """Show the launcher that this node's event loop runs: it kills a node that hangs for `watchdog_s` seconds."""
     while True:
         pulse()
         await trio.sleep(min(PULSE_S, watchdog_s / PULSES_PER_LIMIT))
@@ -287,22 +307,22 @@ def _warn_of_plain_keys(cluster: Cluster, credentials: Credentials) -> None:
 
 
 def new_nonce() -> bytes:
-    """Return bytes for a greeting that were never used before."""
+    """Return random bytes for a greeting."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 def _rooms(first: int) -> Iterator[int]:
-    """Yield numbers of rooms, none of them twice, and from another beginning than any other node's."""
+    """Yield the numbers of rendezvous rooms from `first`, each once; nodes begin at random numbers far apart."""
     return (room % 2**ROOM_BITS for room in count(first))
 
 
 def _announce(cluster: Cluster, assembly: Assembly, terminal: Terminal) -> None:
-    """Say where to knock, and give a line to paste."""
+    """Announce the server's address and a command to try, or the engines of a node without a gateway."""
     section = cluster.gateway
     if assembly.gateway is None:
         ranks = (f"a rank of {name}" for name in cluster.follower_ranks_on(assembly.directory.name))
-        here = (name for name, plug in assembly.engines.items() if plug.current is not None)
-        terminal.announce(f"Ready: node {assembly.directory.name} with {', '.join((*here, *ranks))}")
+        engines = (name for name, engine in assembly.engines.items() if engine.current is not None)
+        terminal.announce(f"Ready: node {assembly.directory.name} with {', '.join((*engines, *ranks))}")
         return
     host = f"[{section.host}]" if ":" in section.host else section.host
     url = f"http{'s' * (assembly.gateway.tls is not None)}://{host}:{assembly.gateway.port}"

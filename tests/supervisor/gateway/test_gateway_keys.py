@@ -22,6 +22,7 @@ from supervisor.gateway.keys import ADMIN, KEYS, Keys, KeySources, KeyStatistics
 from supervisor.node import node
 from supervisor.node.reload import Reloader
 from supervisor.processes.process import GracePeriods
+from supervisor.processes.signals import handle_signals
 from supervisor.telemetry.logs import Terminal
 from tests.rig import certificate
 from tests.rig.gateway import SECRET, Client, at_rest, chat, create, head, post, rig
@@ -370,7 +371,7 @@ async def test_c1_a_signal_is_heard_while_a_file_that_is_read_anew_does_not_answ
     reloader = made._reloader = Reloading(trio.sleep_forever)
     monkeypatch.setattr(node._Node, "drain", lambda _, why: drained.append(why))
     async with trio.open_nursery() as nursery:
-        await nursery.start(made._listen, nursery)
+        await nursery.start(handle_signals, made)
         nursery.start_soon(reloader.run)
         for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
             signal.raise_signal(number)
@@ -402,7 +403,7 @@ async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live
     reloader = made._reloader = Reloading(reload)
     async with trio.open_nursery() as nursery:
         made._nursery = nursery
-        await nursery.start(made._listen, nursery)
+        await nursery.start(handle_signals, made)
         nursery.start_soon(reloader.run)
         for _ in range(2):
             signal.raise_signal(signal.SIGHUP)

@@ -1,0 +1,55 @@
+"""The signals that end a process of ours: the first one stops it, the second one shortens that, and SIGHUP reloads.
+
+A node and a launcher obey the same signals in the same way, so that a person need not know which of them the terminal
+has started. SIGHUP asks for a reload, unless it was sent because the terminal was closed: then it stops the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from typing import Protocol
+
+import trio
+
+log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class SignalHandler(Protocol):
+    """What a process does at each signal; every method returns at once."""
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether the terminal of the process has been closed."""
+
+    def on_reload(self) -> None:
+        """Read the configuration again."""
+
+    def on_stop(self, name: str) -> bool:
+        """Begin to stop, at the signal `name`; return False if a stop had begun before."""
+
+    def on_hurry(self, number: int) -> None:
+        """Shorten the stop; the exit code is to be 128 plus `number`."""
+
+
+async def handle_signals(
+    handler: SignalHandler, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Pass each signal to the handler until cancelled."""
+    with trio.open_signal_receiver(*SIGNALS) as signals:
+        task_status.started()
+        async for number in signals:
+            name = signal.Signals(number).name
+            if number == signal.SIGHUP and not handler.hung_up:
+                handler.on_reload()
+            elif not handler.on_stop(name):
+                log.warning("hurrying", extra={"signal": name})
+                handler.on_hurry(number)
+
+
+def ignore_signals() -> None:
+    """Ignore further signals: the process ends now, with the exit code that is due."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
