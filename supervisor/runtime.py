@@ -1,4 +1,8 @@
-"""What a node may touch of the world."""
+"""The runtime of a node: everything that its children take from the machine, passed in as one value.
+
+Time, randomness, threads and the environment come in through here and nowhere else, so that a test or a simulation
+can replace them, and a run with the same seed takes the same steps.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from supervisor.telemetry.metrics import Metrics
 
 @frozen
 class Runtime:
-    """A node's folder, its environment, clock, chance, threads."""
+    """A node's folder, environment, clock, random sources and threads."""
 
     folder: RunFolder
     logs: Path

@@ -1,4 +1,9 @@
-"""Read a node's file anew while it runs: what it takes over at once, and what takes a restart."""
+"""Reload a node's file while it runs: apply what can be applied at once, and report what takes a restart.
+
+The file is read and checked as a whole, with all that it names, before any of it is applied: a file with a mistake
+changes nothing. Values are compared with those in force, key by key, so a reload reports each difference in a sentence,
+and says of every key whether it holds now or from the next start on. Only one reload runs at a time.
+"""
 
 from __future__ import annotations
 
@@ -67,15 +72,15 @@ def changes(old: object, new: object, path: tuple[str, ...] = ()) -> Iterator[Ch
 
 
 class _NotInFile(StartFailed):
-    """The file is right, and has this node no more."""
+    """The file is valid, but no longer contains this node."""
 
 
 @frozen
 class _Read:
-    """A file as it is now, with what it names, so that nothing is left to be read when it is applied."""
+    """The file as it is now, and all files that it names: everything is read before anything is applied."""
 
     cluster: Cluster
-    differs: tuple[Change, ...]  # from how it was at the start
+    differences: tuple[Change, ...]  # from the file at the start
     secret: bytes = field(repr=False)
     tls: LinkTls | None
     keys: Keys | None = None  # of clients, where this node has the gateway
@@ -83,99 +88,99 @@ class _Read:
 
 
 @define(eq=False)
-class _Told:
-    """What comes of a file: what was changed, what stays as it was, what is wrong, which nodes a launcher starts."""
+class _Outcome:
+    """The outcome of a reload: what changed, what takes a restart, what is wrong, which nodes the launcher starts."""
 
     changed: list[str] = field(factory=list)
-    stays: list[str] = field(factory=list)
+    unchanged: list[str] = field(factory=list)
     refused: list[str] = field(factory=list)
     starts: list[str] = field(factory=list)
 
 
 @define(eq=False)
 class _Next:
-    """The reload that comes next, for all who ask before it begins."""
+    """The next reload, shared by all who ask before it begins."""
 
     wanted: trio.Event = field(factory=trio.Event)
-    over: trio.Event = field(factory=trio.Event)
-    told: Reloaded | None = None
+    done: trio.Event = field(factory=trio.Event)
+    result: Reloaded | None = None  # None: a bug ended it
 
 
 @define(eq=False)
 class Reloader:
-    """What one node needs to read its file anew; `cluster` is the file as it was when the node started."""
+    """Reloads the file of one node; `cluster` is the file as it was when the node started."""
 
     name: str
     cluster: Cluster
     assembly: Assembly
     environment: Mapping[str, str] = field(repr=False)
     set_drain_s: Callable[[float], None]
-    ask_launcher: Callable[[], None] | None = None  # to start what is new in the file
+    ask_launcher: Callable[[], None] | None = None  # to start nodes that are new in the file
     reads: FileReader = field(factory=FileThreads)
-    _applied: dict[tuple[str, ...], object] = field(factory=dict)  # and what has been changed since
-    _new: set[str] = field(factory=set)  # nodes that came into the file, and to this host, while this one runs
-    _placed: set[str] = field(init=False)  # the nodes of this host, by the file as it was read last
+    _applied: dict[tuple[str, ...], object] = field(factory=dict)  # values applied since the start, by key
+    _new: set[str] = field(factory=set)  # nodes that were added to the file, on this host, since the start
+    _placed: set[str] = field(init=False)  # the nodes of this host, by the latest version of the file
     _next: _Next = field(factory=_Next)
 
     def __attrs_post_init__(self) -> None:
         self._placed = self._placed_by(self.cluster)
 
     def ask(self) -> None:
-        """Have file, keys and certificate read anew a moment later."""
+        """Ask for a reload of the file, the keys and the certificate, without waiting for it."""
         self._next.wanted.set()
 
     async def reload(self) -> Reloaded:
-        """Read file, keys and certificate anew, apply what can be, and return a sentence for each difference.
+        """Reload the file, the keys and the certificate, and return a sentence for each difference.
 
-        A file that cannot be read or does not answer, or in which something is wrong, changes nothing but the keys.
-        Raises `InternalError` if a bug ended it.
+        A file that cannot be read, takes too long to read, or has a mistake in it changes nothing but the keys. Raises
+        `InternalError` if a bug ended the reload.
         """
-        one = self._next
+        request = self._next
         self.ask()
-        await one.over.wait()
-        if one.told is None:
+        await request.done.wait()
+        if request.result is None:
             raise InternalError("the node made a mistake; its log has the details")
-        return one.told
+        return request.result
 
     async def run(self) -> None:
-        """Read anew whenever that is asked for, until cancelled: one after the other, and all who wait share the next.
+        """Reload whenever that is asked for, one reload after the other, until cancelled.
 
-        It is a task of the node's own: it ends what it has begun though whoever asked has left, and with the node.
+        This is a task of the node itself: a reload that has begun is completed although its caller has left.
         """
         while True:
             await self._next.wanted.wait()
-            one, self._next = self._next, _Next()
+            request, self._next = self._next, _Next()
             try:
-                one.told = await self._reload()
-            except Exception:  # a node must not fall because of what stands in a file
+                request.result = await self._reload()
+            except Exception:  # a node must not end because of what is in a file
                 log.exception("a bug ended a reload")
             finally:
-                one.over.set()
+                request.done.set()
 
     async def _reload(self) -> Reloaded:
-        told = _Told()
+        outcome = _Outcome()
         try:
             read = await self.reads(self._read)
-            self._apply_all(read, told)
-            told.starts += self._to_start(read.cluster)
+            self._apply_all(read, outcome)
+            outcome.starts += self._to_start(read.cluster)
         except _NotInFile as error:
-            told.stays.append(f"the file changes nothing: {error}")
+            outcome.unchanged.append(f"the file changes nothing: {error}")
         except StartFailed as error:
             log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
-            told.refused.append(f"the file changes nothing: {error}")
-        if (door := self.assembly.gateway or self.assembly.monitoring) is not None:
-            refused = await door.reload(self.reads)
-            told.refused += refused
-            if door.keys.wanted and not any(each.startswith("the keys") for each in refused):
-                told.changed.append(f"keys: {door.keys.count} are known now")
+            outcome.refused.append(f"the file changes nothing: {error}")
+        if (gateway := self.assembly.gateway or self.assembly.monitoring) is not None:
+            refused = await gateway.reload(self.reads)
+            outcome.refused += refused
+            if gateway.keys.wanted and not any(sentence.startswith("the keys") for sentence in refused):
+                outcome.changed.append(f"keys: {gateway.keys.count} are known now")
         if self.ask_launcher is not None:
             self.ask_launcher()
-        if not told.refused:
-            log.info("read the file anew", extra={"changed": told.changed, "not_changed": told.stays})
-        return Reloaded(*map(tuple, (told.changed, told.stays, told.starts, told.refused)))
+        if not outcome.refused:
+            log.info("read the file anew", extra={"changed": outcome.changed, "unchanged": outcome.unchanged})
+        return Reloaded(*map(tuple, (outcome.changed, outcome.unchanged, outcome.starts, outcome.refused)))
 
     def _read(self) -> _Read:
-        """Return the file as it is now; raises `StartFailed` if this node could not start with it."""
+        """Read the file and all that it names; raises `StartFailed` if this node could not start with it."""
         examine = partial(file_checks.mistakes, environment=self.environment)
         new = read_cluster(self.cluster.file, self.cluster.joined, examine)
         if self.name not in new.node:
@@ -188,31 +193,31 @@ class Reloader:
         link_credentials.check_certificate_names(new, self.name, tls)
         return _Read(new, tuple(changes(self.cluster, new)), secret, tls, keys, context)
 
-    def _apply_all(self, read: _Read, told: _Told) -> None:
-        found = {change.path: change for change in read.differs}
-        for path in self._applied:  # what stands in the file as at the start again is a change too
-            found.setdefault(path, Change(path, None, _at(self.cluster, path)))
-        left: dict[str, list[str]] = {}  # of an engine or a model, what takes a restart; its values may be secrets
-        for each in found.values():
-            change = evolve(each, old=self._applied.get(each.path, each.old))
+    def _apply_all(self, read: _Read, outcome: _Outcome) -> None:
+        differences = {change.path: change for change in read.differences}
+        for path in self._applied:  # a value that is again as it was at the start is a change as well
+            differences.setdefault(path, Change(path, None, _at(self.cluster, path)))
+        unapplied: dict[str, list[str]] = {}  # keys of engines and models; their values may be secrets
+        for difference in differences.values():
+            change = evolve(difference, old=self._applied.get(difference.path, difference.old))
             if change.old == change.new or (applied := self._apply(change, read)) is None:
-                continue  # the second is another node's
+                continue  # the latter concerns another node
             if applied:
-                self._note(change, read.cluster, told)
+                self._note(change, read.cluster, outcome)
             elif change.path[0] in {"engine", "model"}:
-                left.setdefault(" ".join(change.path[:2]), []).append(".".join(change.path[2:]))
+                unapplied.setdefault(" ".join(change.path[:2]), []).append(".".join(change.path[2:]))
             else:
-                told.stays.append(_stays(change))
-        for which, keys in left.items():
-            said = ", ".join(filter(None, keys))
-            told.stays.append(
-                f"{which} stays as it is {RESTART}{f', though the file has another {said}' if said else ''}"
+                outcome.unchanged.append(_stays(change))
+        for section, names in unapplied.items():
+            keys = ", ".join(filter(None, names))
+            outcome.unchanged.append(
+                f"{section} stays as it is {RESTART}{f', though the file has another {keys}' if keys else ''}"
             )
         if (links := self.assembly.links) is not None:
             if links.secret != read.secret:
-                told.stays.append(f"the cluster's secret stays as it was {RESTART}")
+                outcome.unchanged.append(f"the cluster's secret stays as it was {RESTART}")
             if links.tls is not None and read.tls is not None:
-                links.tls = read.tls  # its files may have others in them
+                links.tls = read.tls  # the contents of its files may have changed
 
     def _to_start(self, new: Cluster) -> list[str]:
         """Return the nodes that the launcher of this one may start now: those new on its host that nobody reaches.
@@ -230,14 +235,14 @@ class Reloader:
         host = cluster.node[self.name].host
         return {name for name, node in cluster.node.items() if node.host == host}
 
-    def _note(self, change: Change, new: Cluster, told: _Told) -> None:
+    def _note(self, change: Change, new: Cluster, outcome: _Outcome) -> None:
         """Note what has been applied, and whether the launcher that started this node now starts a new one."""
         self._applied[change.path] = change.new
-        told.changed.append(_now(change))
+        outcome.changed.append(_now(change))
         if isinstance(change.new, NodeSection) and change.old is None and self.ask_launcher is not None:
             name = change.path[1]
             if new.node[name].host == new.node[self.name].host:
-                told.changed[-1] += ", and the launcher here starts it"
+                outcome.changed[-1] += ", and the launcher here starts it"
 
     # What each key takes -----------------------------------------------------------------
 
@@ -259,30 +264,30 @@ class Reloader:
         return False
 
     def _gateway(self, keys: tuple[str, ...], read: _Read) -> bool | None:
-        door, section = self.assembly.gateway, read.cluster.gateway
-        if door is None:
+        gateway, section = self.assembly.gateway, read.cluster.gateway
+        if gateway is None:
             return False if keys == ("node",) and section.node == self.name else None
         match keys:
             case (key,) if key in AT_THE_GATE:
                 # The processors' own places are as many as there were at the start.
                 most = min(section.requests_max, self.cluster.gateway.requests_max)
-                door.gate.change(most, section.admit_s, section.waiting_max)
+                gateway.gate.change(most, section.admit_s, section.waiting_max)
                 if key == "requests_max":
                     self._applied["gateway", key] = most  # whatever the file says: its next change is judged by this
                 return key != "requests_max" or most == section.requests_max
             case (key,) if key in ASKING:
-                setattr(door.runner, key, getattr(section, key))
+                setattr(gateway.runner, key, getattr(section, key))
             case ("prompt_tokens_max",):
                 self.assembly.reloadable.prompt_tokens_max = section.prompt_tokens_max
             case ("allowed_hosts" | "allowed_origins" | "grammars",):
-                door.origins = Origins(frozenset(section.allowed_hosts), frozenset(section.allowed_origins))
-                door.grammars = frozenset(section.grammars)
+                gateway.origins = Origins(frozenset(section.allowed_hosts), frozenset(section.allowed_origins))
+                gateway.grammars = frozenset(section.grammars)
             case ("keys",) if read.keys is not None:  # else the gateway is another node's now, by the file
-                door.keys.sources = read.keys.sources
+                gateway.keys.sources = read.keys.sources
             case ("tls_certificate" | "tls_key",):
-                return _certificate(door, read)
+                return _certificate(gateway, read)
             case ("limits", key) if key != "send_buffer_bytes":  # that one is the listening socket's
-                door.limits = evolve(door.limits, **{key: getattr(section.limits, key)})
+                gateway.limits = evolve(gateway.limits, **{key: getattr(section.limits, key)})
             case _:
                 return False
         return True
@@ -313,7 +318,7 @@ class Reloader:
             return False
         offers = [offer(key, each) for key, each in new.engines_on(name).items()]
         assembly.directory.configure(name, section.dial_address, offers)
-        assembly.directory.notify()  # whoever dials looks there
+        assembly.directory.notify()  # the task that dials nodes looks there
         return True
 
     def _model(self, name: str, keys: tuple[str, ...], new: Cluster) -> bool | None:
@@ -333,11 +338,11 @@ class Reloader:
         return True
 
 
-def _certificate(door: Gateway, read: _Read) -> bool:
+def _certificate(gateway: Gateway, read: _Read) -> bool:
     """Show other files to clients that come from now on; to begin or to end to speak TLS takes a restart."""
-    if door.certificate is None or read.context is None:
+    if gateway.certificate is None or read.context is None:
         return False
-    door.certificate, door.tls = read.cluster.certificate, read.context
+    gateway.certificate, gateway.tls = read.cluster.certificate, read.context
     return True
 
 
@@ -354,7 +359,7 @@ def _now(change: Change) -> str:
         change = Change((*change.path, "listen"), change.old.listen, change.new.listen)
     if isinstance(change.new, NodeSection):
         return f"node {change.path[1]} is known now"
-    return f"{change} is {_said(change.new)} now, and was {_said(change.old)}"
+    return f"{change} is {_shown(change.new)} now, and was {_shown(change.old)}"
 
 
 def _stays(change: Change) -> str:
@@ -366,10 +371,10 @@ def _stays(change: Change) -> str:
         return f"node {change.path[1]} stays unknown {RESTART}: it was started without links"
     if change.path == ("gateway", "requests_max"):
         return f"{change} can only be lowered and raised again, to what it was at the start, {RESTART}"
-    return f"{change} stays {_said(change.old)} {RESTART}, though the file says {_said(change.new)}"
+    return f"{change} stays {_shown(change.old)} {RESTART}, though the file says {_shown(change.new)}"
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, tuple | frozenset):
         return ", ".join(map(str, value)) or "nothing"
     return "nothing" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

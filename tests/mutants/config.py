@@ -79,8 +79,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "whoever comes while files are read hears of what was read before",
-            "one, self._next = self._next, _Next()",
-            "one = self._next",
+            "request, self._next = self._next, _Next()",
+            "request = self._next",
         ),
         Bug(
             "nodes that were drained are said to start",
@@ -89,8 +89,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "keys are not read anew where the file is wrong",
-            "if (door := self.assembly.gateway or self.assembly.monitoring) is not None:\n            refused",
-            "if not told.refused and (door := self.assembly.gateway or self.assembly.monitoring) is not None:\n            refused",
+            "if (gateway := self.assembly.gateway or self.assembly.monitoring) is not None:\n            refused",
+            "if not outcome.refused and (gateway := self.assembly.gateway or self.assembly.monitoring) is not None:\n            refused",
         ),
     ),
 }
