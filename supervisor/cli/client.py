@@ -108,7 +108,7 @@ class ClusterClient:
             answers.append(await _answer(Link(transport, peer, lost_error=_LinkLost, heartbeat=heart), request))
 
         async def greet_and_ask(transport: websocket.WebSocketTransport) -> None:
-            certified = transport.certified() if section.verifies_node_names else None
+            certified = transport.certificate_names() if section.verifies_node_names else None
             greeter = Greeter("dials", section.name, name, self.secret, self.new_nonce(), certified=certified)
             await websocket.greet(transport, greeter, section.handshake_s)
             await ask(transport)

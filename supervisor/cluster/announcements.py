@@ -34,13 +34,13 @@ class Announcer:
     directory: Directory
     _hearers: dict[str, _Hearer] = field(factory=dict)
 
-    def begin(self, node: str, link: Link) -> None:
+    def add(self, node: str, link: Link) -> None:
         """Tell a node all that concerns it, now: it has come, or says what it wants to hear."""
         state = self.directory.state_for(node)
         self._hearers[node] = _Hearer(link, state, self._loads(node))
         link.announce(state)
 
-    def end(self, node: str, link: Link) -> None:
+    def remove(self, node: str, link: Link) -> None:
         """Tell a node nothing more over this link."""
         hearer = self._hearers.get(node)
         if hearer is not None and hearer.link is link:

@@ -1,8 +1,7 @@
 """The directory: which workers this cluster has, how busy they are, and which nodes there are at all.
 
-A node knows its own workers at first hand and all others by what their nodes announce. Nobody coordinates: each node
-announces its own state over its links, and every directory converges on the same picture, late by as much as an
-announcement takes. So whoever chooses by the directory must be able to find that its choice has become wrong.
+Nobody coordinates: each node announces its own state over its links, and every directory converges on the same picture,
+late by as much as an announcement takes. A choice by the directory may therefore turn out wrong, and must allow for it.
 
 Two things change at two speeds, and must stay apart. Workers, nodes and links come and go seldom: `notify` counts a
 `version`, wakes everybody who waits, and drops all that was derived. Loads change with every request: they wake only
@@ -283,9 +282,8 @@ class Directory:
 
     def legs(self, model: str) -> dict[str, Leg]:
         """Return the legs of all workers of a model by their names in the cluster, whether they can be asked or not."""
-        return self.derived(
-            ("legs", model), lambda: {name: offer.leg for name, offer in self.offers_by_name(model).items()}
-        )
+        offers = self.offers_by_name
+        return self.derived(("legs", model), lambda: {name: offer.leg for name, offer in offers(model).items()})
 
     def all_workers(self) -> Iterator[LocalWorker | RemoteWorker]:
         """Yield every worker, whether it can be asked or not."""

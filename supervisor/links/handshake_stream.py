@@ -1,4 +1,8 @@
-"""The bytes under a WebSocket: few of them until the other end has said who it is, and how they ended."""
+"""The byte stream under a WebSocket: limited until the other end has proved its name, and able to say how it ended.
+
+Anybody can connect to a node. Until the greeting has proved who the other end is, it may send so few bytes, and they
+are read in such small pieces, that thousands of connections cost neither memory nor a long turn of the event loop.
+"""
 
 from __future__ import annotations
 
@@ -12,62 +16,62 @@ from attrs import define
 
 # The start of Linux' tcp_info: unanswered probes of a closed window, segments not acknowledged, ms since the last ACK.
 TCP_INFO = struct.Struct("=3xB20xI28xI")
-STRANGER_BYTES_MAX = 32 * 1024  # of one that has not said yet who it is
-STRANGER_READ_BYTES = 4 * 1024  # of those at a time: thousands of tiny frames would be looked at in one turn
+HANDSHAKE_BYTES_MAX = 32 * 1024
+HANDSHAKE_READ_BYTES = 4 * 1024  # at a time: a larger read could hold thousands of tiny WebSocket frames
 
 
 @define(eq=False)
 class LimitedStream(trio.abc.Stream):
-    """A stream that lets a stranger say only so much."""
+    """A stream that limits what may be received until `lift_limit` is called."""
 
     stream: trio.abc.Stream
     on_end: Callable[[], None] | None = None
-    end: str = ""
-    too_much: bool = False
-    _left: int | None = STRANGER_BYTES_MAX
+    end_reason: str = ""  # how receiving ended, in words
+    limit_exceeded: bool = False
+    _remaining: int | None = HANDSHAKE_BYTES_MAX
 
-    def trust(self) -> None:
-        """Let the other end say as much as it likes."""
-        self._left = None
+    def lift_limit(self) -> None:
+        """Let the other end send as much as it likes."""
+        self._remaining = None
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """Return some bytes, none at the end; raises `trio.BrokenResourceError` for too many."""
-        if self._left is not None:
-            max_bytes = min(max_bytes or STRANGER_READ_BYTES, STRANGER_READ_BYTES)
+        """Return some bytes, none at the end; raises `trio.BrokenResourceError` beyond the limit."""
+        if self._remaining is not None:
+            max_bytes = min(max_bytes or HANDSHAKE_READ_BYTES, HANDSHAKE_READ_BYTES)
         try:
             data = await self.stream.receive_some(max_bytes)
         except trio.BrokenResourceError as error:
             cause = error.__cause__
             tls = cause.reason if isinstance(cause, ssl.SSLError) else None
-            self._ended(f"TLS: {tls.lower().replace('_', ' ')}" if tls else "the connection broke")
+            self._end(f"TLS: {tls.lower().replace('_', ' ')}" if tls else "the connection broke")
             raise
         except trio.ClosedResourceError:
-            self._ended("it does not speak WebSocket")  # the library has closed the stream, and says it to nobody
+            self._end("it does not speak WebSocket")  # the library has closed the stream without an error
             raise
         if not data:
-            self._ended("the other end closed the connection")
-        if self._left is not None:
-            self._left -= len(data)
-            if self._left < 0:
-                self.too_much = True
-                self._ended(f"more than {STRANGER_BYTES_MAX} bytes before it said who it is")
+            self._end("the other end closed the connection")
+        if self._remaining is not None:
+            self._remaining -= len(data)
+            if self._remaining < 0:
+                self.limit_exceeded = True
+                self._end(f"more than {HANDSHAKE_BYTES_MAX} bytes before it said who it is")
                 raise trio.BrokenResourceError
         return data
 
-    def _ended(self, how: str) -> None:
-        self.end = self.end or how
+    def _end(self, reason: str) -> None:
+        self.end_reason = self.end_reason or reason
         if self.on_end is not None:
             self.on_end()
 
     def acknowledged_s(self) -> float | None:
-        """Return how long ago the other kernel last acknowledged anything, 0 if it owes nothing, None if unknown."""
-        below = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
-        if not isinstance(below, trio.SocketStream):
+        """Return how long ago the other kernel last acknowledged bytes: 0 if none are due, None if it is unknown."""
+        tcp = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
+        if not isinstance(tcp, trio.SocketStream):
             return None
         try:
-            told = below.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
-            probes, unacknowledged, since_ms = TCP_INFO.unpack(told)
-        except (OSError, struct.error):  # no TCP, or a kernel that tells less
+            info = tcp.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
+            probes, unacknowledged, since_ms = TCP_INFO.unpack(info)
+        except (OSError, struct.error):  # no TCP, or a kernel whose tcp_info is shorter
             return None
         return since_ms / 1000 if probes or unacknowledged else 0.0
 

@@ -1,4 +1,8 @@
-"""Why links end or do not come about, in the log: each sentence once, however often there is cause to say it."""
+"""The log of links that end or cannot be made: each reason once, however often it recurs.
+
+A node dials again for ever, and strangers may connect as often as they like. So a line is written only for what is new,
+and only so many lines in a minute: what others do must not be able to fill this node's disk.
+"""
 
 from __future__ import annotations
 
@@ -8,52 +12,61 @@ from collections import OrderedDict, deque
 import trio
 from attrs import Factory, define
 
-from protocol.errors import ActorError, PeerRefused, PeerViolation
+from protocol.errors import ActorError, LocalViolation, PeerRefused, PeerViolation
 
 log = logging.getLogger(__name__)
 
-SENTENCES_MAX = 512
-LINES_MAX = 60  # in a window, whatever strangers think of
+REASONS_MAX = 512
+LINES_MAX = 60  # in a window
 WINDOW_S = 60.0
-FORGET_S = 600.0  # after so long without cause a sentence is news again
+FORGET_S = 600.0  # after so long without recurring a reason is new again
 
 
 @define(eq=False)
 class LinkLog:
-    """Says what is wrong with links."""
+    """Logs what becomes of links."""
 
-    _said: OrderedDict[tuple[str, str], tuple[float, bool]] = Factory(OrderedDict)  # and whether the peer is to blame
+    # By peer and reason: when it occurred last, and whether it was the peer's fault.
+    _reasons: OrderedDict[tuple[str, str], tuple[float, bool]] = Factory(OrderedDict)
     _lines: deque[float] = Factory(deque)
-    _up: set[str] = Factory(set)
+    _linked: set[str] = Factory(set)
 
-    def say(self, who: str, error: ActorError) -> None:
-        """Log why there is no link, unless that has been said."""
-        now, key = trio.current_time(), (who, str(error))
-        known = self._said.pop(key, None)
-        news = known is None or now - known[0] >= FORGET_S
-        if news and not self._may(now):
-            return  # it is still news when there is room again
-        self._said[key] = now, isinstance(error, PeerViolation)
-        if len(self._said) > SENTENCES_MAX:
-            self._said.popitem(last=False)
-        if not news:
-            return
-        self._up.discard(who)
-        level = logging.WARNING if isinstance(error, PeerRefused | PeerViolation) else logging.INFO
-        log.log(level, "no link", extra={"peer": who, "reason": str(error)})
+    def failed(self, peer: str, error: ActorError) -> None:
+        """Log why there is no link to a peer, unless that has been logged."""
+        now, key = trio.current_time(), (peer, str(error))
+        previous = self._reasons.pop(key, None)
+        is_new = previous is None or now - previous[0] >= FORGET_S
+        if is_new and not self._take_line(now):
+            return  # it is still new when there is room for a line again
+        self._reasons[key] = now, isinstance(error, PeerViolation)
+        if len(self._reasons) > REASONS_MAX:
+            self._reasons.popitem(last=False)
+        if is_new:
+            self._linked.discard(peer)
+            log.log(_level(error), "no link", extra={"peer": peer, "reason": str(error)})
 
-    def linked(self, who: str) -> None:
-        """Log that there is a link now; what it may lack again is news then, but no new lie of a peer that lies."""
-        for key in [key for key, (_, blamed) in self._said.items() if key[0] == who and not blamed]:
-            del self._said[key]
-        if who not in self._up:
-            self._up.add(who)
-            log.info("linked", extra={"peer": who})
+    def linked(self, peer: str) -> None:
+        """Log that there is a link now. Its next loss is new then, but not what was a violation of the protocol."""
+        for key in [key for key, (_, is_violation) in self._reasons.items() if key[0] == peer and not is_violation]:
+            del self._reasons[key]
+        if peer not in self._linked:
+            self._linked.add(peer)
+            log.info("linked", extra={"peer": peer})
 
-    def _may(self, now: float) -> bool:
+    def reasons(self) -> list[str]:
+        """Return the reasons that are remembered, the latest last."""
+        return [reason for _, reason in self._reasons]
+
+    def _take_line(self, now: float) -> bool:
         while self._lines and self._lines[0] <= now - WINDOW_S:
             self._lines.popleft()
-        if len(self._lines) < LINES_MAX:
-            self._lines.append(now)
-            return True
-        return False
+        if len(self._lines) >= LINES_MAX:
+            return False
+        self._lines.append(now)
+        return True
+
+
+def _level(error: ActorError) -> int:
+    if isinstance(error, LocalViolation):
+        return logging.ERROR
+    return logging.WARNING if isinstance(error, PeerRefused | PeerViolation) else logging.INFO

@@ -1,4 +1,9 @@
-"""WebSockets between nodes, as the transports of links; whatever a link drains at once is one message."""
+"""WebSockets between nodes, as the transports of links: dialing, accepting, TLS and the greeting.
+
+A WebSocket costs a link little, and passes through what stands between hosts: proxies, service meshes, port forwards.
+What a link writes at once is one message. The library is not trusted with what strangers send: it runs in a nursery of
+its own, whose exceptions become a `PeerViolation`, over a stream that bounds what a handshake may cost.
+"""
 
 from __future__ import annotations
 
@@ -24,34 +29,36 @@ READ_BYTES = 256 * 1024
 CLOSE_S = 0.25
 
 ConnectionHandler: TypeAlias = Callable[["WebSocketTransport"], Awaitable[None]]
+Dial: TypeAlias = Callable[["Endpoint", ssl.SSLContext | None, float, ConnectionHandler], Awaitable[None]]
+Accept: TypeAlias = Callable[[trio.SocketStream, ssl.SSLContext | None, float, ConnectionHandler], Awaitable[None]]
 Socket: TypeAlias = trio_websocket.WebSocketConnection
-Shake: TypeAlias = Callable[[trio.Nursery, LimitedStream], Awaitable[Socket]]
+Handshake: TypeAlias = Callable[[trio.Nursery, LimitedStream], Awaitable[Socket]]
 
 
 @frozen
 class Endpoint:
-    """Where a node listens."""
+    """A host and a port."""
 
     host: str
     port: int
 
     @classmethod
     def read(cls, text: str) -> Endpoint:
-        """Return what `host:port` names; an IPv6 address stands in brackets."""
+        """Parse `host:port`; an IPv6 address stands in brackets."""
         host, _, port = text.rpartition(":")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     def __str__(self) -> str:
-        """Return it as people write it."""
+        """Return `host:port`, with an IPv6 address in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @define(eq=False)
 class WebSocketTransport:
-    """One WebSocket as a transport."""
+    """One WebSocket as the transport of a link."""
 
     socket: Socket
-    line: LimitedStream
+    stream: LimitedStream
 
     async def send_all(self, data: bytes) -> None:
         """Send `data` as one message; raises `trio.BrokenResourceError` if the other end is gone."""
@@ -64,67 +71,71 @@ class WebSocketTransport:
         """Return the next message, nothing once the other end is gone; raises `PeerViolation` for one that is text."""
         try:
             while not (message := await self.socket.get_message()):
-                pass  # it says nothing, which is not the end
+                pass  # an empty message is not the end
         except (trio_websocket.ConnectionClosed, trio.ClosedResourceError) as error:
-            if self.line.too_much:
-                raise PeerViolation(self.line.end) from error
+            if self.stream.limit_exceeded:
+                raise PeerViolation(self.stream.end_reason) from error
             return b""
         if isinstance(message, str):
             raise PeerViolation("a message of text, where frames are expected")
         return message
 
-    def certified(self) -> frozenset[str]:
-        """Return the names in the certificate that the other end has shown, none where it has shown none."""
-        return certificate_names(self.line.stream)
+    def certificate_names(self) -> frozenset[str]:
+        """Return the names in the other end's certificate, none if it has shown none."""
+        return certificate_names(self.stream.stream)
 
     def acknowledged_s(self) -> float | None:
-        """Return how long ago the other end's kernel last acknowledged anything, as `LimitedStream` does."""
-        return self.line.acknowledged_s()
+        """Return how long ago the other kernel last acknowledged bytes, as `LimitedStream` does."""
+        return self.stream.acknowledged_s()
 
 
 # Both ends ------------------------------------------------------------------------------
 
 
 @define(eq=False)
-class _Shaken:
-    """A WebSocket over a line, from its handshake to its end."""
+class _Connection:
+    """A WebSocket over a stream, from its handshake to its end."""
 
-    line: LimitedStream
-    shake: Shake
+    stream: LimitedStream
+    handshake: Handshake
     within_s: float
-    talk: ConnectionHandler
+    handler: ConnectionHandler
     hint: str = ""
     socket: Socket | None = field(default=None, init=False)
     failure: Exception | None = field(default=None, init=False)
 
     async def run(self) -> None:
-        """Raises what `talk` raises, and `PeerLost` or `PeerViolation` for a handshake or a WebSocket that fails."""
-        beside: BaseException | None = None
+        """Run the handler; raises what it raises, and `PeerLost` or `PeerViolation` for a WebSocket that fails."""
+        library_error: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:
                 try:
                     await self._run(nursery)
                 except Exception as error:  # noqa: BLE001  # raised below: here, the nursery would wrap it in a group
                     self.failure = error
-                nursery.cancel_scope.cancel(reason="what the WebSocket was for has ended")
+                nursery.cancel_scope.cancel(reason="the handler has ended")
         except* Exception as group:  # noqa: BLE001  # what the other end sent has upset the library
-            beside = first_leaf(group)
+            library_error = first_leaf(group)
         finally:
-            await trio.aclose_forcefully(self.line)
-        if isinstance(self.failure, PeerRefused | PeerViolation) or (self.failure is not None and beside is None):
+            await trio.aclose_forcefully(self.stream)
+        if isinstance(self.failure, PeerRefused | PeerViolation) or (
+            self.failure is not None and library_error is None
+        ):
             raise self.failure
-        if beside is not None:
-            raise PeerViolation(f"it does not speak WebSocket: {type(beside).__name__}") from beside
+        if library_error is not None:
+            raise PeerViolation(f"it does not speak WebSocket: {type(library_error).__name__}") from library_error
 
     async def _run(self, nursery: trio.Nursery) -> None:
-        with trio.move_on_after(self.within_s) as patience:
-            self.line.on_end = patience.cancel  # the library would wait on
-            self.socket = await self.shake(nursery, self.line)
-        self.line.on_end = None
+        with trio.move_on_after(self.within_s) as deadline:
+            self.stream.on_end = deadline.cancel  # the library would go on waiting
+            self.socket = await self.handshake(nursery, self.stream)
+        self.stream.on_end = None
         if self.socket is None:
-            raise PeerLost(f"no WebSocket with it{self.hint}: {self.line.end or f'not within {self.within_s:g} s'}")
+            raise PeerLost(
+                f"no WebSocket with it{self.hint}: {self.stream.end_reason or f'not within {self.within_s:g} s'}"
+            )
         try:
-            await self.talk(WebSocketTransport(self.socket, self.line))
+            await self.handler(WebSocketTransport(self.socket, self.stream))
         finally:
             with trio.move_on_after(CLOSE_S, shield=True):
                 await self.socket.aclose()
@@ -143,13 +154,13 @@ async def _secured(
     except (trio.BrokenResourceError, trio.TooSlowError) as error:
         cause = error.__cause__
         if isinstance(cause, ssl.SSLError):
-            raise PeerRefused(f"no TLS with it: {said(cause)}") from error
+            raise PeerRefused(f"no TLS with it: {tls_error_text(cause)}") from error
         raise PeerLost("it ended the connection, or said nothing, before TLS was agreed on") from error
     return secure
 
 
-def said(error: ssl.SSLError) -> str:
-    """Return what is wrong with TLS, in words."""
+def tls_error_text(error: ssl.SSLError) -> str:
+    """Return a sentence about a TLS error."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not taken: {error.verify_message}"
     return str(error.reason or error).lower().replace("_", " ")
@@ -158,13 +169,16 @@ def said(error: ssl.SSLError) -> str:
 # One end each ---------------------------------------------------------------------------
 
 
-async def dial(at: Endpoint, tls: ssl.SSLContext | None, within_s: float, talk: ConnectionHandler) -> None:
-    """Connect to a node and talk to it until `talk` returns; raises `PeerLost` if it cannot be reached."""
+async def dial(at: Endpoint, tls: ssl.SSLContext | None, within_s: float, handler: ConnectionHandler) -> None:
+    """Connect to a node and run `handler`, which gets the WebSocket; raises `PeerLost` if it cannot be reached.
 
-    async def shake(nursery: trio.Nursery, line: LimitedStream) -> Socket:
+    `within_s` bounds the connection, TLS and the handshake of the WebSocket, each by itself.
+    """
+
+    async def handshake(nursery: trio.Nursery, limited: LimitedStream) -> Socket:
         return await trio_websocket.wrap_client_stream(
             nursery,
-            cast("trio.SocketStream", line),  # any stream will do
+            cast("trio.SocketStream", limited),  # any stream will do
             str(at),
             PATH,
             message_queue_size=QUEUED_MESSAGES,
@@ -180,41 +194,45 @@ async def dial(at: Endpoint, tls: ssl.SSLContext | None, within_s: float, talk: 
         raise PeerLost(f"{at} cannot be reached: {why}") from error
     try:
         secure = await _secured(stream, tls, within_s, at.host)
-        # Whoever listens and refuses a certificate closes the connection; the dialer has heard nothing of it by then.
+        # An end that refuses a certificate closes the connection without a reason.
         hint = "" if tls is None else ", it may not take this node's certificate"
-        await _Shaken(LimitedStream(secure), shake, within_s, talk, hint).run()
+        await _Connection(LimitedStream(secure), handshake, within_s, handler, hint).run()
     finally:
         await trio.aclose_forcefully(stream)
 
 
 async def accept(
-    stream: trio.SocketStream, tls: ssl.SSLContext | None, within_s: float, talk: ConnectionHandler
+    stream: trio.SocketStream, tls: ssl.SSLContext | None, within_s: float, handler: ConnectionHandler
 ) -> None:
-    """Talk to whoever has connected, once it has asked for a link in time.
+    """Run `handler` for a connection that asks for a link in time, and close it.
 
-    Raises what `talk` raises, and `PeerLost`, `PeerRefused` or `PeerViolation` for whoever does not ask for one.
+    Raises what `handler` raises, and `PeerLost`, `PeerRefused` or `PeerViolation` if it does not ask for a link.
     """
 
-    async def shake(nursery: trio.Nursery, line: LimitedStream) -> Socket:
-        request = await trio_websocket.wrap_server_stream(nursery, line, QUEUED_MESSAGES, MESSAGE_BYTES_MAX, READ_BYTES)
+    async def handshake(nursery: trio.Nursery, limited: LimitedStream) -> Socket:
+        request = await trio_websocket.wrap_server_stream(
+            nursery, limited, QUEUED_MESSAGES, MESSAGE_BYTES_MAX, READ_BYTES
+        )
         if request.path != PATH:
             await request.reject(404)
             raise PeerViolation(f"it asked for {request.path[:64]!r}, where links are")
-        if any(name.lower() == b"origin" for name, _ in request.headers):  # a browser's, who may reach loopback too
+        if any(name.lower() == b"origin" for name, _ in request.headers):  # a browser, which may reach loopback as well
             await request.reject(403)
             raise PeerViolation("a web page asked for a link")
         return await request.accept()
 
     try:
-        await _Shaken(LimitedStream(await _secured(stream, tls, within_s, None)), shake, within_s, talk).run()
+        await _Connection(
+            LimitedStream(await _secured(stream, tls, within_s, None)), handshake, within_s, handler
+        ).run()
     finally:
         await trio.aclose_forcefully(stream)
 
 
 async def greet(wire: WebSocketTransport, greeter: Greeter, within_s: float) -> str:
-    """Return the name that the other end has proved.
+    """Exchange greetings, and return the name that the other end has proved.
 
-    Raises `PeerRefused` if either end does not talk to the other, `PeerLost` if it says nothing in time.
+    Raises `PeerRefused` if either end refuses the other, `PeerLost` if there is no greeting in time.
     """
     refused: PeerRefused | PeerViolation | None = None
     with trio.move_on_after(within_s):
@@ -222,13 +240,13 @@ async def greet(wire: WebSocketTransport, greeter: Greeter, within_s: float) -> 
             await _send(wire, greeter.start())
             while greeter.peer is None:
                 if not (message := await wire.receive_some()):
-                    ended = f": {wire.line.end}" if wire.line.end else ""
+                    ended = f": {wire.stream.end_reason}" if wire.stream.end_reason else ""
                     raise PeerLost(f"the other end closed the link before it said who it is{ended}")
                 await _send(wire, greeter.receive(message))
         except (PeerRefused, PeerViolation) as error:
             refused = error
         if refused is None and greeter.peer is not None:
-            wire.line.trust()
+            wire.stream.lift_limit()
             return greeter.peer
         if greeter.last_words:
             await _send(wire, [greeter.last_words])
@@ -236,19 +254,19 @@ async def greet(wire: WebSocketTransport, greeter: Greeter, within_s: float) -> 
 
 
 async def _send(wire: WebSocketTransport, messages: list[bytes]) -> None:
-    with suppress(trio.BrokenResourceError):  # whoever reads sees the end too
+    with suppress(trio.BrokenResourceError):  # the reader meets the same end
         for message in messages:
             await wire.send_all(message)
 
 
 async def run_in_nursery(body: Callable[[trio.Nursery], Awaitable[None]]) -> None:
-    """Run `body` with tasks beside it that end with it; an `ActorError` comes out as it is and not in a group."""
+    """Run `body` with a nursery whose tasks end with it; an `ActorError` of `body` is raised bare, not in a group."""
     failure: ActorError | None = None
     async with trio.open_nursery() as nursery:
         try:
             await body(nursery)
         except ActorError as error:
             failure = error
-        nursery.cancel_scope.cancel(reason="what it was for has ended")
+        nursery.cancel_scope.cancel(reason="the body has ended")
     if failure is not None:
         raise failure

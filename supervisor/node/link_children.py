@@ -43,7 +43,7 @@ def make_mesh(
         name=node,
         section=cluster.cluster,
         directory=directory,
-        serves={**workers, **services},
+        services={**workers, **services},
         listen=None if section.listen is None else Endpoint.read(section.listen),
         host=section.host,
         secret=credentials.secret,

@@ -27,8 +27,8 @@ BUGS: Bugs = {
         Bug("two nodes dial each other", "(everybody or self.name < name)", "True"),
         Bug(
             "of two links that were dialed at once each end keeps another",
-            "if before is not None and before.dialer != one.dialer == max(self.name, peer):",
-            "if before is not None and before.dialer != one.dialer == peer:",
+            "if before is not None and before.dialer != carried.dialer == max(self.name, peer):",
+            "if before is not None and before.dialer != carried.dialer == peer:",
         ),
         Bug(
             "the link of a node's earlier life goes on beside the new one",
@@ -37,23 +37,23 @@ BUGS: Bugs = {
         ),
         Bug(
             "the end of an older link takes the new one's place away",
-            "        if self._carried.get(peer) is one:\n            del self._carried[peer]\n",
+            "        if self._carried.get(peer) is carried:\n            del self._carried[peer]\n",
             "        if self._carried.pop(peer, None) is not None:\n",
         ),
         Bug(
             "what an older link tells is believed",
-            "        if self._carried.get(peer) is not one:\n            return\n",
+            "        if self._carried.get(peer) is not carried:\n            return\n",
             "",
         ),
         Bug(
             "a lost link is dialed again only when its answerers have let go",
-            "nursery.start_soon(self._end_in_time, peer, one)",
+            "nursery.start_soon(self._unlink_when_lost, peer, carried)",
             "pass",
         ),
         Bug(
             "an operator may ask engines",
-            "for of, server in self.serves.items() if not of[0]",
-            "for of, server in self.serves.items()",
+            "for key, service in self.services.items() if not key[0]",
+            "for key, service in self.services.items()",
         ),
         Bug(
             "a node that does not answer is dialed as often as one that does",

@@ -70,8 +70,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "a second process that is dialed is not told that it is one",
-            "                peer not in self._dialed or self._twin(peer, incarnation) is not None\n",
-            "                peer not in self._dialed\n",
+            "if peer not in self._dialed or self._name_conflict(peer, incarnation) is not None:",
+            "if peer not in self._dialed:",
         ),
     ),
     "supervisor/links/heartbeat.py": (

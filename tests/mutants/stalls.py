@@ -40,8 +40,8 @@ BUGS: Bugs = {
     "supervisor/cluster/mesh.py": (
         Bug(
             "what waits for an engine does not go to a node that is heard again",
-            "        self.directory.reroute_queued()  # who is heard again",
-            "        # who is heard again",
+            "        self.directory.reroute_queued()  # it may serve",
+            "        # it may serve",
         ),
     ),
     "supervisor/links/handshake_stream.py": (

@@ -64,7 +64,7 @@ class Node:
             name=self.name,
             section=self.section,
             directory=self.directory,
-            serves={(offer.name, Generate): self.directory.local[offer.name]},
+            services={(offer.name, Generate): self.directory.local[offer.name]},
             listen=None if self.port is None else websocket.Endpoint(self.host, self.port),
             secret=self.secret,
             tls=self.tls,

@@ -109,7 +109,7 @@ def node(net: NodeNetwork, name: str, stack: ExitStack) -> Mesh:
         name=name,
         section=ClusterSection(),
         directory=directory,
-        serves={},
+        services={},
         listen=Endpoint(name, 7400),
         secret=b"x" * 32,
         tls=None,
@@ -146,7 +146,7 @@ async def measured(many: int) -> dict[str, float]:
             gc.collect()
             gc.freeze()  # what all other nodes hold is not the gateway's to look through
             heres = [(each, here) for each in workers for here in each.directory.local.values()]
-            found["links of a worker"] = sum(len(each._carried) for each in workers) / many
+            found["links of a worker"] = sum(len(each.statistics().dialers) for each in workers) / many
             for what, asker in (("idle", ""), ("asked by the gateway", FRONT), ("asked by others", None)):
                 found |= await _period(what, asker, nodes, heres, steps)
             _routing(front.directory, found)
@@ -180,7 +180,7 @@ async def _period(
 
 
 def _bytes(links: Mesh) -> int:
-    live = (carried.link.traffic for carried in links._carried.values())
+    live = (node.link.traffic for node in links.directory.nodes.values() if node.link is not None)
     return sum(each.bytes_sent + each.bytes_received for each in live)
 
 

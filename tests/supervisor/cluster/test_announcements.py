@@ -83,7 +83,7 @@ async def joined(front, back, step_s=0.1):
             await link.wait_ready()
             directory.linked(other, link)
             teller = Announcer(directory)
-            teller.begin(other, link)
+            teller.add(other, link)
             nursery.start_soon(teller.run, lambda: TELL_S)
         await trio.sleep(1)
         yield heard

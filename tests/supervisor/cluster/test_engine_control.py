@@ -130,7 +130,7 @@ async def test_an_engine_has_one_name_wherever_it_is_told_of(tmp_path):
     with house.directory.local["tiny-0"].engine.publish(Engine()):
         told = (await house.monitoring.metrics_text()).decode()
         assert 'espalier_engine_running{engine="back/tiny-0"} 1.0' in told
-    assert {("tiny-0", GetLoad), ("tiny-0", FlushCache)} <= house.links.serves.keys()
+    assert {("tiny-0", GetLoad), ("tiny-0", FlushCache)} <= house.links.services.keys()
     _, metrics = built_assembly(cluster(tmp_path), "front")
     assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{engine="back/tiny-0"}': 0.0}
 

@@ -40,7 +40,7 @@ from protocol.greeting import Incarnation
 from protocol.messages import EngineInfo, Tokens
 from protocol.text_messages import Text
 from supervisor.links import websocket
-from supervisor.links.handshake_stream import STRANGER_BYTES_MAX, STRANGER_READ_BYTES, LimitedStream
+from supervisor.links.handshake_stream import HANDSHAKE_BYTES_MAX, HANDSHAKE_READ_BYTES, LimitedStream
 from supervisor.links.tls import LinkTls
 from tests.rig import certificate
 from tests.rig.fake_engine import generate
@@ -101,15 +101,15 @@ async def test_of_two_nodes_the_first_by_name_dials_and_there_is_one_link():
     async with linked_nodes(a, b):
         await all_linked(a, b)
         await trio.sleep(0.3)
-        assert a.links._carried["b"].dialer == b.links._carried["a"].dialer == "a"
-        assert (a.links._dialing, b.links._dialing) == ({"b"}, set())
+        assert a.links.statistics().dialers["b"] == b.links.statistics().dialers["a"] == "a"
+        assert (a.links.statistics().dialing, b.links.statistics().dialing) == ({"b"}, set())
 
 
 async def test_a_node_that_does_not_listen_dials_whatever_its_name():
     a, z = Node("a"), Node("z", port=None)
     async with linked_nodes(a, z):
         await all_linked(a, z)
-        assert a.links._carried["z"].dialer == "z"
+        assert a.links.statistics().dialers["z"] == "z"
         assert await a.ask(z) == await z.ask(a) == [0, 1, 2]
 
 
@@ -126,7 +126,7 @@ async def test_a_node_that_listens_everywhere_dials_since_nobody_can_find_it_the
         z.knows(a)
         await all_linked(a, z)
         assert z.directory.address is None
-        assert a.links._carried["z"].dialer == "z"
+        assert a.links.statistics().dialers["z"] == "z"
 
 
 async def test_a_node_is_dialed_until_it_is_there(lines):
@@ -156,7 +156,7 @@ async def test_after_a_cut_the_link_comes_back_and_its_streams_have_ended():
 
         async def cut():
             await until(lambda: b.asked)
-            await trio.aclose_forcefully(lost.transport.line)
+            await trio.aclose_forcefully(lost.transport.stream)
 
         nursery.start_soon(cut)
         with pytest.raises(LinkLost):
@@ -172,7 +172,7 @@ async def test_what_crosses_links_is_counted_for_nodes_alone_and_goes_on_with_a_
     async with linked_nodes(a, b):
         await all_linked(a, b)
         first = a.link(b)
-        await trio.aclose_forcefully(first.transport.line)
+        await trio.aclose_forcefully(first.transport.stream)
         await until(lambda: a.link(b) not in {None, first})
         assert a.link(b).traffic is first.traffic is a.links.traffic["b"]
         assert a.links.traffic["b"].messages_received > 2
@@ -437,9 +437,9 @@ KNOCKS = {
     "http": b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
     "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
     "elsewhere": UPGRADE.replace(b"/link", b"/elsewhere"),
-    "endless head": b"GET /link HTTP/1.1\r\nx: " + b"y" * (STRANGER_BYTES_MAX + 1),
+    "endless head": b"GET /link HTTP/1.1\r\nx: " + b"y" * (HANDSHAKE_BYTES_MAX + 1),
     "giant length": UPGRADE + b"\x82\xff\x7f\xff\xff\xff\xff\xff\xff\xff" + bytes(4) + b"x" * 100,
-    "too much": UPGRADE + b"\x02\xff\x00\x00\x00\x00\x00\x10\x00\x00" + bytes(4) + bytes(STRANGER_BYTES_MAX),
+    "too much": UPGRADE + b"\x02\xff\x00\x00\x00\x00\x00\x10\x00\x00" + bytes(4) + bytes(HANDSHAKE_BYTES_MAX),
     "text": UPGRADE + b"\x81\x82" + bytes(4) + b"hi",
     "unmasked": UPGRADE + b"\x82\x02hi",
     "reserved": UPGRADE + b"\xf2\x82" + bytes(4) + b"hi",
@@ -468,7 +468,7 @@ async def test_a_stranger_is_let_go_logged_once_and_disturbs_nobody(what, lines)
         await until(lambda: got)
         assert got == [list(range(30))]
         assert b.linked == {"a"}
-        await until(lambda: not a.links._strangers)
+        await until(lambda: not a.links.statistics().unauthenticated)
     said = [each for each in lines() if each[1] == LOOPBACK_HOSTS]
     assert 1 <= len(said) <= 2, said
     assert not [each for each in lines() if "bug" in each[0]]
@@ -478,9 +478,9 @@ async def test_a_stranger_is_read_a_little_at_a_time():
     near, far = trio.testing.memory_stream_pair()
     line = LimitedStream(far)
     await near.send_all(bytes(20_000))
-    assert len(await line.receive_some(256 * 1024)) == len(await line.receive_some()) == STRANGER_READ_BYTES
-    line.trust()
-    assert len(await line.receive_some(256 * 1024)) == 20_000 - 2 * STRANGER_READ_BYTES
+    assert len(await line.receive_some(256 * 1024)) == len(await line.receive_some()) == HANDSHAKE_READ_BYTES
+    line.lift_limit()
+    assert len(await line.receive_some(256 * 1024)) == 20_000 - 2 * HANDSHAKE_READ_BYTES
 
 
 @pytest.mark.parametrize("origin", [b"Origin: https://elsewhere.example", b"origin: null", b"ORIGIN: http://127.0.0.1"])
@@ -498,13 +498,13 @@ async def test_two_hundred_silent_connections_keep_no_node_out(lines):
     a, b = Node("a"), Node("b", section=evolve(QUICK, handshake_s=60.0, handshakes_max=20))
     async with linked_nodes(b) as nursery:
         silent = [await trio.open_tcp_stream(LOOPBACK_HOSTS, b.links.port) for _ in range(200)]
-        await until(lambda: len(b.links._strangers) == 20)
+        await until(lambda: b.links.statistics().unauthenticated == 20)
         a.directory.configure("b", b.at)
         await nursery.start(a.run)
         await all_linked(a, b)
         for stream in silent:
             await trio.aclose_forcefully(stream)
-        await until(lambda: not b.links._strangers)
+        await until(lambda: not b.links.statistics().unauthenticated)
     assert len(reasons(lines)) <= 2
 
 
@@ -531,7 +531,7 @@ async def test_a_proof_that_was_overheard_proves_nothing(lines):
 
         async def honest(wire):
             greeter = greeting.Greeter("dials", "grove", "a", SECRET, bytes(32))
-            await websocket.greet(Tapped(wire.socket, wire.line), greeter, 1.0)
+            await websocket.greet(Tapped(wire.socket, wire.stream), greeter, 1.0)
 
         async def replay(wire):
             for message in heard:
@@ -558,7 +558,7 @@ async def test_sentences_that_a_stranger_thinks_of_do_not_fill_the_log(lines):
                     pass
 
             await websocket.dial(websocket.Endpoint.read(a.at), None, 1.0, talk)
-        await until(lambda: not a.links._strangers)
+        await until(lambda: not a.links.statistics().unauthenticated)
     assert 10 <= len(reasons(lines)) <= 60
 
 
@@ -718,7 +718,7 @@ def test_no_bytes_and_no_frames_disturb_a_node(greeted, caplog):
                     await ended(stream)
             assert await b.ask(a, tokens_max=5) == [0, 1, 2, 3, 4]
             await until(lambda: a.linked == {"b"} and a.directory.running == 0)
-            assert not a.links._strangers
+            assert not a.links.statistics().unauthenticated
 
     @settings(max_examples=25)
     @given(said=SAID)

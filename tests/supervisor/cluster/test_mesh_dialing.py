@@ -79,7 +79,7 @@ async def test_a_node_that_is_only_heard_of_is_dialed_for_a_while_and_anew_when_
         a.links.traffic["gone"].sent(1)
         await trio.sleep(3 * FORGET_S)
         assert FORGET_S - 1 < tries[-1] < FORGET_S + 3 * FORGETS_S
-        assert (a.links._dialing, dict(a.links.traffic), a.directory.nodes) == (set(), {}, {})
+        assert (a.links.statistics().dialing, dict(a.links.traffic), a.directory.nodes) == (set(), {}, {})
         a.directory.merge_state("gone", rumour)
         await trio.sleep(1)
         assert tries[-1] > 3 * FORGET_S

@@ -40,7 +40,7 @@ def meet(nursery, autojump_clock):  # time is virtual
             with suppress(PeerLost, PeerRefused):
                 await node.links._carry(peer, near, dialer, Incarnation(run, 1_700_000_000))
 
-        if not node.links._carried:
+        if not node.links.statistics().dialers:
             nursery.start_soon(node.links.heartbeat_task.run)
         nursery.start_soon(carry)
         await far.send_all(encode(Hello(VERSION, peer, 8)))
@@ -58,10 +58,8 @@ async def test_of_two_that_were_dialed_at_once_both_ends_keep_the_one_that_the_f
     node = Node(name)
     for dialer in order:
         await meet(node, peer, dialer)
-    kept = node.links._carried[peer]
-    assert kept.dialer == "a"
-    assert node.directory.nodes[peer].link is kept.link
-    assert node.links._dialed == ({"b"} if name == "a" else set())  # the other one is carried no longer
+    assert node.links.statistics().dialers == {peer: "a"}
+    assert node.links.statistics().dialed == ({"b"} if name == "a" else set())  # the other one is carried no longer
 
 
 @pytest.mark.parametrize("dialer", ["a", "b"])

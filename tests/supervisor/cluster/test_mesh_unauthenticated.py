@@ -60,7 +60,7 @@ async def test_d9_a_slow_node_keeps_its_place_however_many_come_from_elsewhere(c
         slow = await crowd.connect(patient, far=False)
         for _ in range(4 * QUICK.handshakes_max):
             await crowd.connect(patient, far=True)
-        await until(lambda: len(patient.links._strangers) == QUICK.handshakes_max)
+        await until(lambda: patient.links.statistics().unauthenticated == QUICK.handshakes_max)
         with trio.fail_after(5):
             await slow.send_all(UPGRADE)
             assert b" 101 " in await slow.receive_some()
@@ -72,7 +72,7 @@ async def test_d9_nodes_link_while_one_address_connects_without_end(crowd, patie
     async with linked_nodes(patient) as nursery:
         for _ in range(4):
             nursery.start_soon(crowd.connect_without_end, patient)
-        await until(lambda: len(patient.links._strangers) == QUICK.handshakes_max)
+        await until(lambda: patient.links.statistics().unauthenticated == QUICK.handshakes_max)
         a.directory.configure("b", patient.at)
         await nursery.start(a.run)
         await all_linked(a, patient)

@@ -256,7 +256,7 @@ def links_of(node):
         name=node.name,
         section=ClusterSection(),
         directory=node.directory,
-        serves=served,
+        services=served,
         listen=None,
         secret=b"",
         tls=None,
@@ -278,7 +278,7 @@ async def operator(links):
 
     async def attend():
         try:
-            await links._attend(far)
+            await links._serve_operator(far)
         except PeerRefused as error:
             ended.append(error)
         finally:
@@ -308,8 +308,8 @@ async def test_an_operator_is_answered_and_is_no_node(autojump_clock, monkeypatc
         await trio.sleep(60)  # nothing is told to it, which it would take for a lie
         async with link.ask(GetStatus(), 0) as answer:
             assert (await answer.result()).node == "one"
-        assert links._operators == 1
-    assert (one.directory.nodes, changes, links._operators) == ({}, [], 0)
+        assert links.statistics().operators == 1
+    assert (one.directory.nodes, changes, links.statistics().operators) == ({}, [], 0)
 
 
 async def test_no_more_operators_are_answered_than_may_be(autojump_clock):
@@ -318,7 +318,7 @@ async def test_no_more_operators_are_answered_than_may_be(autojump_clock):
     async with operator(links) as (link, ended):
         await link.wait_lost()
         assert [str(error) for error in ended] == [f"{OPERATORS_MAX} operators are here already"]
-    assert links._operators == OPERATORS_MAX
+    assert links.statistics().operators == OPERATORS_MAX
 
 
 def test_nobody_is_told_of_a_neighbour_with_an_operators_name():

@@ -184,4 +184,4 @@ def test_the_rest_of_a_node_knows_a_new_kind_by_its_children_alone(read):
     assert members["one"].about == "tiny in 2 voices"
     assert "echo-room" in members["one"].needs
     assert house.published.keys() >= {"echo-room", "one"}
-    assert {("one", Generate), ("one", GetLoad), ("one", CheckGrammar)} <= house.links.serves.keys()
+    assert {("one", Generate), ("one", GetLoad), ("one", CheckGrammar)} <= house.links.services.keys()

@@ -19,6 +19,6 @@ async def test_a_sentence_for_which_there_was_no_room_is_said_when_there_is(said
     refusals, nodes = LinkLog(), [f"n{number}" for number in range(LINES_MAX + 10)]
     for _ in range(int(WINDOW_S) // 5 + 1):
         for node in nodes:
-            refusals.say(node, PeerLost("nobody is there"))
+            refusals.failed(node, PeerLost("nobody is there"))
         await trio.sleep(5)
     assert said() == nodes

@@ -122,7 +122,9 @@ async def greeted(node, files):
     peers = []
 
     async def talk(wire):
-        greeter = Greeter("dials", "grove", "operator-1", node.secret, bytes(31) + b"1", certified=wire.certified())
+        greeter = Greeter(
+            "dials", "grove", "operator-1", node.secret, bytes(31) + b"1", certified=wire.certificate_names()
+        )
         peers.append(await websocket.greet(wire, greeter, 1.0))
 
     await websocket.dial(websocket.Endpoint(LOOPBACK_HOSTS, node.links.port), load_link_tls(*files).dials, 1.0, talk)

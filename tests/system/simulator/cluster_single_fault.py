@@ -245,7 +245,7 @@ class Twin(LinkedAlone):
             assert is_dialed or twin.directory.name_conflict is not None, (
                 "the younger process does not say that it is one"
             )
-            said = [sentence for _, sentence in system.links._nodes._said]
+            said = system.links.node_log.reasons()
             assert any(each.startswith("two processes call themselves") for each in said), "the gateway does not say it"
             assert not any(_submitted(host.scheduler.log) for host in twin.hosts.values()), "the younger was asked"
             nursery.cancel_scope.cancel()

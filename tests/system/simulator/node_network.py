@@ -17,21 +17,21 @@ SIZE_BYTES = 4
 
 
 @define(eq=False)
-class _Line:
-    """What stands below a wire; here it is the wire's own transport that knows how it ended."""
+class _Stream:
+    """The stream below a WebSocket; here the transport itself knows how it ended."""
 
-    end: str = ""
+    end_reason: str = ""
 
-    def trust(self) -> None:
-        """Take more than a greeting, which is no matter here."""
+    def lift_limit(self) -> None:
+        """Receive more than a greeting, which is never limited here."""
 
 
 @define(eq=False)
 class SimWire:
-    """One end of a connection that carries whole messages; a `supervisor.links.websocket.Wire`."""
+    """One end of a connection that carries whole messages; like `supervisor.links.websocket.WebSocketTransport`."""
 
     transport: SimTransport
-    line: _Line = Factory(_Line)
+    stream: _Stream = Factory(_Stream)
     _heard: bytearray = Factory(bytearray)
 
     async def send_all(self, data: bytes) -> None:

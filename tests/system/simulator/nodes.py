@@ -108,7 +108,7 @@ class ClusterPlan:
             name=name,
             section=self.section,
             directory=directory,
-            serves={(each, Generate): GuardedWorker(here) for each, here in directory.local.items()},
+            services={(each, Generate): GuardedWorker(here) for each, here in directory.local.items()},
             listen=Endpoint(name, 7400) if listens else None,
             secret=SECRET,
             tls=None,

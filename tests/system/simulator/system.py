@@ -229,7 +229,7 @@ class System(SmallSystem):
                 self.offered.linked("main", self.server)
                 self.offered.merge_state("main", NodeState(routes=True))
                 teller = Announcer(self.offered)
-                teller.begin("main", self.server)
+                teller.add("main", self.server)
                 nursery.start_soon(teller.run, float, name="front.teller")
                 while readiness.never_ready(self.directory, ("tiny",)):
                     await self.directory.wait_changed()

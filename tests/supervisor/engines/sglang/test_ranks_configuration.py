@@ -288,7 +288,7 @@ def test_the_first_node_has_the_engine_and_every_other_one_its_rank(read):
     assert children(cluster, "a") == ["gateway", "links", "zygote", "big", "grammars-big", *SERVED]
     assert children(cluster, "b") == children(cluster, "c") == ["links", "zygote", "big"]
     for node in "abc":
-        serves = built_assembly(cluster, node)[0].links.serves
+        serves = built_assembly(cluster, node)[0].links.services
         assert (("big", RunRank) in serves, ("big", Generate) in serves) == (node != "a", node == "a")
         assert ("", RunRank) not in serves  # what has no name can be asked by operators
 
