@@ -112,7 +112,7 @@ async def test_b9_another_process_that_is_dialed_under_a_second_address_is_refus
         return "b", Incarnation("two", 1_700_000_000)
 
     node.links.dial = dial
-    monkeypatch.setattr(Mesh, "_greeted", greeted)
+    monkeypatch.setattr(Mesh, "_greet", greeted)
     nursery.start_soon(node.links._keep, None, Endpoint("elsewhere", 7400))
     (bye,) = FrameReader().feed(await far.receive_some())
     assert bye.code == NAME_CONFLICT
