@@ -29,7 +29,7 @@ from supervisor.config.schema import EngineSection
 from supervisor.engines.grammar_checks import accept
 from supervisor.engines.kind import EngineChild, NodeContext, Retried
 from supervisor.engines.kinds import KINDS
-from supervisor.engines.work import LocalEngine, work_queue
+from supervisor.engines.work import LocalEngine, request_inbox
 from supervisor.links.serving import Services
 from supervisor.observers import SlotMetrics
 from supervisor.supervision.registration import Registration
@@ -56,9 +56,9 @@ def offer(name: str, section: EngineSection) -> Offer:
 def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEngines:
     """Return the engines of a node, and note them in its directory; `texts` has the models whose text is read here."""
     kinds = {word: kind.children(context) for word, kind in KINDS.items()}
-    locals_ = [_local(context, name, texts) for name in context.cluster.engines_on(context.node)]
-    workers = [worker(context, each, kinds[each.section.kind].engine(each)) for each in locals_]
-    engines = {each.name: each.registration for each in locals_}
+    local_engines = [_local(context, name, texts) for name in context.cluster.engines_on(context.node)]
+    workers = [worker(context, each, kinds[each.section.kind].engine(each)) for each in local_engines]
+    engines = {each.name: each.registration for each in local_engines}
     served: Services = {(name, CheckGrammar): Function(accept) for name in engines}
     for kind in kinds.values():
         served = {**served, **kind.served}
@@ -71,7 +71,7 @@ def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEn
 def _local(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEngine:
     directory, section = context.directory, context.cluster.engine[name]
     registration: Registration[Engine] = Registration(directory.notify)
-    address, inbox = work_queue(context.cluster.model[section.model].queue_max)
+    address, inbox = request_inbox(context.cluster.model[section.model].queue_max)
     here = LocalWorker(context.node, offer(name, section), address, registration, inbox, directory)
     directory.local[name] = here
     text, digest = texts.get(section.model), directory.models.digests.get(section.model, ())
@@ -132,8 +132,8 @@ async def _engine_of(local: LocalEngine) -> AsyncIterator[Engine]:
     engine = await local.registration.wait()
     if (why := mismatch(local.digest, engine.info.digest)) is not None:  # the folder has changed since the node began
         raise StartFailed(f"engine {local.name} is not asked: {why}, from what this node read when it started")
-    local.came()
+    local.on_up()
     try:
         yield engine
     finally:
-        local.turn_away()
+        local.on_down()

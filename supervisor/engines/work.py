@@ -17,24 +17,24 @@ from protocol.model_folder import Digest
 from supervisor.config.schema import EngineSection
 from supervisor.supervision.registration import Registration
 
-Work: TypeAlias = PriorityInbox[Generate, Started | Tokens, Finished]
+RequestInbox: TypeAlias = PriorityInbox[Generate, Started | Tokens, Finished]
 """The requests that wait for one engine, or for a router: by priority, and fair between their owners."""
 
 
-def work_queue(size: int) -> tuple[Address[Generate, Started | Tokens, Finished], Work]:
-    """Return where requests are put, and the priority_inbox that they wait in."""
+def request_inbox(size: int) -> tuple[Address[Generate, Started | Tokens, Finished], RequestInbox]:
+    """Return the address at which requests are asked, and the inbox in which at most `size` of them wait."""
     return priority_inbox(size, lambda request: request.priority, lambda request: request.owner, cost)
 
 
 @frozen
 class LocalEngine:
-    """One engine that this node is to run, and what its model, its node and its siblings give it."""
+    """One engine that this node is to run: its section, its inbox, and where it is published."""
 
     name: str
     section: EngineSection
     registration: Registration[Engine]  # where it is published while it can be asked
-    inbox: Work
-    came: Callable[[], None]  # called when the engine is up: what waits for its siblings may come to it
-    turn_away: Callable[[], None]  # called when it is gone, for what waits in the inbox
+    inbox: RequestInbox
+    on_up: Callable[[], None]  # requests that wait at its siblings may be moved to it
+    on_down: Callable[[], None]  # requests that wait in its inbox may be asked elsewhere
     text: TextModel | None = None  # if its section `reads_text`
     digest: Digest = ()  # of the model's folder, as this node has read it

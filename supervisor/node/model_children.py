@@ -19,7 +19,7 @@ from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.config.load import Cluster
 from supervisor.engines import grammar_checks
-from supervisor.engines.work import work_queue
+from supervisor.engines.work import request_inbox
 from supervisor.gateway.requests import ServedModel
 from supervisor.links.serving import Services
 from supervisor.node import router_child
@@ -58,7 +58,7 @@ def model_children(
     served: dict[str, ServedModel] = {}
     children: list[Child] = []
     for name in cluster.model:
-        work, work_inbox = work_queue(cluster.model[name].queue_max)
+        work, work_inbox = request_inbox(cluster.model[name].queue_max)
         requests, requests_inbox = _mailbox(cluster.gateway.requests_max)
         routing = _routing(cluster, name, texts[name], directory, runtime)
         reloadable.routings[name] = routing

@@ -12,7 +12,7 @@ from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import EjectionState
 from supervisor.config.schema import ModelSection
-from supervisor.engines.work import Work
+from supervisor.engines.work import RequestInbox
 from supervisor.supervision.tree import Child
 from supervisor.telemetry.registry import Registry
 
@@ -29,7 +29,7 @@ def limits(section: ModelSection) -> FailoverLimits:
     return FailoverLimits(**{name: getattr(section, name) for name in LIMITS}, ejection=section.ejection)
 
 
-def child(name: str, section: ModelSection, inbox: Work, routing: Routing) -> Child:
+def child(name: str, section: ModelSection, inbox: RequestInbox, routing: Routing) -> Child:
     """Return the router of a model."""
     return Child(
         name=f"router-{name.replace('/', ':')}",

@@ -14,7 +14,7 @@ from actors.kit.calls import Answer, Call
 from actors.kit.fair_queue import FairQueue
 from actors.kit.priority_inbox import PriorityInbox
 from protocol.messages import Generate, Sampling
-from supervisor.engines.work import work_queue
+from supervisor.engines.work import request_inbox
 
 
 class Model:
@@ -177,7 +177,7 @@ def test_while_two_wait_neither_has_had_more_than_the_other_by_more_than_one_tur
 
 
 async def test_b13_a_key_with_128_choices_does_not_make_another_wait_for_all_of_them(autojump_clock):
-    address, inbox = work_queue(64)
+    address, inbox = request_inbox(64)
     slots, ended = trio.Semaphore(16), {}
 
     async def serve(nursery):

@@ -241,7 +241,7 @@ async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(hos
     others = ranks.FollowerRanks("p", (), {}, Directory("a"), 1.0, Registration(), "a")
     monkeypatch.setattr(ranks, "FollowerRanks", lambda **_: others)
     for section in (several, evolve(several, ranks_on=())):
-        local = LocalEngine("p", section, Registration(), inbox=None, came=lambda: None, turn_away=lambda: None)
+        local = LocalEngine("p", section, Registration(), inbox=None, on_up=lambda: None, on_down=lambda: None)
         child = node.engine(local).child
         for _ in range(3):
             with pytest.raises(StartFailed, match="nothing starts here"):
