@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from actors.engines.sglang import shared_memory
 from protocol.errors import ActorError, StartFailed
@@ -36,6 +36,7 @@ from supervisor.launcher import node_process, preflight
 from supervisor.launcher.node_process import KeptNode
 from supervisor.processes import reaper, run_folder
 from supervisor.processes.process import GracePeriods
+from supervisor.processes.signals import handle_signals, ignore_signals
 from supervisor.supervision.supervise import OnStarted, RandomSource, supervise
 from supervisor.telemetry.logs import Terminal
 from supervisor.telemetry.loop_monitor import LoopMonitor
@@ -43,7 +44,6 @@ from supervisor.threads.file_threads import FileThreads
 
 log = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HURRIED_S = 1.1  # from a second signal to the last of a node
 AGAIN_S = 0.05  # after which nodes that have had only one signal get the second
 HARD_EXIT_S = 1.2  # after a second signal, as for one node
@@ -83,7 +83,7 @@ class Launcher:
             nursery.start_soon(reaper.run)
             nursery.start_soon(self.terminal.run_live_line)
             nursery.start_soon(self._watch_turns)
-            await nursery.start(self._listen, nursery)
+            await nursery.start(handle_signals, _Signals(self, nursery))
             log.info("starting", extra={"nodes": list(self.names)})
             nursery.start_soon(self._follow_file, nursery)
             async with trio.open_nursery() as self._nursery:
@@ -91,8 +91,7 @@ class Launcher:
                 for name in self.names:
                     self._start(name, self.cluster, nursery)
             nursery.cancel_scope.cancel(reason="every node has ended")
-        for number in SIGNALS:  # as a node does: the end that they ask for has come
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals()
         _clean_up()
         if self._failure is not None:
             raise self._failure
@@ -234,22 +233,23 @@ class Launcher:
 
     # The end -----------------------------------------------------------------------------
 
-    async def _listen(self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None]) -> None:
-        """Stop at the first signal, hurry at the second; at SIGHUP the file is read again, here and by every node."""
-        with trio.open_signal_receiver(*SIGNALS) as signals:
-            task_status.started()
-            async for number in signals:
-                name = signal.Signals(number).name
-                if number == signal.SIGHUP and not self.terminal.hung_up:
-                    self._signal(signal.SIGHUP, serving=True)  # one that still loads would die of it
-                    self.reload()
-                elif not self._stopping:
-                    log.info("draining", extra={"signal": name})
-                    self._stop(nursery)
-                else:
-                    log.warning("hurrying", extra={"signal": name})
-                    self.exit_code = 128 + number
-                    nursery.start_soon(self._hurry)
+    def on_reload(self) -> None:
+        """Read the file again, here and in every node that is up: one that still loads would die of the signal."""
+        self._signal(signal.SIGHUP, serving=True)
+        self.reload()
+
+    def on_stop(self, name: str, nursery: trio.Nursery) -> bool:
+        """Stop every node; return False if that has begun before."""
+        if self._stopping:
+            return False
+        log.info("draining", extra={"signal": name})
+        self._stop(nursery)
+        return True
+
+    def on_hurry(self, number: int, nursery: trio.Nursery) -> None:
+        """Make every node hurry; the exit code becomes 128 plus `number`."""
+        self.exit_code = 128 + number
+        nursery.start_soon(self._hurry)
 
     def _stop(self, nursery: trio.Nursery) -> None:
         if not self._stopping:
@@ -289,3 +289,24 @@ def _clean_up() -> None:
     """Kill what is left below this process, and remove what a killed node could not remove itself."""
     reaper.kill_all()
     run_folder.remove_stale(Path(tempfile.gettempdir()), shared_memory.remove)
+
+
+@frozen
+class _Signals:
+    """The signals of a launcher that runs; a `SignalHandler`."""
+
+    launcher: Launcher
+    nursery: trio.Nursery
+
+    @property
+    def hung_up(self) -> bool:
+        return self.launcher.terminal.hung_up
+
+    def on_reload(self) -> None:
+        self.launcher.on_reload()
+
+    def on_stop(self, name: str) -> bool:
+        return self.launcher.on_stop(name, self.nursery)
+
+    def on_hurry(self, number: int) -> None:
+        self.launcher.on_hurry(number, self.nursery)

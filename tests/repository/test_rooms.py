@@ -67,8 +67,7 @@ def test_no_import_leads_to_the_same_floor_or_up(path):
 
 def test_no_two_files_import_each_other():
     pairs = {(path, other) for path in PRODUCT for other in imported(path)}
-    mutual = {pair for pair in pairs if pair[::-1] in pairs}
-    assert all({path.name for path in pair} == {"launcher.py", "node_process.py"} for pair in mutual)  # types alone
+    assert not {pair for pair in pairs if pair[::-1] in pairs}
 
 
 @pytest.mark.parametrize("name", WALLS)
