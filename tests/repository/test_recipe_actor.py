@@ -92,7 +92,7 @@ async def main():
     assembly, _ = built_assembly(read_cluster(Path({file!r})), "main")
     child = next(each for each in assembly.tree.children if each.name == "echo")
     near, far = sim_pair(Random(0))
-    other, main = Link(near, Peer("other", serves_max=0)), Link(far, Peer("main", serves_max=8), assembly.links.serves)
+    other, main = Link(near, Peer("other", serves_max=0)), Link(far, Peer("main", serves_max=8), assembly.links.services)
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: child.run(*child.args, task_status=task_status))
         nursery.start_soon(main.run)

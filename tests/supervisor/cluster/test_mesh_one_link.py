@@ -166,8 +166,8 @@ async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_read
     nursery.start_soon(node.links.heartbeat_task.run)
     with pytest.raises(PeerRefused):
         await node.links._carry("b", near, "a")
-    door = SimpleNamespace(unready=partial(readiness.unready, node.directory, ()))
-    waits = _Node(None, SimpleNamespace(door=door, directory=node.directory), None, None, 0.0)
+    gateway = SimpleNamespace(unready=partial(readiness.unready, node.directory, ()))
+    waits = _Node(None, SimpleNamespace(gateway=gateway, directory=node.directory), None, None, 0.0)
     nursery.start_soon(waits._announce, partial(said.append, "ready"))
     section = node.section
     await trio.sleep(2 * section.retry_max_s)
