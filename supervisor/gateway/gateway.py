@@ -1,4 +1,10 @@
-"""What all connections of a gateway share: the limits, who may knock, and the drain."""
+"""What all connections of a gateway share: limits, keys, memory, admission, and the drain.
+
+The gateway is the only place where clients come in, so it is the only one that must expect any number of them, at any
+speed, with any intent. Everything that a client can make it keep or wait for is therefore bounded twice: for each
+connection, and for all together. What decides about requests (admission, keys, origins, budgets) is held here and knows
+nothing of HTTP or WebSocket; what speaks to clients holds a `Gateway` and decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +45,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ENDING_A_TURN = 4  # of hundreds of connections that end together: nobody else's tokens may wait for all of them
+ENDING_A_TURN = 4  # connections that may end in one turn: hundreds that end together must not delay others' tokens
 
 
 def _unknown() -> dict[str, object]:
@@ -67,13 +73,13 @@ class GatewayStatistics:
 
 @define(eq=False)
 class Gateway:
-    """One gateway's connections and what they need."""
+    """One gateway: its connections, and what they share."""
 
     runner: RequestRunner
     gate: AdmissionGate
     limits: GatewayLimits
     origins: Origins
-    unready: Callable[[], str | None]  # why a load balancer had better not send anybody here now
+    unready: Callable[[], str | None]  # why this server cannot serve now, None if it can
     new_id: Callable[[], str]
     now: Callable[[], float]
     metrics_text: Callable[[], Awaitable[bytes]]
@@ -82,17 +88,19 @@ class Gateway:
     tls: ssl.SSLContext | None  # made from `certificate`
     server_info: Callable[[], dict[str, object]] = _unknown
     flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
-    aside: RunInThread = run_inline  # where long bodies are read
-    grammars: frozenset[str] = frozenset(GrammarKind)  # that requests may use whose key does not say which
+    aside: RunInThread = run_inline  # runs the parsing of long bodies
+    grammars: frozenset[str] = frozenset(GrammarKind)  # kinds that requests may use whose key does not name its own
     port: int | None = None  # once the gateway listens
-    reserve: Reserve = field(factory=Reserve)  # of descriptors, which no connection takes
+    reserve: Reserve = field(factory=Reserve)  # file descriptors that no connection may take
     connections: Connections = field(init=False)
     bodies: MemoryBudget = field(init=False)
     answers: MemoryBudget = field(init=False)
     histories: ResponseHistories = field(init=False)
     backlogs: Backlogs = field(init=False)
     ending: trio.Semaphore = field(factory=lambda: trio.Semaphore(ENDING_A_TURN))
-    reading: trio.Semaphore = field(factory=lambda: trio.Semaphore(1))  # many small pieces of what a client says
+    reading: trio.Semaphore = field(
+        factory=lambda: trio.Semaphore(1)
+    )  # held while many small pieces of one client are read
 
     def __attrs_post_init__(self) -> None:
         answers, share = "answers in one piece (answers_bytes_max)", lambda: self.limits.key_share_max
@@ -104,8 +112,8 @@ class Gateway:
 
     # Who may call ------------------------------------------------------------------------
 
-    def let_in(self, outbox: Outbox, headers: Headers) -> None:
-        """Let a request in that needs no key; raises `Forbidden`. Where keys are wanted it authenticates nobody."""
+    def admit_without_key(self, outbox: Outbox, headers: Headers) -> None:
+        """Admit a request that needs no key; raises `Forbidden`. Where keys are wanted, its client stays unknown."""
         self.origins.check(headers)
         if not self.keys.wanted:
             self.connections.authenticated(outbox, None)
@@ -114,8 +122,8 @@ class Gateway:
         """Return the key of a request; raises `Unauthorized`, or `Forbidden` where only an admin's key will do."""
         return self.keys.find(headers, admin=admin)
 
-    def knock(self, outbox: Outbox, headers: Headers, *, admin: bool = False) -> Key:
-        """Return the key of a request that comes over this connection, which from now on is counted as the key's.
+    def authorize(self, outbox: Outbox, headers: Headers, *, admin: bool = False) -> Key:
+        """Return the key of a request, and count its connection in the name of that key from now on.
 
         Raises `Forbidden`, `Unauthorized`, or `ConcurrencyLimited` if the key has too many connections.
         """
@@ -137,76 +145,76 @@ class Gateway:
             backlogs_bytes=self.backlogs.size_bytes,
         )
 
-    # What is told of them ----------------------------------------------------------------
+    # The access log ----------------------------------------------------------------------
 
     def log_refused(
         self,
         error: RequestError,
         *,
         request_id: str,
-        what: str,
+        request_line: str,
         key: Key | None = None,
         status: int | None = None,
         trace: Trace | None = None,
         probe: bool = False,
     ) -> None:
-        """Tell the access log and the metrics of an error, unless `answer` raised it, which has told already."""
+        """Log and count an error that a client is answered with, unless `answer` raised and logged it."""
         name = "-" if key is None else key.name
         self.runner.access.log_refused(
-            error, request_id=request_id, what=what, key=name, status=status, trace=trace, probe=probe
+            error, request_id=request_id, request_line=request_line, key=name, status=status, trace=trace, probe=probe
         )
 
     def log_answered(
         self,
         request_id: str,
-        what: str,
+        request_line: str,
         status: int,
         key: Key | None,
-        asked_at: float,
+        received_at: float,
         trace: Trace | None = None,
         *,
         probe: bool = False,
     ) -> None:
-        """Tell the access log of a request that no model was asked for."""
+        """Log a request that was answered without a model."""
         name = "-" if key is None else key.name
-        took_s = trio.current_time() - asked_at
-        self.runner.access.log_answered(request_id, what, status, name, took_s, trace, probe=probe)
+        duration_s = trio.current_time() - received_at
+        self.runner.access.log_answered(request_id, request_line, status, name, duration_s, trace, probe=probe)
 
-    # What becomes of them ----------------------------------------------------------------
+    # Reload and drain --------------------------------------------------------------------
 
     async def reload(self, read: FileReader) -> list[str]:
-        """Read keys and certificate anew, for whoever comes from now on; what cannot be read stays as it was.
+        """Read keys and certificate again, for requests from now on; what cannot be read stays as it was.
 
-        Returns why, a sentence for each of them.
+        Returns a sentence for each that could not be read.
         """
-        stay: list[str] = []
+        unchanged: list[str] = []
         try:
             self.keys.replace(await read(self.keys.sources.read))
             log.info("read the keys", extra={"keys": self.keys.count})
         except StartFailed as error:
             log.error("the keys stay as they were", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
-            stay.append(f"the keys stay as they were: {error}")
+            unchanged.append(f"the keys stay as they were: {error}")
         try:
             if self.certificate is not None:
                 self.tls = await read(self.certificate.context)
         except StartFailed as error:
             log.error("the certificate stays as it was", extra={"reason": str(error)})  # noqa: TRY400
-            stay.append(f"the certificate stays as it was: {error}")
-        return stay
+            unchanged.append(f"the certificate stays as it was: {error}")
+        return unchanged
 
     def drain(self) -> None:
-        """Admit nothing new and let idle connections go; those that are answered end after their answer."""
+        """Admit nothing new, close idle connections, and close the others after their last response."""
         self.gate.drain()
         self.connections.drain()
 
     def cut_reason(self, outbox: Outbox) -> str:
-        """Return why a client has not got all of an answer: it read too slowly, it left, or a drain's time was over."""
-        return outbox.drop_reason or ("drain" if self.gate.draining and outbox.let_go else "left")
+        """Return why a client got a part of a response: it read too slowly or left, or a drain's time was over."""
+        return outbox.drop_reason or ("drain" if self.gate.draining and outbox.closed_here else "left")
 
     def abort(self) -> int:
-        """End every answer that still runs with a retryable error, and return how many there were.
+        """End every response that still runs with a retryable error, and return how many there were.
 
-        Requests that have come in part hear the same: the rest of them would be refused.
+        Requests that have come in part are refused: the rest of them would be, too.
         """
         self.connections.refuse_partial()
         return self.runner.abort_all(Draining("the server is shutting down"))
@@ -215,34 +223,34 @@ class Gateway:
         self,
         request: Respond,
         served: ServedModel,
-        counted: RequestRecord,
+        record: RequestRecord,
         into: Callable[[TextReply], None],
         finish: Callable[[Answered], T],
     ) -> T:
-        """Admit one request, relay its answer into `into`, and return what `finish` makes of the whole.
+        """Admit one request, pass each reply to `into`, and return what `finish` makes of the complete answer.
 
-        Raises the `RequestError` that ended it; a bug in `into` or `finish` ends it in `Internal`.
+        Raises the `RequestError` that ended it; a bug in `into` or `finish` ends it with `InternalError`.
         """
-        key = counted.key or self.keys.anonymous
+        key = record.key or self.keys.anonymous
         priority = clamp_priority(request.priority, key.section.priority)
         weight, param = generations_of(request), multiplying_field(request)
-        with self.runner.counting(counted), key.generating(weight, param):
+        with self.runner.recording(record), key.generating(weight, param):
             if request.grammar is not None:
                 await self._check_grammar(request, request.grammar, key)
-            # Engines come and go while a request waits: what it may have is looked up once, for all who bound it.
+            # Engines come and go while a request waits, so its limit is looked up once, for all that depends on it.
             request = evolve(request, total_max=served.total_max())
-            gathered_bytes = self._gathered_bytes(request, counted)
+            gathered_bytes = self._gathered_bytes(request, record)
             at_most = self.concurrency_of(key)
             async with self.gate.admitted(priority, owner=key.name, weight=weight, at_most=at_most, param=param):
-                counted.admitted_at = trio.current_time()
-                if counted.held is not None:  # until the client has it
-                    counted.held.grow(gathered_bytes)
-                request = evolve(request, priority=priority, trace=counted.trace, owner=key.name)
-                answered = await self.runner.answer(request, served, counted, into)
-            return finish(answered)  # in here: an answer that cannot be built must not be counted as whole
+                record.admitted_at = trio.current_time()
+                if record.memory is not None:  # which it keeps until the client has the response
+                    record.memory.grow(gathered_bytes)
+                request = evolve(request, priority=priority, trace=record.trace, owner=key.name)
+                answered = await self.runner.answer(request, served, record, into)
+            return finish(answered)  # in here: a response that cannot be built must not count as complete
 
     async def _check_grammar(self, request: Respond, grammar: Grammar, key: Key) -> None:
-        """Raise `Forbidden`, with the client's name of the field, for a kind of grammar that a key may not use."""
+        """Raise `Forbidden`, which names the field as the client does, for a kind of grammar that a key may not use."""
         own = key.section.grammars
         may = self.grammars if own is None else own
         tag = grammar.kind is GrammarKind.STRUCTURAL_TAG  # its text says which kinds it holds
@@ -258,29 +266,29 @@ class Gateway:
             param=request.params.get("grammar", "grammar"),
         )
 
-    def _gathered_bytes(self, request: Respond, counted: RequestRecord) -> int:
-        """Return what an answer that is kept until it is whole may take; raises `BadRequest` if that is never there."""
-        asks = cost(request, gathered=counted.held is not None)
-        if asks.gathered_bytes > (most := self.limits.answers_bytes_max):
+    def _gathered_bytes(self, request: Respond, record: RequestRecord) -> int:
+        """Return the bytes that a response kept until it is complete may take; raises `BadRequest` if it never fits."""
+        needed = cost(request, gathered=record.memory is not None)
+        if needed.gathered_bytes > (most := self.limits.answers_bytes_max):
             raise BadRequest(
-                f"an answer of {asks.tokens} tokens in one piece may take {asks.gathered_bytes} bytes of memory,"
+                f"an answer of {needed.tokens} tokens in one piece may take {needed.gathered_bytes} bytes of memory,"
                 f" and there are {most} (answers_bytes_max): ask for less, or stream it",
                 param=request.params.get("tokens_max", "max_tokens"),
             )
-        return asks.gathered_bytes
+        return needed.gathered_bytes
 
     def memory_owner(self, key: Key | None) -> str | None:
-        """Return in whose name memory is taken; None where no keys are wanted."""
+        """Return the name under which memory is reserved for a key; None for a caller without one."""
         return None if key is None or key is self.keys.anonymous else key.name
 
     def concurrency_of(self, key: Key) -> float:
-        """Return how many generations may be inside the gate in the name of one key."""
+        """Return how many generations of one key may be admitted at once."""
         return inf if key is self.keys.anonymous else key.section.concurrency_max or self.limits.key_requests_max
 
-    async def wait_turn(self) -> None:
-        """Wait until no other client has many small pieces read in this turn of the event loop.
+    async def wait_read_turn(self) -> None:
+        """Wait until no other client's many small pieces are read in this turn of the event loop.
 
-        However many clients send nothing else, everybody else waits for one of them at a time.
+        However many clients send small pieces, all others wait for one of them at a time.
         """
         async with self.reading:
             await trio.lowlevel.checkpoint()

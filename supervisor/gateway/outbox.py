@@ -64,7 +64,7 @@ class Outbox(trio.abc.Stream):
     backlog_bytes: int = 0
     accepted_bytes: int = 0  # of all calls of `put` that did not raise
     client_gone: bool = False
-    let_go: bool = False  # it was closed by this end while its client was there
+    closed_here: bool = False  # it was closed by this end while its client was there
     drop_reason: str | None = None  # "backlog" or "stalled", once the client was too slow
     on_backlog: Callable[[], None] | None = None  # called once, with the first backlog: many clients never have one
     lost_bytes: int = 0  # that were accepted and will never be sent
@@ -193,7 +193,7 @@ class Outbox(trio.abc.Stream):
         If a backlog is lost by that, the connection is reset: an orderly end would make a body look whole that ends
         where its connection does (HTTP/1.0).
         """
-        self._closed, self.let_go = True, self.let_go or not self.client_gone
+        self._closed, self.closed_here = True, self.closed_here or not self.client_gone
         lost = bool(self._frames) or self._lost_frames
         self._discard()
         stream = self.stream

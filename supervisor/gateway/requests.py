@@ -1,4 +1,9 @@
-"""What every door does with a valid request: admit it, ask the model's processor, measure, log how it ended."""
+"""What becomes of a valid request, by whichever API it came: the model's processor answers it, and it is accounted.
+
+Each request has one record, from its arrival to the last byte that its client gets. The record is what the access log,
+the metrics and the usage in the response are made of, so that they cannot disagree. A request can end in two ways at
+once: complete here, and incomplete for a client that did not read. So it is logged when its bytes have left, or cannot.
+"""
 
 from __future__ import annotations
 
@@ -33,23 +38,23 @@ from supervisor.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-DROPPED = frozenset({"backlog", "stalled"})  # why a client was dropped that has not left
+DROPPED = frozenset({"backlog", "stalled"})  # reasons for which this server ended a connection
 NO_MEMORY = "the server has no memory left for this request"
-CUT = "cut"  # the outcome of an answer that was whole here, and of which the client did not get all
+CUT = "cut"  # the outcome of a response that was complete here, and of which the client got a part
 
 
 @frozen
 class ServedModel:
     """One model that can be asked for by name."""
 
-    model: Callable[[], Model]  # what is known of it by now
+    model: Callable[[], Model]  # as the API shows it at this moment
     ask: Askable[TextRequest, TextReply, TextResult]
     total_max: Callable[[], int]  # tokens that a prompt and its answer can have, 0 while no engine has been ready
 
 
 @frozen
 class Ended:
-    """How an answer ended here, whatever the client has of it."""
+    """How a response ended here, whatever the client got of it."""
 
     outcome: str
     error: RequestError | None
@@ -58,14 +63,14 @@ class Ended:
 
 @define(eq=False)
 class RequestRecord:
-    """What one request has come to so far, for its log line, its metrics, and its usage if it is cut short."""
+    """One request: when what happened, and how many tokens it took. Times are those of `trio.current_time`."""
 
     request_id: str
     model: str
     api: str
-    asked_at: float
-    key: Key | None = None  # None: nobody has presented one
-    what: str = ""  # the method and the path, or the type of the event
+    received_at: float
+    key: Key | None = None  # None: no key was presented
+    request_line: str = ""  # the method and the path, or the type of a WebSocket event
     trace: Trace | None = None
     admitted_at: float | None = None
     prompt_tokens: int = 0
@@ -73,36 +78,36 @@ class RequestRecord:
     completion_tokens: int = 0
     first_at: float | None = None
     last_at: float | None = None
-    reason: FinishReason | None = None  # once the answer is whole
+    reason: FinishReason | None = None  # of the choice that ended last
     aborted_by: RequestError | None = None
-    settles: bool = True  # it is told of as soon as it has ended; else when the client has it, by `settle`
+    settles: bool = True  # it is logged as soon as it has ended; else when the client has it, by `settle`
     ended: Ended | None = None  # once it has ended
     sent_bytes: int = 0  # of its answer
-    held: MemoryReservation | None = None  # the memory of an answer that is kept until it is whole
+    memory: MemoryReservation | None = None  # of a response that is kept until it is complete
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
     @property
     def usage(self) -> Usage:
-        """The usage of an answer that has not ended."""
+        """The tokens so far."""
         return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
 
     def raise_if_aborted(self) -> None:
-        """Raise what has ended the answer early, if something has."""
+        """Raise the error by which `abort` ended the request, if it did."""
         if self.scope.cancelled_caught and self.aborted_by is not None:
             raise self.aborted_by
 
-    def after(self, at: float | None) -> float | None:
-        """Return how many seconds after the question something was, None if it never was."""
-        return None if at is None else round(at - self.asked_at, 4)
+    def seconds_to(self, time: float | None) -> float | None:
+        """Return the seconds from the arrival of the request to a time, None if that has not come."""
+        return None if time is None else round(time - self.received_at, 4)
 
 
 @define(eq=False)
 class RequestRunner:
-    """Asks on behalf of clients."""
+    """Has requests answered by the processors of models, within the deadlines of all requests."""
 
     served: Mapping[str, ServedModel]
     metrics: Metrics
-    first_token_s: float  # from the question on, whatever it waits for
+    first_token_s: float  # from the arrival of a request, whatever it waits for
     total_s: float  # the same
     access: AccessLog = field()
     _running: set[RequestRecord] = field(factory=set)
@@ -113,7 +118,7 @@ class RequestRunner:
 
     @property
     def running(self) -> int:
-        """How many requests are being answered, or wait for that."""
+        """The number of requests that are being answered, or wait to be."""
         return len(self._running)
 
     def find(self, model: str) -> ServedModel:
@@ -124,144 +129,144 @@ class RequestRunner:
         return served
 
     def find_or_only(self, model: str | None) -> ServedModel:
-        """Return the model of that name, without a name the only one; raises `ModelNotFound` or `BadRequest`."""
+        """Return the model of that name, or the only one if None is named; raises `ModelNotFound` or `BadRequest`."""
         if model is None and len(self.served) > 1:
             names = ", ".join(sorted(self.served))
             raise BadRequest(f"several models are served here: {names}; name one", param="model")
         return self.find(next(iter(self.served), "") if model is None else model)
 
     @contextmanager
-    def counting(self, counted: RequestRecord) -> Iterator[None]:
-        """Count and log how the request ends that the body answers; while it runs, `abort` can end it.
+    def recording(self, record: RequestRecord) -> Iterator[None]:
+        """Record how the request ends that the body answers; while the body runs, `abort` can end it.
 
-        A bug in the body ends it in `InternalError`.
+        A bug in the body ends it with `InternalError`.
         """
         outcome, error = AskerLeft.code, None
-        self._running.add(counted)
+        self._running.add(record)
         try:
-            with counted.scope:
+            with record.scope:
                 yield
-            counted.raise_if_aborted()
-            if counted.reason is not None:
-                outcome = counted.reason.value
+            record.raise_if_aborted()
+            if record.reason is not None:
+                outcome = record.reason.value
         except RequestError as raised:
             outcome, error = raised.code, raised
             raise
         except trio.BrokenResourceError:
             raise
         except Exception as bug:
-            error = internal_error(bug, counted.request_id, counted.trace)
+            error = internal_error(bug, record.request_id, record.trace)
             outcome = error.code
             raise error from bug
         finally:
-            self._running.discard(counted)
-            self._ended(counted, outcome, error)
+            self._running.discard(record)
+            self._ended(record, outcome, error)
 
     async def answer(
-        self, request: Respond, served: ServedModel, counted: RequestRecord, into: Callable[[TextReply], None]
+        self, request: Respond, served: ServedModel, record: RequestRecord, into: Callable[[TextReply], None]
     ) -> Answered:
-        """Relay one answer into `into`, which runs in the turn of whoever puts a reply.
+        """Have one request answered; `into` is called with each reply, in the turn in which the reply comes.
 
-        No answer has more tokens than the `total_max` of its request, whatever engines come and go meanwhile. Raises
-        the `RequestError` that ended the answer, or what `into` raised.
+        A response has at most the `total_max` tokens of its request, whatever engines come and go meanwhile. Raises
+        the `RequestError` that ended it, or what `into` raised.
         """
 
-        def pass_on(reply: TextReply) -> None:
-            self._count(counted, reply)
+        def on_reply(reply: TextReply) -> None:
+            self._count(record, reply)
             into(reply)
 
-        def patience() -> float:
-            return counted.asked_at + self.first_token_s if counted.first_at is None else inf
+        def deadline() -> float:
+            return record.received_at + self.first_token_s if record.first_at is None else inf
 
-        with trio.move_on_at(counted.asked_at + self.total_s) as total:
+        with trio.move_on_at(record.received_at + self.total_s) as total:
             async with served.ask.ask(request, (request.total_max or 0) * request.choices) as answer:
-                answered = await answer.relay(pass_on, patience)
+                answered = await answer.relay(on_reply, deadline)
         if total.cancelled_caught:
             raise DeadlineExceeded(f"the answer took longer than {self.total_s} s")
         if answered is None:
             raise DeadlineExceeded(f"there was no token within {self.first_token_s} s")
         assert isinstance(answered, Answered)  # nothing else answers a Respond
-        counted.completion_tokens = answered.usage.completion_tokens
-        counted.cached_tokens = answered.usage.cached_tokens  # `Started` told those of the first prompt alone
+        record.completion_tokens = answered.usage.completion_tokens
+        record.cached_tokens = answered.usage.cached_tokens  # `Started` has those of the first prompt alone
         return answered
 
-    def abort(self, counted: RequestRecord, why: RequestError) -> None:
-        """End one answer early; whoever waits for it is raised `why`."""
-        if counted.aborted_by is None:
-            counted.aborted_by = why
-            counted.scope.cancel(reason=why.code)
+    def abort(self, record: RequestRecord, why: RequestError) -> None:
+        """End one request early; the body of its `recording` ends with `why`."""
+        if record.aborted_by is None:
+            record.aborted_by = why
+            record.scope.cancel(reason=why.code)
 
     def abort_all(self, why: RequestError) -> int:
-        """End every answer early, and return how many there were."""
+        """End every request early, and return how many there were."""
         running = tuple(self._running)
-        for counted in running:
-            self.abort(counted, why)
+        for record in running:
+            self.abort(record, why)
         return len(running)
 
-    def _count(self, counted: RequestRecord, reply: TextReply) -> None:
+    def _count(self, record: RequestRecord, reply: TextReply) -> None:
         now = trio.current_time()
         match reply:
             case Text() if reply.tokens:
-                if counted.last_at is not None:
-                    first = counted.completion_tokens == 0  # that one came with `Started`, and has no gap before it
-                    self.metrics.token_gap(counted.model, now - counted.last_at, reply.tokens - first)
-                counted.last_at = now
-                counted.completion_tokens += reply.tokens
+                if record.last_at is not None:
+                    first = record.completion_tokens == 0  # that one came with `Started`, and has no gap before it
+                    self.metrics.token_gap(record.model, now - record.last_at, reply.tokens - first)
+                record.last_at = now
+                record.completion_tokens += reply.tokens
             case Text():
                 pass  # an echo of the prompt
             case Started():
-                counted.first_at = counted.last_at = now
-                counted.cached_tokens = reply.cached_tokens
-                self.metrics.first_token(counted.model, now - counted.asked_at)
+                record.first_at = record.last_at = now
+                record.cached_tokens = reply.cached_tokens
+                self.metrics.first_token(record.model, now - record.received_at)
             case ChoiceEnded():
-                counted.reason = reply.reason
+                record.reason = reply.reason
             case Accepted():
-                counted.prompt_tokens = reply.prompt_tokens
+                record.prompt_tokens = reply.prompt_tokens
 
-    def _ended(self, counted: RequestRecord, outcome: str, error: RequestError | None) -> None:
-        counted.ended = Ended(outcome, error, trio.current_time() - counted.asked_at)
+    def _ended(self, record: RequestRecord, outcome: str, error: RequestError | None) -> None:
+        record.ended = Ended(outcome, error, trio.current_time() - record.received_at)
         if error is not None:
             self.access.mark_logged(error)
-        if counted.settles:
-            self.settle(counted)
+        if record.settles:
+            self.settle(record)
 
-    def settle(self, counted: RequestRecord, cut: str | None = None) -> None:
-        """Count and log a request that has ended, and whose client has the answer, or all of it that it will get.
+    def settle(self, record: RequestRecord, cut: str | None = None) -> None:
+        """Log and count a request that has ended, once its client has all of the response that it will get.
 
-        `cut` says why the client did not get all of it; of an answer that was not whole here that is no news.
+        `cut` is the reason why it did not get all; that is logged only if the response was complete here.
         """
-        if (ended := counted.ended) is None:
+        if (ended := record.ended) is None:
             return
         outcome, error = ended.outcome, ended.error
-        if cut is not None and counted.reason is not None and outcome == counted.reason.value:
+        if cut is not None and record.reason is not None and outcome == record.reason.value:
             outcome = CUT
-            self.metrics.response_incomplete(counted.api, cut)
-        elif outcome == AskerLeft.code and cut in DROPPED:  # it was this end that ended the connection
+            self.metrics.response_incomplete(record.api, cut)
+        elif outcome == AskerLeft.code and cut in DROPPED:  # this server ended the connection, not the client
             outcome, error = SlowClient.code, SlowClient("the client did not read its answer")
-        self.metrics.request_ended(counted.model, counted.api, outcome, ended.took_s, counted.usage)
+        self.metrics.request_ended(record.model, record.api, outcome, ended.took_s, record.usage)
         line: dict[str, object] = {
-            "request_id": counted.request_id,
-            **fields(counted.trace),
-            "key": "-" if counted.key is None else counted.key.name,
-            "api": counted.api,
-            "request": counted.what,
+            "request_id": record.request_id,
+            **fields(record.trace),
+            "key": "-" if record.key is None else record.key.name,
+            "api": record.api,
+            "request": record.request_line,
             "status": _status(outcome, error),
-            "model": counted.model,
+            "model": record.model,
             "outcome": outcome,
             **({"cut": cut} if outcome == CUT else {}),
-            "response_bytes": counted.sent_bytes,
+            "response_bytes": record.sent_bytes,
             "duration_s": round(ended.took_s, 4),
-            "waited_s": counted.after(counted.admitted_at),
-            "first_token_s": counted.after(counted.first_at),
-            "prompt_tokens": counted.prompt_tokens,
-            "cached_tokens": counted.cached_tokens,
-            "completion_tokens": counted.completion_tokens,
+            "waited_s": record.seconds_to(record.admitted_at),
+            "first_token_s": record.seconds_to(record.first_at),
+            "prompt_tokens": record.prompt_tokens,
+            "cached_tokens": record.cached_tokens,
+            "completion_tokens": record.completion_tokens,
         }
-        self.access.log_ended(line, error, admitted=counted.admitted_at is not None)
+        self.access.log_ended(line, error, admitted=record.admitted_at is not None)
 
 
 def internal_error(bug: Exception, request_id: str, trace: Trace | None) -> RequestError:
-    """Log a bug with where it rose, and return what its client may know of it; to have no memory left is none."""
+    """Log an unexpected exception, and return the error for the client; a lack of memory is logged as that."""
     if isinstance(bug, MemoryError):
         log.error("no memory was left for a request", extra={"request_id": request_id, **fields(trace)})
         return Overloaded(NO_MEMORY)

@@ -1,4 +1,9 @@
-"""The gateway: one port where clients knock, by HTTP or by WebSocket."""
+"""The gateway's port: accepts clients, and serves each in a task of its own until its connection ends.
+
+Whatever happens to one client, by its own fault or by a bug of ours, must end with its connection. A client for which
+there is no room is told so, unless telling would cost more than serving. A connection ends in an order that loses
+nothing: the last response is flushed, then the client has its time to read and close, and only then the socket closes.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +25,11 @@ from supervisor.sockets.unauthenticated import address_of
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 128  # connections that the kernel holds for us
-NO_DESCRIPTORS = (  # what those are told whom not even a task is spent on
+BACKLOG = 128  # connections that the kernel holds until they are accepted
+NO_DESCRIPTORS = (  # the answer to clients for which there is no file descriptor
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
-# Connections that are told why there is no room for them; more are closed without a word. A constant: it is politeness
-# beyond `connections_max`, and changes nothing for whoever is served.
+# Connections beyond `connections_max` that are answered with an error at a time; more are closed without one.
 REFUSING_MAX = 64
 
 
@@ -66,20 +70,20 @@ def _guarded(gateway: Gateway, listener: trio.SocketListener) -> GuardedListener
 async def serve_stream(
     gateway: Gateway, routes: RouteTable, refusing: trio.CapacityLimiter, stream: trio.SocketStream
 ) -> None:
-    """Serve one client, or tell it that there are too many, as long as it is not too many to be told."""
+    """Serve one client, or refuse it if there are too many, with an answer if that is cheap."""
     if gateway.connections.make_room(address := address_of(stream)):
         await _connection(gateway, routes, stream, address, full=False)
     elif gateway.tls is None and refusing.available_tokens:
         async with refusing:
             await _connection(gateway, routes, stream, address, full=True)
-    else:  # to say no over TLS costs more than to serve
+    else:  # a TLS handshake for a refusal costs more than to serve
         gateway.runner.metrics.refused(Overloaded.code)
 
 
 async def _connection(
     gateway: Gateway, routes: RouteTable, stream: trio.SocketStream, address: str, *, full: bool
 ) -> None:
-    """Serve one client; whatever goes wrong with it is its own affair."""
+    """Serve one client; no exception leaves this function but a cancellation."""
     limits = gateway.limits
     secure = (
         None if gateway.tls is None else trio.SSLStream(stream, gateway.tls, server_side=True, https_compatible=True)
@@ -91,8 +95,8 @@ async def _connection(
         gateway.connections.add(outbox, connection, address, scope)
     try:
         with scope:
-            if secure is None or await _shaken(secure, limits.head_s):
-                await _served(gateway, outbox, connection, full=full)
+            if secure is None or await _shake_hands(secure, limits.head_s):
+                await _run_connection(gateway, outbox, connection, full=full)
     except Exception:
         log.exception("a bug ended a connection")
     finally:
@@ -105,8 +109,8 @@ async def _connection(
                 await outbox.aclose()
 
 
-async def _shaken(secure: trio.SSLStream[trio.SocketStream], within_s: float) -> bool:
-    """Return whether a client has come to speak TLS in time; whoever tries other things is met every day."""
+async def _shake_hands(secure: trio.SSLStream[trio.SocketStream], within_s: float) -> bool:
+    """Return whether the TLS handshake succeeded in time; clients that try something else are not worth a warning."""
     with trio.move_on_after(within_s):
         try:
             await secure.do_handshake()
@@ -117,16 +121,16 @@ async def _shaken(secure: trio.SSLStream[trio.SocketStream], within_s: float) ->
     return False
 
 
-async def _served(gateway: Gateway, outbox: Outbox, connection: HttpConnection, *, full: bool) -> None:
+async def _run_connection(gateway: Gateway, outbox: Outbox, connection: HttpConnection, *, full: bool) -> None:
     async with trio.open_nursery() as nursery:
-        outbox.on_backlog = partial(nursery.start_soon, _drained, outbox, nursery.cancel_scope)
+        outbox.on_backlog = partial(nursery.start_soon, _drain, outbox, nursery.cancel_scope)
         if full:
             connection.refuse(Overloaded(f"{len(gateway.connections)} clients are connected"))
         else:
             await connection.run()
         async with gateway.ending:
-            pass  # whoever has waited has let others run
-        # It ends when the client has all or has read nothing for `stall_s`; one that was dropped is owed a word only.
+            pass  # only so many connections end in one turn
+        # This ends when the client has read everything, or nothing for `stall_s`; a dropped one has `close_s`.
         with trio.move_on_after(inf if outbox.drop_reason is None else gateway.limits.close_s):
             await outbox.wait_flushed()
         if connection.unread and not outbox.client_gone:
@@ -135,7 +139,7 @@ async def _served(gateway: Gateway, outbox: Outbox, connection: HttpConnection, 
         nursery.cancel_scope.cancel(reason="the connection has ended")
 
 
-async def _drained(outbox: Outbox, connection: trio.CancelScope) -> None:
+async def _drain(outbox: Outbox, connection: trio.CancelScope) -> None:
     try:
         await outbox.run()
     except SlowClient as error:

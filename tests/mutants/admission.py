@@ -41,7 +41,7 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/gateway/gateway.py": (
-        Bug("a key's requests are counted, not its generations", "key.generating(weight, param)", "key.generating()"),
+        Bug("a key's requests are record, not its generations", "key.generating(weight, param)", "key.generating()"),
     ),
     "supervisor/gateway/memory_budgets.py": (
         Bug("a budget leaks", "        self.reserved_bytes -= size\n", "        pass\n"),

@@ -41,7 +41,7 @@ BUGS: Bugs = {
     "supervisor/gateway/http/routes/answering.py": (
         Bug(
             "events that wait are counted as tokens",
-            "            held.grow(max(0, waiting_bytes",
+            "            memory.grow(max(0, waiting_bytes",
             "            max((0, waiting_bytes",
         ),
         Bug(
@@ -58,10 +58,10 @@ BUGS: Bugs = {
     "supervisor/gateway/requests.py": (
         Bug(
             "no deadline for all of an answer",
-            "trio.move_on_at(counted.asked_at + self.total_s)",
+            "trio.move_on_at(record.received_at + self.total_s)",
             "trio.move_on_at(1e9)",
         ),
-        Bug("a door waits for ever for a first token", "if counted.first_at is None else inf", "if False else inf"),
+        Bug("a door waits for ever for a first token", "if record.first_at is None else inf", "if False else inf"),
         Bug("a response is cut and nobody hears why", "            raise self.aborted_by\n", "            pass\n"),
     ),
     "supervisor/gateway/websocket/lanes.py": (

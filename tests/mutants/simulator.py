@@ -105,7 +105,7 @@ BUGS: Bugs = {
     "supervisor/gateway/requests.py": (
         Bug(
             "an answer that its client got in part is not counted as cut",
-            "            self.metrics.response_incomplete(counted.api, cut)\n",
+            "            self.metrics.response_incomplete(record.api, cut)\n",
             "",
         ),
     ),

@@ -16,7 +16,7 @@ BUGS: Bugs = {
     "supervisor/gateway/http/request_reader.py": (
         Bug(
             "all clients' chunks are read in one turn",
-            "                        await self.gateway.wait_turn()\n",
+            "                        await self.gateway.wait_read_turn()\n",
             "                        await trio.lowlevel.checkpoint()\n",
         ),
         Bug(

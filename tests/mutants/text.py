@@ -60,7 +60,7 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/gateway/http/routes/tokens.py": (
-        Bug("an answer of token ids takes memory that nobody counts", "exchange.answer_held.grow(body.size)", "pass"),
+        Bug("an answer of token ids takes memory that nobody counts", "exchange.answer_memory.grow(body.size)", "pass"),
     ),
     "supervisor/threads/text_threads.py": (
         Bug(

@@ -67,18 +67,18 @@ class HttpConnection:
         try:
             while (request := await self._reader.head()) is not None:
                 exchange = self._exchange(request)
-                exchange.last = self._reader.overrun
+                exchange.closes = self._reader.overrun
                 if await self._upgraded(exchange):
                     return
                 try:
                     await self._respond(exchange)
                 finally:
                     exchange.release()
-                self._reader.more_unread = exchange.last  # what comes too early must not destroy what was answered
+                self._reader.more_unread = exchange.closes  # what comes too early must not destroy what was answered
                 syntax = self._reader.syntax
                 if syntax.our_state is not h11.DONE or syntax.their_state is not h11.DONE:
                     return
-                if exchange.last or self.gateway.gate.draining:
+                if exchange.closes or self.gateway.gate.draining:
                     return
                 self.busy = False
                 await self._reader.next_request()
@@ -93,7 +93,7 @@ class HttpConnection:
 
     def _fail_last(self, exchange: Exchange, error: RequestError, status: int | None = None) -> None:
         """Answer with an error, after which the connection closes."""
-        exchange.last = True
+        exchange.closes = True
         exchange.fail(error, status)
 
     def _starved(self, error: MemoryError, exchange: Exchange) -> None:
@@ -110,7 +110,7 @@ class HttpConnection:
         if resource is None or not resource.websocket:
             return False
         try:
-            key = exchange.key = self.gateway.knock(self.outbox, exchange.headers)
+            key = exchange.key = self.gateway.authorize(self.outbox, exchange.headers)
             if self.gateway.gate.draining:
                 raise Draining(SHUTS_DOWN)
             if not is_handshake(exchange):
@@ -125,7 +125,7 @@ class HttpConnection:
 
     async def _respond(self, exchange: Exchange) -> None:
         if _has_two_lengths(exchange):
-            exchange.last = True  # whoever stands before us may count the body otherwise
+            exchange.closes = True  # whoever stands before us may count the body otherwise
         try:
             if self._preflown(exchange):
                 return
@@ -169,9 +169,9 @@ class HttpConnection:
         """
         access = Access.KEY if resource is None else resource.access
         if access is Access.OPEN:
-            self.gateway.let_in(self.outbox, exchange.headers)
+            self.gateway.admit_without_key(self.outbox, exchange.headers)
         else:
-            exchange.own(self.gateway.knock(self.outbox, exchange.headers, admin=access is Access.ADMIN))
+            exchange.set_key(self.gateway.authorize(self.outbox, exchange.headers, admin=access is Access.ADMIN))
         if _has_two_lengths(exchange):
             raise BadRequest("the body has two lengths: send content-length or transfer-encoding")
 

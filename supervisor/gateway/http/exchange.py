@@ -1,4 +1,9 @@
-"""One HTTP request and its answer, as a route sees them: the answer's bytes go through h11 into the client's outbox."""
+"""One HTTP request and its response, as a route sees them.
+
+A response is written through h11 into the client's outbox, synchronously, so that a token is on its way in the turn in
+which it comes. A response that has begun cannot turn into an error: if it fails then, its body is left without its end,
+so that no client takes it for complete.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ from protocol.dialects.request_body import reading_work
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
 from protocol.openapi.document import Operation
 from protocol.trace import Trace, child_span, read
-from supervisor.gateway.access_log import WHAT_CHARACTERS_MAX
+from supervisor.gateway.access_log import REQUEST_LINE_CHARACTERS_MAX
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import Key
 from supervisor.gateway.memory_budgets import MemoryReservation
@@ -35,37 +40,37 @@ TEXT = (b"content-type", b"text/plain; charset=utf-8")
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")  # what is safe in any log and any shell
 QUERY_FIELDS_MAX = 32
-UNREAD_PIECES_MAX = 64  # of a body that nobody wants, read to keep its connection: a piece can be a single byte
+UNREAD_PIECES_MAX = 64  # of a body that is not needed, read to keep its connection: a piece can be a single byte
 BODY_BYTES_FREE = 16 * 1024  # of each body, so that small requests are read whatever else is kept
 
 
 @define(eq=False)
 class Exchange:
-    """One request, or what came in its place, and the only way to answer it."""
+    """One HTTP request and its response; `request` is None if the bytes could not be parsed."""
 
     gateway: Gateway
     outbox: Outbox
     syntax: h11.Connection
-    request: h11.Request | None = None  # None: what came could not be read, or nothing came
+    request: h11.Request | None = None  # None: it could not be parsed, or did not come
     operations: tuple[Operation, ...] = ()  # of all routes of this server, for the one that describes them
-    key: Key | None = None  # once its caller is known
-    allow: bytes = b""  # the methods that its path knows, once that is known
+    key: Key | None = None  # once the caller is known
+    allow: bytes = b""  # the methods of its path, once that is found
     probe: bool = False  # monitors ask this route every few seconds
-    last: bool = False  # nothing that follows on this connection will be answered
+    closes: bool = False  # the connection closes after this response
     request_id: str = ""
-    asked_at: float = 0.0
+    received_at: float = 0.0
     caller: Trace | None = None  # where the client says that it stands in a trace
     trace: Trace | None = None
-    _begins_at: int = 0  # its place among all that was put into the outbox
-    body_held: MemoryReservation = field(init=False)
-    answer_held: MemoryReservation = field(init=False)
-    _counted: RequestRecord | None = None
-    _unfinished: bool = False  # the rest of a body is still to be put
+    _begins_at: int = 0  # the place of the response among all bytes of the outbox
+    body_memory: MemoryReservation = field(init=False)
+    answer_memory: MemoryReservation = field(init=False)
+    _record: RequestRecord | None = None
+    _unfinished: bool = False  # a part of the body has not been written yet
 
     def __attrs_post_init__(self) -> None:
-        self.asked_at = trio.current_time()
+        self.received_at = trio.current_time()
         self._begins_at = self.outbox.accepted_bytes
-        self.body_held, self.answer_held = (
+        self.body_memory, self.answer_memory = (
             self.gateway.bodies.reserve(None, BODY_BYTES_FREE),
             self.gateway.answers.reserve(None),
         )
@@ -74,17 +79,17 @@ class Exchange:
             self.caller = read(self.headers)
             self.trace = child_span(self.caller, self.gateway.new_id())
 
-    def own(self, key: Key) -> None:
-        """Note whose request it is; its memory is taken in that name."""
+    def set_key(self, key: Key) -> None:
+        """Set the caller's key, in whose name memory is reserved."""
         self.key = key
-        self.body_held.owner = self.answer_held.owner = self.gateway.memory_owner(key)
+        self.body_memory.owner = self.answer_memory.owner = self.gateway.memory_owner(key)
 
     def release(self) -> None:
-        """Give back the memory that the request and its answer have taken."""
-        self.body_held.release()
-        self.answer_held.release()
+        """Give back the memory of the request and its response."""
+        self.body_memory.release()
+        self.answer_memory.release()
 
-    # What was asked ------------------------------------------------------------------------
+    # The request -----------------------------------------------------------------------------
 
     @property
     def headers(self) -> list[Header]:
@@ -102,17 +107,17 @@ class Exchange:
 
     @property
     def path(self) -> str:
-        """The path that was asked for, without the query; `*` stands for the server as a whole."""
+        """The path of the request target, without the query; `*` is the server as a whole."""
         target = b"" if self.request is None else self.request.target
         if not target.startswith((b"http://", b"https://")):
             return target.decode("latin-1").partition("?")[0]
-        try:  # whoever takes us for a proxy names us in the target
+        try:  # a client that takes this server for a proxy sends a whole URL
             return urlsplit(target.decode("latin-1")).path or "/"
         except ValueError:
             return ""
 
     def query(self, name: str) -> str | None:
-        """Return the first value of this name in what follows the `?`, None if there is none."""
+        """Return the first value of a query parameter, None if there is none."""
         target = "" if self.request is None else self.request.target.decode("latin-1")
         try:
             return parse_qs(target.partition("?")[2], max_num_fields=QUERY_FIELDS_MAX).get(name, [None])[0]
@@ -120,47 +125,54 @@ class Exchange:
             return None
 
     @property
-    def what(self) -> str:
-        """What a log calls the request; what follows a `?` may be secret, so it is left out."""
-        return "connection" if self.request is None else f"{self.method} {self.path}"[:WHAT_CHARACTERS_MAX]
+    def request_line(self) -> str:
+        """The method and the path, for logs; the query is left out, since it may be secret."""
+        return "connection" if self.request is None else f"{self.method} {self.path}"[:REQUEST_LINE_CHARACTERS_MAX]
 
-    def counted(self, model: str, api: str) -> RequestRecord:
-        """Return the account of the answer that this request asks a model for."""
+    def start_record(self, model: str, api: str) -> RequestRecord:
+        """Return a new record for a response by a model, which `settle` logs."""
         key = self.key or self.gateway.keys.anonymous
-        self._counted = RequestRecord(
-            self.request_id, model, api, self.asked_at, key=key, what=self.what, trace=self.trace, settles=False
+        self._record = RequestRecord(
+            self.request_id,
+            model,
+            api,
+            self.received_at,
+            key=key,
+            request_line=self.request_line,
+            trace=self.trace,
+            settles=False,
         )
-        return self._counted
+        return self._record
 
     def settle(self, *, lost: bool = False) -> None:
-        """Have the answer counted and logged as what the client gets of it, once the socket has taken it or cannot.
+        """Log and count the response as what the client gets of it, once the socket has taken it or cannot.
 
-        `lost` says that its end could not be put; the first call counts.
+        `lost` is whether its end could not be written; calls after the first do nothing.
         """
-        counted, self._counted = self._counted, None
-        if counted is None:
+        record, self._record = self._record, None
+        if record is None:
             return
         outbox, gateway = self.outbox, self.gateway
         begins_at, ends_at = self._begins_at, outbox.accepted_bytes
         lost = lost or self._unfinished
 
-        def sent(whole: bool) -> None:
-            counted.sent_bytes = max(0, min(outbox.sent_bytes, ends_at) - begins_at)
-            gateway.runner.settle(counted, None if whole and not lost else gateway.cut_reason(outbox))
+        def on_sent(whole: bool) -> None:
+            record.sent_bytes = max(0, min(outbox.sent_bytes, ends_at) - begins_at)
+            gateway.runner.settle(record, None if whole and not lost else gateway.cut_reason(outbox))
 
-        outbox.on_sent(sent)
+        outbox.on_sent(on_sent)
 
     async def read(self, parse: Callable[[bytes], T], body: bytes) -> T:
-        """Return what a body says, or raise the `RequestError` that lists its mistakes; a long one is read aside."""
+        """Return the parsed body, from a thread if it is long; raises the `RequestError` that lists its mistakes."""
         return await self.run_aside(reading_work(body), partial(parse, body))
 
     async def run_aside(self, size: int, function: Callable[[], T]) -> T:
-        """Return what the function returns, run in a thread if it is long, in the turns of this request's key."""
+        """Return what the function returns, from a thread if `size` is large; keys take turns in using the threads."""
         key = self.key or self.gateway.keys.anonymous
         return await Offload(self.gateway.aside, key.name).run(size, function)
 
     def check_media(self) -> None:
-        """Raise `UnsupportedMediaType` if the headers say that the body is something else than JSON as it is."""
+        """Raise `UnsupportedMediaType` if the headers say that the body is encoded, or is not JSON."""
         if (coding := self.header(b"content-encoding").strip().lower()) not in {b"", b"identity"}:
             raise UnsupportedMediaType(f"the body is encoded as {_short(coding)}; send it as it is")
         kind = self._media()
@@ -169,26 +181,26 @@ class Exchange:
             raise UnsupportedMediaType(f"the body is {_short(kind)}; send application/json")
 
     def check_form(self, body: bytes) -> None:
-        """Raise `UnsupportedMediaType` for a real form: many a client calls JSON one if it is not told otherwise."""
+        """Raise `UnsupportedMediaType` for a form; many clients send JSON under the media type of forms by default."""
         if self._media() == b"application/x-www-form-urlencoded" and not body.lstrip().startswith(b"{"):
             raise UnsupportedMediaType("the body is a form; send application/json")
 
-    # The answer ------------------------------------------------------------------------------
+    # The response ----------------------------------------------------------------------------
 
     @property
     def begun(self) -> bool:
-        """Whether the client has been sent the beginning of an answer."""
+        """Whether the head of the response has been written."""
         return self.syntax.our_state not in {h11.IDLE, h11.SEND_RESPONSE}
 
     def reply(self, status: int, headers: list[Header], body: bytes) -> None:
-        """Answer with a whole body; the answer to a HEAD leaves the body away, and a 204 has none."""
+        """Write a complete response; one to a HEAD, or with status 204, has no body."""
         if status != 204:
             headers = [*headers, (b"content-length", b"%d" % len(body))]
         head_only = self.method == "HEAD"
         self.outbox.put(self._head(status, headers) + self._data(b"" if head_only else body) + self._end())
 
     async def reply_in_pieces(self, status: int, headers: list[Header], size: int, pieces: Iterator[bytes]) -> None:
-        """Answer with a body that is long, as fast as the client reads: what it has not read yet is in no backlog."""
+        """Write a response with a long body, as fast as the client reads, so that it does not fill the backlog."""
         headers = [*headers, (b"content-length", b"%d" % size)]
         data, self._unfinished = self._head(status, headers), True
         for piece in pieces:
@@ -201,32 +213,32 @@ class Exchange:
         self._unfinished = False
 
     def stream(self, events: bytes) -> None:
-        """Write the next server-sent events of an answer; the first ones take the head along."""
+        """Write the next server-sent events of a response, with its head before the first."""
         if self.begun:
             self.outbox.put(self._data(events))
         else:
             self.outbox.put(self._head(200, EVENTS) + self._data(events))
 
     def finish(self, events: bytes) -> None:
-        """Write the last server-sent events of an answer."""
+        """Write the last server-sent events of a response, and its end."""
         head = b"" if self.begun else self._head(200, EVENTS)
         self.outbox.put(head + self._data(events) + self._end())
 
     def abort_stream(self, events: bytes, error: RequestError) -> None:
-        """Write why an answer that has begun ends early; without the end of a body, it never looks whole."""
+        """Write the event that says why a response ends early, and leave its body without an end."""
         if not isinstance(error, SlowClient):
             self.outbox.put(self._data(events))
-        elif self.outbox.sent_bytes >= self._begins_at:  # else it would stand in the middle of an earlier answer
+        elif self.outbox.sent_bytes >= self._begins_at:  # else it would stand in the middle of an earlier response
             self.outbox.put_last(self._data(events))
         self.syntax.send_failed()
 
     def fail(self, error: RequestError, status: int | None = None) -> None:
-        """Answer with an error, unless the answer has begun: then it never ends, which is an error too."""
+        """Write an error response, or if the response has begun, leave its body without an end."""
         status = status or error.http_status
         self.gateway.log_refused(
             error,
             request_id=self.request_id,
-            what=self.what,
+            request_line=self.request_line,
             key=self.key,
             status=status,
             trace=self.trace,
@@ -245,7 +257,7 @@ class Exchange:
         self.reply(status, headers, shapes.error_body(error))
 
     def all_read(self) -> bool:
-        """Whether the next request can be told from the rest of this one; reads a little of what is there already."""
+        """Whether the next request can be found behind the rest of this one; reads a little of what has come."""
         try:
             for _ in range(UNREAD_PIECES_MAX):
                 if self.syntax.their_state is not h11.SEND_BODY:
@@ -267,7 +279,7 @@ class Exchange:
         ]
         headers += [header for header in self.gateway.origins.cors_headers(self.headers) if header not in headers]
         options = [name for name, _ in headers if name == b"upgrade"]  # it counts only if named here (RFC 9110, 7.8)
-        if self.last or self.gateway.gate.draining or not self.all_read():
+        if self.closes or self.gateway.gate.draining or not self.all_read():
             options.append(b"close")
         if options:
             headers.append((b"connection", b", ".join(options)))
@@ -281,7 +293,7 @@ class Exchange:
         return self.syntax.send(h11.EndOfMessage()) or b""
 
     def _given_id(self) -> str | None:
-        """Return the client's own id of the request if it gave a decent one."""
+        """Return the id that the client gave its request, None if it gave none that is fit for a log."""
         given = self.header(b"x-request-id")
         return given.decode() if REQUEST_ID.fullmatch(given) is not None else None
 

@@ -131,13 +131,13 @@ class RequestReader:
             while True:
                 event = await self._event()
                 if isinstance(event, h11.Data):
-                    exchange.body_held.grow(len(event.data))
+                    exchange.body_memory.grow(len(event.data))
                     body += event.data
                     pieces += 1
                     if len(body) > limit:
                         raise TooLarge(f"the body is longer than {limit} bytes")
                     if pieces % PIECES_A_TURN == PIECES_FREE:
-                        await self.gateway.wait_turn()
+                        await self.gateway.wait_read_turn()
                 elif isinstance(event, h11.EndOfMessage):  # with trailers perhaps, which mean nothing here
                     return bytes(body)
                 else:
@@ -154,7 +154,7 @@ class RequestReader:
         self._head = bytearray(self.trailing_bytes)
         self._ahead = self._ahead + 1 if self._head else 0
         if self._ahead > AHEAD_FREE:
-            await self.gateway.wait_turn()
+            await self.gateway.wait_read_turn()
         else:
             await trio.lowlevel.checkpoint()
 
@@ -171,7 +171,7 @@ class RequestReader:
             ahead += len(data)
             if ahead > AHEAD_BYTES_MAX or self.overrun:  # read on: else it is not noticed that the client leaves
                 self.overrun = True
-                exchange.last = exchange.last or not exchange.begun  # one that has begun cannot say so any more
+                exchange.closes = exchange.closes or not exchange.begun  # one that has begun cannot say so any more
             else:
                 self.syntax.receive_data(bytes(data))
         self.outbox.client_gone = True

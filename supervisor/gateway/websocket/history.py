@@ -18,7 +18,7 @@ UNBOUNDED = 2**63  # for a connection that shares with no other
 
 
 @frozen
-class Said:
+class Conversation:
     """A conversation up to and including one response; `size_bytes` is what it takes in memory, about."""
 
     id: str  # of the response
@@ -26,7 +26,7 @@ class Said:
     size_bytes: int
 
     @classmethod
-    def after(cls, previous: Said | None, response_id: str, *turns: Turn) -> Said:
+    def after(cls, previous: Conversation | None, response_id: str, *turns: Turn) -> Conversation:
         """Return the conversation that continues `previous` with these turns."""
         size_bytes = sum(TURN_BYTES + turn.content.__sizeof__() for turn in turns)
         if previous is None:
@@ -48,14 +48,14 @@ class ResponseHistories:
 
     bytes_max: Callable[[], int]
     size_bytes: int = 0
-    _by_owner: dict[str, dict[Memory, None]] = field(factory=dict)  # those that hold anything
+    _by_owner: dict[str, dict[ResponseHistory, None]] = field(factory=dict)  # those that hold anything
 
     def statistics(self) -> HistoryStatistics:
         """Return how much is kept, in all and by owner."""
         by_owner = {owner: sum(each.size_bytes for each in histories) for owner, histories in self._by_owner.items()}
         return HistoryStatistics(self.size_bytes, by_owner)
 
-    def resized(self, history: Memory, by: int) -> None:
+    def resized(self, history: ResponseHistory, by: int) -> None:
         """Account that a history has grown by so many bytes, or shrunk, and make room if it has grown."""
         histories = self._by_owner.setdefault(history.owner, {})
         histories[history] = None
@@ -67,29 +67,29 @@ class ResponseHistories:
         while by > 0 and self.size_bytes > self.bytes_max():
             self._halve(self._largest())
 
-    def _halve(self, history: Memory) -> None:
+    def _halve(self, history: ResponseHistory) -> None:
         """Shrink one until there is room, or half of it is left: to find the largest takes a look at all of them."""
         kept_bytes = history.size_bytes // 2
         while history.size_bytes > kept_bytes and self.size_bytes > self.bytes_max():
             history.forget_oldest()
 
-    def _largest(self) -> Memory:
+    def _largest(self) -> ResponseHistory:
         """Return the largest history of the owner that has most."""
         most = max(self._by_owner.values(), key=lambda histories: sum(each.size_bytes for each in histories))
         return max(most, key=lambda history: history.size_bytes)
 
 
 @define(eq=False)
-class Memory:
+class ResponseHistory:
     """The latest conversation of each lane, `None` being the lane without a name; when it is full the oldest goes."""
 
     bytes_max: int
     shared: ResponseHistories = field(factory=lambda: ResponseHistories(lambda: UNBOUNDED))
     owner: str = ""
     size_bytes: int = 0
-    _latest: dict[str | None, Said] = field(factory=dict)  # the oldest first
+    _latest: dict[str | None, Conversation] = field(factory=dict)  # the oldest first
 
-    def remember(self, lane: str | None, conversation: Said) -> None:
+    def remember(self, lane: str | None, conversation: Conversation) -> None:
         """Keep a conversation as the latest of its lane, unless it alone is too large."""
         self._forget(lane)
         if conversation.size_bytes > self.bytes_max:
@@ -108,11 +108,11 @@ class Memory:
         while self._latest:
             self.forget_oldest()
 
-    def find(self, response_id: str) -> Said | None:
+    def find(self, response_id: str) -> Conversation | None:
         """Return the conversation that ends with this response, whichever lane it is the latest of."""
         return next((each for each in self._latest.values() if each.id == response_id), None)
 
-    def find_in(self, lane: str | None, response_id: str) -> Said | None:
+    def find_in(self, lane: str | None, response_id: str) -> Conversation | None:
         """Return the conversation that ends with this response if it is the latest of this lane."""
         conversation = self._latest.get(lane)
         return conversation if conversation is not None and conversation.id == response_id else None

@@ -34,7 +34,7 @@ from supervisor.gateway.keys import Key
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import RequestRecord, internal_error
-from supervisor.gateway.websocket.history import Memory, Said
+from supervisor.gateway.websocket.history import Conversation, ResponseHistory
 
 CREATE = "response.create"  # what the access log calls a request of a WebSocket
 API = "responses"
@@ -59,7 +59,7 @@ class _Running:
     id: str  # of the request to the processor
     events: responses.Events
     record: RequestRecord
-    previous: Said | None  # what it continues
+    previous: Conversation | None  # what it continues
     memory: MemoryReservation  # of the request
     begun: bool = False  # its client knows its id
     choice: ChoiceEnded = ChoiceEnded(FinishReason.STOP)  # how it ended, once it has; a warm-up has no choice
@@ -71,7 +71,7 @@ class _Waiting:
 
     request: responses.Create
     memory: MemoryReservation
-    previous: Said | None = None  # what it forks from, which may be forgotten before its turn comes
+    previous: Conversation | None = None  # what it forks from, which may be forgotten before its turn comes
     parent: _Running | None = None  # what it forks from, until that has ended
 
 
@@ -89,13 +89,13 @@ class Lanes:
     on_idle: Callable[[], None]  # when nothing runs or waits any more
     tasks: trio.Nursery
     outbox: Outbox  # which `send` writes to
-    _history: Memory = field(init=False)
+    _history: ResponseHistory = field(init=False)
     _running: dict[str | None, _Running] = field(factory=dict)  # by lane
     _waiting: list[_Waiting] = field(factory=list)  # in the order in which they came
 
     def __attrs_post_init__(self) -> None:
         bytes_max, owner = self.gateway.limits.history_bytes_max, "" if self.key is None else self.key.name
-        self._history = Memory(bytes_max, self.gateway.histories, owner)
+        self._history = ResponseHistory(bytes_max, self.gateway.histories, owner)
 
     @property
     def busy(self) -> bool:
@@ -196,7 +196,7 @@ class Lanes:
             API,
             trio.current_time(),
             key=self.key,
-            what=CREATE,
+            request_line=CREATE,
             trace=self._trace(),
             settles=False,
         )
@@ -281,7 +281,7 @@ class Lanes:
                     await self.outbox.wait_room(size)  # they repeat the text several times
                 record.sent_bytes += self.send(*last)
         turns = request.turns() + (() if request.warm_up else (Turn(Role.ASSISTANT, events.text),))
-        self._history.remember(request.stream_id, Said.after(previous, events.id, *turns))
+        self._history.remember(request.stream_id, Conversation.after(previous, events.id, *turns))
 
     def _sender(self, running: _Running) -> Callable[[TextReply], None]:
         """Return a function that sends the events of each reply, in the turn in which the reply comes."""
@@ -301,7 +301,7 @@ class Lanes:
 
         return on_reply
 
-    def _previous(self, running: _Running) -> Said | None:
+    def _previous(self, running: _Running) -> Conversation | None:
         """Return the conversation that a request continues; raises `PreviousResponseNotFound`."""
         if trio.current_time() >= self.expires_at:
             raise ConnectionExpired("create a new connection to continue")
@@ -326,4 +326,4 @@ class Lanes:
         self._log_refused(error, record.request_id, record.trace)
 
     def _log_refused(self, error: RequestError, request_id: str, trace: Trace | None) -> None:
-        self.gateway.log_refused(error, request_id=request_id, what=CREATE, key=self.key, trace=trace)
+        self.gateway.log_refused(error, request_id=request_id, request_line=CREATE, key=self.key, trace=trace)

@@ -36,7 +36,7 @@ class ReplayedStream(trio.abc.HalfCloseableStream):
     handshake: bytes
     _unread: bytes | bytearray  # what has come, and is more than a turn may read
     memory: MemoryReservation  # of messages that have come, in part or as a whole, and were not taken
-    wait_turn: Callable[[], Awaitable[None]]  # before many frames are read
+    wait_read_turn: Callable[[], Awaitable[None]]  # before many frames are read
     accepted: trio.Event = field(factory=trio.Event)  # before it, the library would drop what follows the handshake
     closed: bool = False
     close_sent: bool = False  # a close frame of ours, after which nothing may follow
@@ -59,7 +59,7 @@ class ReplayedStream(trio.abc.HalfCloseableStream):
         data, self._unread = self._unread[:size], self._unread[size:]
         self._reserve()
         if frames > FRAMES_FREE:
-            await self.wait_turn()
+            await self.wait_read_turn()
         return data
 
     async def _receive(self, max_bytes: int | None) -> bytes | bytearray:

@@ -67,7 +67,7 @@ async def _serve(
         try:
             head, blank, rest = raw.lstrip().partition(b"\r\n\r\n")
             now = trio.current_time()
-            stream = ReplayedStream(outbox, head + blank, rest, memory, gateway.wait_turn, received_at=now)
+            stream = ReplayedStream(outbox, head + blank, rest, memory, gateway.wait_read_turn, received_at=now)
             # A handshake that this server accepts and the library does not would be waited for without end.
             with trio.move_on_after(gateway.limits.head_s) as deadline:
                 proposal = await wrap_server_stream(nursery, stream, max_message_size=gateway.limits.body_bytes_max)
@@ -261,7 +261,7 @@ class Session:
 
     def _refuse(self, error: RequestError, lane: str | None) -> None:
         trace = child_span(self.caller, self.gateway.new_id())
-        self.gateway.log_refused(error, request_id=self.request_id, what=CREATE, key=self.key, trace=trace)
+        self.gateway.log_refused(error, request_id=self.request_id, request_line=CREATE, key=self.key, trace=trace)
         self._send(responses.error_event(error, lane))
 
     def _on_lost(self, error: Exception) -> None:

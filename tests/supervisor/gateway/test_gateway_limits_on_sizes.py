@@ -25,7 +25,7 @@ from supervisor.cluster.directory import Directory
 from supervisor.config import load
 from supervisor.config.limits import GatewayLimits
 from supervisor.engines.kinds import read_cluster
-from supervisor.gateway.websocket.history import Said
+from supervisor.gateway.websocket.history import Conversation
 from supervisor.node.gateway_children import make_gateway
 from supervisor.node.model_children import Reloadable
 from supervisor.telemetry.metrics import Metrics
@@ -268,14 +268,14 @@ async def test_each_of_many_prompts_is_counted_by_itself_and_the_one_that_is_too
         assert reply.error["message"] == "prompt 1 is 31 tokens long, and prompts here can have 30"
 
 
-# Memory of a connection ----------------------------------------------------------------------------
+# ResponseHistory of a connection ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("lanes", ["a", "ab", "abcde"])
 async def test_what_a_connection_remembers(lanes, more, fine, rather_slow):
     said = "x" * 50 + " n=1"
-    size = Said.after(None, "", Turn(Role.USER, said), Turn(Role.ASSISTANT, "The")).size_bytes
+    size = Conversation.after(None, "", Turn(Role.USER, said), Turn(Role.ASSISTANT, "The")).size_bytes
     async with rig(history_bytes_max=size * len(lanes) - more) as made:
         client = await websocket_client(made)
         ids = {lane: (await whole(client, create(said, stream_id=lane)))["id"] for lane in lanes}

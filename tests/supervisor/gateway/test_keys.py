@@ -456,16 +456,16 @@ def test_connections_are_counted_for_the_key_that_uses_them(file):
     path = file(("a", f'sha256 = "{sha("a")}"\nconnections_max = 2'), ("b", f'sha256 = "{sha("b")}"'))
     made = gateway(loaded(path), key_connections_max=1)
     first, second, third = boxes = [object() for _ in range(3)]
-    a = made.knock(first, bearer("a"))
-    assert made.knock(first, bearer("a")) is made.knock(second, bearer("a")) is a
+    a = made.authorize(first, bearer("a"))
+    assert made.authorize(first, bearer("a")) is made.authorize(second, bearer("a")) is a
     assert a.connections == 2
     with pytest.raises(ConcurrencyLimited, match="'a' has 2 connections"):
-        made.knock(third, bearer("a"))
-    b = made.knock(second, bearer("b"))  # somebody else speaks on it now
+        made.authorize(third, bearer("a"))
+    b = made.authorize(second, bearer("b"))  # somebody else speaks on it now
     assert (a.connections, b.connections) == (1, 1)
     with pytest.raises(ConcurrencyLimited, match="'b' has 1 connections"):
-        made.knock(third, bearer("b"))
-    made.knock(third, bearer("a"))
+        made.authorize(third, bearer("b"))
+    made.authorize(third, bearer("a"))
     for box in boxes:
         made.connections.remove(box)
     assert (a.connections, b.connections) == (0, 0)
@@ -474,7 +474,7 @@ def test_connections_are_counted_for_the_key_that_uses_them(file):
 def test_nobodys_connections_are_limited_together_and_not_as_a_keys():
     made = gateway(key_connections_max=1)
     for box in (object(), object()):
-        assert made.knock(box, [(b"host", b"localhost:8000")]) is made.keys.anonymous
+        assert made.authorize(box, [(b"host", b"localhost:8000")]) is made.keys.anonymous
         made.connections.remove(box)
 
 
@@ -482,14 +482,14 @@ def test_nobodys_connections_are_limited_together_and_not_as_a_keys():
 
 
 def test_a_sieve_tells_so_many_a_second_and_how_many_it_left_out():
-    sieve = LineRateLimit(2)
+    limit = LineRateLimit(2)
     kinds = [("invalid_api_key", "-"), ("too_large", "alice")]
-    assert [sieve.passes(kinds[0], 7.1) for _ in range(5)] == [True, True, False, False, False]
-    assert sieve.passes(kinds[1], 7.2)
-    assert sieve.owes
-    assert sieve.passes(kinds[0], 8.0)
-    assert list(sieve.left_out()) == [(kinds[0], 3)]
-    assert not sieve.owes
+    assert [limit.passes(kinds[0], 7.1) for _ in range(5)] == [True, True, False, False, False]
+    assert limit.passes(kinds[1], 7.2)
+    assert limit.has_dropped
+    assert limit.passes(kinds[0], 8.0)
+    assert list(limit.take_dropped()) == [(kinds[0], 3)]
+    assert not limit.has_dropped
 
 
 async def test_a_flood_of_refusals_is_few_lines_and_one_number(autojump_clock, caplog):
@@ -498,7 +498,7 @@ async def test_a_flood_of_refusals_is_few_lines_and_one_number(autojump_clock, c
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.runner.access.run)
             for _ in range(1000):
-                made.log_refused(Unauthorized("no"), request_id="r", what="POST /v1/chat/completions")
+                made.log_refused(Unauthorized("no"), request_id="r", request_line="POST /v1/chat/completions")
             await trio.sleep(3)
             nursery.cancel_scope.cancel()
     *lines, last = caplog.records
@@ -512,8 +512,8 @@ async def test_an_error_is_told_once_however_often_it_is_sent(caplog):
     made = gateway()
     error = Forbidden("no")
     with caplog.at_level(logging.INFO, "espalier.requests"):
-        made.log_refused(error, request_id="r", what="GET /\x1b[2J" + "x" * 500, status=431)
-        made.log_refused(error, request_id="r", what="again")
+        made.log_refused(error, request_id="r", request_line="GET /\x1b[2J" + "x" * 500, status=431)
+        made.log_refused(error, request_id="r", request_line="again")
     (line,) = caplog.records
     assert line.status == 431
     assert line.request.startswith("GET /\\x1b[2J")
@@ -536,11 +536,11 @@ async def test_probes_are_told_at_debug_and_other_questions_at_info(caplog):
 async def test_a_request_that_its_key_forbids_is_told_once_and_asks_nobody(autojump_clock, caplog):
     made = gateway()
     key = Key("alice", KeySection(sha256="", concurrency_max=1), running=1)
-    counted = RequestRecord("r", "tiny", "chat", trio.current_time(), key=key, what="POST /v1/chat/completions")
+    counted = RequestRecord("r", "tiny", "chat", trio.current_time(), key=key, request_line="POST /v1/chat/completions")
     with caplog.at_level(logging.INFO, "espalier.requests"):
         with pytest.raises(ConcurrencyLimited) as caught:
             await made.answer(respond(), None, counted, None, None)
-        made.log_refused(caught.value, request_id="r", what="POST /v1/chat/completions", key=key)
+        made.log_refused(caught.value, request_id="r", request_line="POST /v1/chat/completions", key=key)
     (line,) = caplog.records
     assert (line.key, line.status, line.outcome, line.waited_s) == ("alice", 429, "concurrency_limit_exceeded", None)
     assert (made.gate.inside, key.running) == (0, 1)
@@ -599,7 +599,7 @@ async def test_dropped_clients_and_refusals_are_counted():
     access = AccessLog(metrics)
     metrics.client_dropped("backlog")
     metrics.client_dropped("stalled")
-    access.log_refused(Unauthorized("no"), request_id="r", what="connection", key="-", status=None)
+    access.log_refused(Unauthorized("no"), request_id="r", request_line="connection", key="-", status=None)
     text = metrics.render({}).decode()
     for wanted in (
         'espalier_clients_dropped_total{reason="backlog"} 1.0',

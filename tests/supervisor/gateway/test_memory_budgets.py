@@ -17,7 +17,7 @@ from supervisor.gateway.http.exchange import BODY_BYTES_FREE
 from supervisor.gateway.keys import KEYS, Keys, KeySources
 from supervisor.gateway.memory_budgets import BudgetStatistics, MemoryBudget
 from supervisor.gateway.outbox import READ_BYTES, Backlogs
-from supervisor.gateway.websocket.history import HistoryStatistics, Memory, ResponseHistories, Said
+from supervisor.gateway.websocket.history import Conversation, HistoryStatistics, ResponseHistories, ResponseHistory
 from tests.rig.gateway import at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client, whole
 
@@ -212,13 +212,13 @@ async def test_d11_answers_in_one_piece_share_a_limit(rather_slow):
 
 def said(size, name="r"):
     turn = Turn(Role.USER, "x" * size)
-    return Said.after(None, name, turn)
+    return Conversation.after(None, name, turn)
 
 
 def test_d11_whoever_remembers_most_forgets_first():
     shared = ResponseHistories(lambda: 100_000)
-    greedy = [Memory(80_000, shared, "greedy") for _ in range(4)]
-    honest = Memory(80_000, shared, "honest")
+    greedy = [ResponseHistory(80_000, shared, "greedy") for _ in range(4)]
+    honest = ResponseHistory(80_000, shared, "honest")
     honest.remember(None, said(10_000, "mine"))
     for number in range(40):
         greedy[number % 4].remember(str(number), said(9_000, f"r{number}"))
@@ -234,11 +234,11 @@ def test_room_for_a_long_conversation_takes_few_looks_at_all_the_others(monkeypa
     looks, largest = [], ResponseHistories._largest
     monkeypatch.setattr(ResponseHistories, "_largest", lambda self: looks.append(1) or largest(self))
     shared = ResponseHistories(lambda: 1_000_000)
-    crowd = [Memory(10**6, shared, "crowd") for _ in range(32)]
+    crowd = [ResponseHistory(10**6, shared, "crowd") for _ in range(32)]
     for number in range(3000):
-        crowd[number % 32].remember(str(number), Said("", (), 400))
+        crowd[number % 32].remember(str(number), Conversation("", (), 400))
     before = len(looks)
-    Memory(10**6, shared, "one").remember(None, Said("", (), 450_000))
+    ResponseHistory(10**6, shared, "one").remember(None, Conversation("", (), 450_000))
     assert 900_000 < shared.size_bytes <= 1_000_000
     assert len(looks) - before <= 64, "of 1,125 conversations that had to go"
     assert max(each.size_bytes for each in crowd) < 2.2 * min(each.size_bytes for each in crowd)
@@ -246,7 +246,7 @@ def test_room_for_a_long_conversation_takes_few_looks_at_all_the_others(monkeypa
 
 def test_one_conversation_that_is_more_than_all_may_have_is_not_kept():
     shared = ResponseHistories(lambda: 1000)
-    memory = Memory(80_000, shared, "a")
+    memory = ResponseHistory(80_000, shared, "a")
     memory.remember(None, said(10_000))
     assert (memory.size_bytes, shared.statistics()) == (0, HistoryStatistics(0, {}))
 

@@ -1,4 +1,4 @@
-"""What whoever looks after the server asks: what it is, what its models are, and to forget its prefix caches."""
+"""Routes for operators: the server's state, its models, and flushing of prefix caches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from supervisor.gateway.http.routes.route import log_answered
 
 
 async def server_info(exchange: Exchange, _: bytes) -> None:
-    """Tell the version, the models, the engines and the limits as they are now."""
+    """Answer with the version, the models, the engines and the limits at this moment."""
     await trio.lowlevel.checkpoint()
     gateway = exchange.gateway
     exchange.reply(
@@ -21,10 +21,10 @@ async def server_info(exchange: Exchange, _: bytes) -> None:
 
 
 async def model_info(exchange: Exchange, _: bytes) -> None:
-    """Tell about the only model, or about that of `?model=`; raises `ModelNotFound` or `BadRequest`."""
+    """Answer with the only model, or with that of `?model=`; raises `ModelNotFound` or `BadRequest`."""
     await trio.lowlevel.checkpoint()
     model = exchange.gateway.runner.find_or_only(exchange.query("model") or None).model()
-    said = {
+    info = {
         "model_path": model.root,
         "tokenizer_path": model.root,
         "is_generation": True,
@@ -32,12 +32,12 @@ async def model_info(exchange: Exchange, _: bytes) -> None:
         "max_model_len": model.max_model_len,
         "honours_seed": model.honours_seed,
     }
-    exchange.reply(200, [JSON], msgspec.json.encode(said))
+    exchange.reply(200, [JSON], msgspec.json.encode(info))
     log_answered(exchange)
 
 
 async def flush_cache(exchange: Exchange, _: bytes) -> None:
-    """Make every engine forget what it has cached of prompts; raises `Forbidden` if a page of elsewhere asks."""
+    """Flush the prefix cache of every engine; raises `Forbidden` for a page of another site."""
     if exchange.header(b"sec-fetch-site") not in {b"", b"none", b"same-origin"}:
         raise Forbidden("a page of another site may not do this")  # a browser sends no origin with a picture's GET
     await trio.lowlevel.checkpoint()

@@ -1,4 +1,8 @@
-"""What all routes do that answer with a model's words: in one piece, or in server-sent events as they come."""
+"""Responses with a model's text, which several APIs share: in one piece, or as server-sent events.
+
+An event is written in the turn in which its text comes, and no task runs for it. Echoed prompts are the exception: they
+are long at once, and are written at the pace at which the client reads.
+"""
 
 from __future__ import annotations
 
@@ -16,55 +20,53 @@ from supervisor.gateway.http.exchange import JSON, Exchange
 from supervisor.gateway.requests import RequestRecord, ServedModel
 
 
-async def reply_whole(exchange: Exchange, counted: RequestRecord, respond: Respond, gathered: AnswerBuilder) -> None:
-    """Answer when everything is there; raises the `RequestError` that ended the answer."""
-    counted.held = exchange.answer_held
-    served = _served(exchange, counted)
-    body = await exchange.gateway.answer(respond, served, counted, gathered.add, gathered.finish)
+async def reply_whole(exchange: Exchange, record: RequestRecord, respond: Respond, gathered: AnswerBuilder) -> None:
+    """Write the response once it is complete; raises the `RequestError` that ended it."""
+    record.memory = exchange.answer_memory
+    served = _served(exchange, record)
+    body = await exchange.gateway.answer(respond, served, record, gathered.add, gathered.finish)
     await exchange.reply_in_pieces(200, [JSON], body.size, body.pieces())
 
 
-async def reply_streamed(exchange: Exchange, counted: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
-    """Answer as the text comes; raises the `RequestError` that ended the answer before it began."""
+async def reply_streamed(exchange: Exchange, record: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
+    """Write the response as its text comes; raises a `RequestError` that ended it before it began."""
     try:
         if respond.echo:
-            await _at_the_clients_pace(exchange, counted, respond, chunks)
+            await _stream_as_read(exchange, record, respond, chunks)
         else:
-            await _at_once(exchange, counted, respond, chunks)
+            await _stream_at_once(exchange, record, respond, chunks)
     except RequestError as error:
         if not exchange.begun:
             raise
         exchange.abort_stream(chunks.failed(error), error)
 
 
-async def _at_once(exchange: Exchange, counted: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
-    """Write every event in the turn in which it comes: a client that reads slower than an engine speaks is dropped."""
+async def _stream_at_once(exchange: Exchange, record: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
+    """Write every event in the turn in which it comes; a client that reads slower than that is dropped in the end."""
 
-    def pass_on(reply: TextReply) -> None:
+    def on_reply(reply: TextReply) -> None:
         if events := _events(reply, chunks):
             exchange.stream(events)
 
-    last = await exchange.gateway.answer(respond, _served(exchange, counted), counted, pass_on, chunks.finish)
+    last = await exchange.gateway.answer(respond, _served(exchange, record), record, on_reply, chunks.finish)
     exchange.finish(last)
 
 
-async def _at_the_clients_pace(
-    exchange: Exchange, counted: RequestRecord, respond: Respond, chunks: ChoiceChunks
-) -> None:
+async def _stream_as_read(exchange: Exchange, record: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
     """Write each event once the client has read most of those before it.
 
-    An answer that repeats its prompt is long at once, for each of its choices, and nobody reads megabytes in a turn.
-    What waits is accounted as an answer in one piece, and as what it is where that is more: an event is longer than its
-    token.
+    A response that echoes its prompt is long at once, for each of its choices, and no client reads megabytes in a turn.
+    The events that wait are accounted like a response in one piece, or by their own size where that is more: an event
+    is longer than its token.
     """
-    counted.held = held = exchange.answer_held
-    served, failed, waiting_bytes = _served(exchange, counted), list[Exception](), 0
-    send, receive = trio.open_memory_channel[bytes](inf)  # at most what `held` accounts
+    record.memory = memory = exchange.answer_memory
+    served, failed, waiting_bytes = _served(exchange, record), list[Exception](), 0
+    send, receive = trio.open_memory_channel[bytes](inf)  # at most what `memory` has reserved
 
-    def pass_on(reply: TextReply) -> None:
+    def on_reply(reply: TextReply) -> None:
         nonlocal waiting_bytes
         if events := _events(reply, chunks):
-            held.grow(max(0, waiting_bytes + len(events) - held.size_bytes))
+            memory.grow(max(0, waiting_bytes + len(events) - memory.size_bytes))
             waiting_bytes += len(events)
             send.send_nowait(events)
 
@@ -82,7 +84,7 @@ async def _at_the_clients_pace(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(write)
         try:
-            last = await exchange.gateway.answer(respond, served, counted, pass_on, chunks.finish)
+            last = await exchange.gateway.answer(respond, served, record, on_reply, chunks.finish)
         except RequestError as error:
             failed.append(error)
             nursery.cancel_scope.cancel(reason="the answer has failed")
@@ -102,5 +104,5 @@ def _events(reply: TextReply, chunks: ChoiceChunks) -> bytes:
             return b""
 
 
-def _served(exchange: Exchange, counted: RequestRecord) -> ServedModel:
-    return exchange.gateway.runner.find(counted.model)
+def _served(exchange: Exchange, record: RequestRecord) -> ServedModel:
+    return exchange.gateway.runner.find(record.model)

@@ -1,4 +1,4 @@
-"""Chat completions and completions, streamed or not: two dialects, and the same steps in both."""
+"""Chat completions and completions: two dialects with the same steps."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from supervisor.gateway.http.exchange import Exchange
 from supervisor.gateway.http.routes.answering import reply_streamed, reply_whole
 from supervisor.gateway.http.routes.route import Handler
 
-Asked = TypeVar("Asked", chat.ChatRequest, completions.CompletionRequest)
+Request = TypeVar("Request", chat.ChatRequest, completions.CompletionRequest)
 
 
-class Dialect(Protocol[Asked]):
-    """The module `chat` or `completions`, as far as it is called here."""
+class Dialect(Protocol[Request]):
+    """The functions of the modules `chat` and `completions` that a route calls."""
 
-    def parse(self, body: bytes) -> Asked:
+    def parse(self, body: bytes) -> Request:
         """Return the request that a client sent; raises the `RequestError` that lists its mistakes."""
 
-    def to_respond(self, request: Asked, *, request_id: str) -> Respond:
+    def to_respond(self, request: Request, *, request_id: str) -> Respond:
         """Return the request for a processor."""
 
-    def Chunks(self, request: Asked, *, request_id: str, created: int) -> ChoiceChunks:  # noqa: N802
-        """Return what builds the events of a streamed answer; it is a class there, hence its name."""
+    def Chunks(self, request: Request, *, request_id: str, created: int) -> ChoiceChunks:  # noqa: N802
+        """Return the builder of a streamed response; it is a class in the dialect, hence its name."""
 
-    def Completion(self, request: Asked, *, request_id: str, created: int) -> AnswerBuilder:  # noqa: N802
-        """Return what builds the body of an answer in one piece; it is a class there, too."""
+    def Completion(self, request: Request, *, request_id: str, created: int) -> AnswerBuilder:  # noqa: N802
+        """Return the builder of a response in one piece; it is a class in the dialect, too."""
 
 
-async def _answer(dialect: Dialect[Asked], api: str, exchange: Exchange, body: bytes) -> None:
-    """Answer one request; raises the `RequestError` that ended the answer before it began."""
-    asked = await exchange.read(dialect.parse, body)
-    ours, created = exchange.gateway.new_id(), int(exchange.gateway.now())
-    counted = exchange.counted(asked.model, api)
-    respond = dialect.to_respond(asked, request_id=ours)
-    if asked.stream:
-        chunks = dialect.Chunks(asked, request_id=ours, created=created)
-        await reply_streamed(exchange, counted, respond, chunks)
+async def _answer(dialect: Dialect[Request], api: str, exchange: Exchange, body: bytes) -> None:
+    """Answer one request; raises a `RequestError` that ended the response before it began."""
+    request = await exchange.read(dialect.parse, body)
+    response_id, created = exchange.gateway.new_id(), int(exchange.gateway.now())
+    record = exchange.start_record(request.model, api)
+    respond = dialect.to_respond(request, request_id=response_id)
+    if request.stream:
+        chunks = dialect.Chunks(request, request_id=response_id, created=created)
+        await reply_streamed(exchange, record, respond, chunks)
     else:
-        gathered = dialect.Completion(asked, request_id=ours, created=created)
-        await reply_whole(exchange, counted, respond, gathered)
+        gathered = dialect.Completion(request, request_id=response_id, created=created)
+        await reply_whole(exchange, record, respond, gathered)
 
 
 CHAT: Handler = partial(_answer, chat, "chat")

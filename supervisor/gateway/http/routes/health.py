@@ -1,4 +1,4 @@
-"""What load balancers and scrapers ask: whether it lives, whether it can serve, and its numbers."""
+"""Probes: liveness, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ METRICS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 async def health(exchange: Exchange, _: bytes) -> None:
-    """Say that the process lives."""
+    """Answer that the process is alive."""
     await trio.lowlevel.checkpoint()
     exchange.reply(200, [TEXT], b"alive\n")
     log_answered(exchange)
 
 
 async def ready(exchange: Exchange, _: bytes) -> None:
-    """Say whether requests can be served now; raises `Draining` or `NotReady` if not."""
+    """Answer that requests can be served now; raises `Draining` or `NotReady` if not."""
     await trio.lowlevel.checkpoint()
     if exchange.gateway.gate.draining:
         raise Draining("the server is shutting down")
@@ -30,6 +30,6 @@ async def ready(exchange: Exchange, _: bytes) -> None:
 
 
 async def metrics(exchange: Exchange, _: bytes) -> None:
-    """Say the numbers, in the text format of Prometheus."""
+    """Answer with the metrics, in the text format of Prometheus."""
     exchange.reply(200, [METRICS], await exchange.gateway.metrics_text())
     log_answered(exchange)

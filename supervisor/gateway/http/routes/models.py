@@ -1,4 +1,4 @@
-"""The models that are served here, in OpenAI's shape."""
+"""The served models, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUERY_PARAMETER: Schema = {
 
 
 async def listed(exchange: Exchange, _: bytes) -> None:
-    """List every model."""
+    """Answer with every model."""
     await trio.lowlevel.checkpoint()
     models = [served.model() for served in exchange.gateway.runner.served.values()]
     exchange.reply(200, [JSON], shapes.models_body(models))
@@ -36,7 +36,7 @@ async def listed(exchange: Exchange, _: bytes) -> None:
 
 
 async def one(exchange: Exchange, _: bytes) -> None:
-    """Tell about one model; raises `ModelNotFound`."""
+    """Answer with one model; raises `ModelNotFound`."""
     await trio.lowlevel.checkpoint()
     served = exchange.gateway.runner.find(unquote(exchange.path.removeprefix(PREFIX)))
     exchange.reply(200, [JSON], shapes.model_body(served.model()))

@@ -1,4 +1,4 @@
-"""What can be asked here and what comes back, for programs that want to know."""
+"""The OpenAPI document of the routes that are served."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from supervisor.version import version
 
 
 async def openapi(exchange: Exchange, _: bytes) -> None:
-    """Tell everything that the HTTP doors take and answer, as an OpenAPI document."""
+    """Answer with the document."""
     await trio.lowlevel.checkpoint()
     gateway = exchange.gateway
     models = tuple(sorted(gateway.runner.served))
@@ -24,5 +24,5 @@ async def openapi(exchange: Exchange, _: bytes) -> None:
 
 @lru_cache(maxsize=4)
 def _body(operations: tuple[Operation, ...], models: tuple[str, ...], *, keys_wanted: bool) -> bytes:
-    """Return the document as it is sent; it changes with the configuration alone."""
+    """Return the encoded document; it changes with the configuration alone, so it is cached."""
     return msgspec.json.encode(document(version(), operations, models=models, keys_wanted=keys_wanted))

@@ -1,4 +1,4 @@
-"""Responses over HTTP, streamed or not; nothing is remembered of them, so none can be continued."""
+"""Responses over HTTP, streamed or not; none is kept, so none can be continued."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ API = "responses"
 
 
 async def upgrade(_: Exchange, __: bytes) -> None:
-    """Say that a GET is for WebSocket clients."""
+    """Refuse a GET that asks for no WebSocket."""
     await trio.lowlevel.checkpoint()
     raise UpgradeRequired("a GET here opens a WebSocket; to ask by HTTP, send a POST")
 
 
 async def answer(exchange: Exchange, body: bytes) -> None:
-    """Answer one request; raises the `RequestError` that ended the answer before it began."""
-    asked = await exchange.read(responses.parse_http, body)
-    if asked.stream:
-        await _streamed(exchange, asked)
+    """Answer one request; raises a `RequestError` that ended the response before it began."""
+    request = await exchange.read(responses.parse_http, body)
+    if request.stream:
+        await _streamed(exchange, request)
         return
-    ours, created_at = exchange.gateway.new_id(), int(exchange.gateway.now())
-    counted = exchange.counted(asked.model, API)
-    respond = responses.to_respond(asked, request_id=ours)
-    gathered = responses.Completion(asked, request_id=ours, created_at=created_at)
-    await reply_whole(exchange, counted, respond, gathered)
+    response_id, created_at = exchange.gateway.new_id(), int(exchange.gateway.now())
+    record = exchange.start_record(request.model, API)
+    respond = responses.to_respond(request, request_id=response_id)
+    gathered = responses.Completion(request, request_id=response_id, created_at=created_at)
+    await reply_whole(exchange, record, respond, gathered)
 
 
-async def _streamed(exchange: Exchange, asked: responses.CreateHttp) -> None:
+async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
     gateway = exchange.gateway
-    ours = gateway.new_id()
-    events = responses.Events(asked, request_id=ours, created_at=int(gateway.now()), sse=True)
-    counted = exchange.counted(asked.model, API)
+    response_id = gateway.new_id()
+    events = responses.Events(request, request_id=response_id, created_at=int(gateway.now()), sse=True)
+    record = exchange.start_record(request.model, API)
     ended: ChoiceEnded | None = None
 
-    def pass_on(reply: TextReply) -> None:
+    def on_reply(reply: TextReply) -> None:
         nonlocal ended
         if isinstance(reply, ChoiceEnded):
             ended = reply
         else:
-            exchange.stream(_told(events, reply))
+            exchange.stream(_encode(events, reply))
 
     def finish(answered: Answered) -> bytes:
-        assert ended is not None  # an answer is whole when its choice is
+        assert ended is not None  # a response is complete when its choice is
         return b"".join(events.finish(ended, answered.usage))
 
     try:
-        respond = responses.to_respond(asked, request_id=ours)
-        last = await gateway.answer(respond, gateway.runner.find(asked.model), counted, pass_on, finish)
+        respond = responses.to_respond(request, request_id=response_id)
+        last = await gateway.answer(respond, gateway.runner.find(request.model), record, on_reply, finish)
     except RequestError as error:
         if not exchange.begun:
             raise
-        failed = events.failed(error, counted.usage)
+        failed = events.failed(error, record.usage)
         if isinstance(error, SlowClient):
             exchange.abort_stream(failed, error)
         else:
-            exchange.finish(failed)  # it says itself that the answer is not whole, so the body may end as bodies do
+            exchange.finish(failed)  # its last event says that it failed, so the body may end
     else:
         await exchange.outbox.wait_room(len(last))  # they repeat the text several times
         exchange.finish(last)
 
 
-def _told(events: responses.Events, reply: Accepted | Started | Text) -> bytes:
+def _encode(events: responses.Events, reply: Accepted | Started | Text) -> bytes:
     match reply:
         case Text():
             return b"".join(events.deltas(reply))

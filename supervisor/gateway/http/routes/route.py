@@ -115,10 +115,10 @@ def log_answered(exchange: Exchange) -> None:
     """Log a request that no model was asked for."""
     exchange.gateway.log_answered(
         exchange.request_id,
-        exchange.what,
+        exchange.request_line,
         200,
         exchange.key,
-        exchange.asked_at,
+        exchange.received_at,
         exchange.trace,
         probe=exchange.probe,
     )

@@ -1,4 +1,4 @@
-"""From texts to token ids and back, by the tokenizer of a model that is served here."""
+"""Text to token ids and back, by the tokenizer of a served model."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ from supervisor.gateway.http.routes.route import log_answered
 
 async def tokenize(exchange: Exchange, body: bytes) -> None:
     """Answer with the token ids of a text or of a conversation."""
-    asked = await exchange.read(tokens.parse_tokenize, body)
-    answer = await _ask(exchange, asked.model, tokens.to_tokenize(asked))
+    request = await exchange.read(tokens.parse_tokenize, body)
+    answer = await _ask(exchange, request.model, tokens.to_tokenize(request))
     assert isinstance(answer, Tokenized)  # nothing else answers a Tokenize
     await _reply(exchange, TOKEN_BYTES * len(answer.ids), partial(tokens.tokenized, answer))
 
 
 async def detokenize(exchange: Exchange, body: bytes) -> None:
     """Answer with the text of token ids."""
-    asked = await exchange.read(tokens.parse_detokenize, body)
-    answer = await _ask(exchange, asked.model, tokens.to_detokenize(asked))
+    request = await exchange.read(tokens.parse_detokenize, body)
+    answer = await _ask(exchange, request.model, tokens.to_detokenize(request))
     assert isinstance(answer, Detokenized)  # nothing else answers a Detokenize
     await _reply(exchange, 2 * len(answer.text), partial(tokens.detokenized, answer))
 
 
 async def _reply(exchange: Exchange, size_bytes: int, build: Callable[[], AnswerBody]) -> None:
-    """Answer as with an answer in one piece: accounted in the same memory, and written as fast as the client reads.
+    """Write a response in one piece: from the memory of such responses, as fast as the client reads.
 
-    A few tokens can read as megabytes. Raises `BadRequest` for what that memory could never hold, else `Overloaded`.
+    The text of a few tokens can have megabytes. Raises `BadRequest` for a text that never fits, else
+    `Overloaded`.
     """
     body = await exchange.run_aside(size_bytes // BYTES_A_CHARACTER, build)
     if body.size > (most := exchange.gateway.limits.answers_bytes_max):
         raise BadRequest(f"the answer takes {body.size} bytes, and there are {most} (answers_bytes_max): ask for less")
-    exchange.answer_held.grow(body.size)
+    exchange.answer_memory.grow(body.size)
     await exchange.reply_in_pieces(200, [JSON], body.size, body.pieces())
     log_answered(exchange)
 
 
 async def _ask(exchange: Exchange, model: str | None, request: TextRequest) -> TextResult | None:
-    """Ask a model's processor, for which the same limits hold as for its words."""
+    """Return the result of a model's processor, within the limits that hold for responses."""
     gateway = exchange.gateway
     key, limit_s = exchange.key or gateway.keys.anonymous, gateway.runner.first_token_s
     asks = gateway.runner.find_or_only(model).ask

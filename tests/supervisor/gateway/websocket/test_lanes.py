@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from protocol.text_messages import Role, Turn
-from supervisor.gateway.websocket.history import TURN_BYTES, Memory, Said
+from supervisor.gateway.websocket.history import TURN_BYTES, Conversation, ResponseHistory
 from tests.rig.gateway import Client, at_rest, create, rig
 from tests.rig.sockets import collected, said, types, websocket_client, whole
 
@@ -110,7 +110,7 @@ async def test_a_lane_with_a_name_that_is_none_is_refused(name, rather_slow):
         assert (await whole(client, create("n=2", stream_id="x" * 256)))["status"] == "completed"
 
 
-# Memory and forks ----------------------------------------------------------------------------------
+# ResponseHistory and forks ----------------------------------------------------------------------------------
 
 
 async def test_any_lane_continues_the_latest_response_of_any_other(rather_slow):
@@ -237,11 +237,11 @@ async def test_a_full_memory_forgets_what_was_said_longest_ago(rather_slow):
 
 
 def test_memory_counts_what_it_holds():
-    memory = Memory(10_000)
+    memory = ResponseHistory(10_000)
     turn = Turn(Role.USER, "x" * 1000)
     size = TURN_BYTES + turn.content.__sizeof__()
-    first = Said.after(None, "r1", turn)
-    second = Said.after(first, "r2", turn, turn)
+    first = Conversation.after(None, "r1", turn)
+    second = Conversation.after(first, "r2", turn, turn)
     assert (first.size_bytes, second.size_bytes, second.turns) == (size, 3 * size, (turn,) * 3)
     memory.remember("a", first)
     memory.remember("a", second)
@@ -258,7 +258,7 @@ def test_memory_counts_what_it_holds():
         memory.remember(str(number), second)
         assert memory.size_bytes <= 10_000
     assert memory.find("r1") is None
-    memory.remember("99", Said("big", (), 10_001))
+    memory.remember("99", Conversation("big", (), 10_001))
     assert memory.find("big") is None
     assert memory.lanes == {"98"}
 
