@@ -2,8 +2,8 @@
 
 It serves an engine that computes whole requests, and one that continues what a prefill has computed. It never knows
 which: the engine takes the KV cache from the rendezvous that a request names. Its requests wait in the inbox and not
-in the engine, where nobody could overtake them any more; so it takes a call only when it has a slot for it and, where
-its engine computes prompts too, when the prompts inside are few enough.
+in the engine, where none could be overtaken any more. So it takes a call only when it has a slot for it and, where its
+engine computes prompts too, when the prompts inside are few enough.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ async def decode(
     """Serve generations, at most `slots` at a time; what an engine cannot take yet waits in the inbox.
 
     Nor has it more than `pending_prefill_tokens_max` of prompts without a first token, 0 for any number; a longer
-    prompt enters while there is none. Several may share one inbox: whoever has a slot takes the next call. Raises
-    `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
+    prompt enters while there is none. Several actors may share one inbox: the one with a free slot takes the next call.
+    Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
     """
     own = Slots(engine, slots, deadlines, observer or SlotObserver())
     bugs, pending = BugCounter(), PendingPrefill(pending_prefill_tokens_max)

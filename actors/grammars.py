@@ -4,8 +4,8 @@ A grammar is a program of a client's: compiling it, or following it token by tok
 an engine that does so stands still for all its requests. A *checker*, a process of its own, compiles and walks it
 first, within bounds. Its time is what is shared here: by owner, with one place that no single owner can take.
 
-A verdict depends on the grammar alone and is remembered. A check that nobody waits for any more is cancelled. Nothing
-here knows what a grammar means.
+A verdict depends on the grammar alone and is remembered. A check for which no request waits any more is cancelled.
+Nothing here knows what a grammar means.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GrammarChecks:
     at_once: int
     waiting_max: int
     verdicts_max: int
-    heard: CheckObserver
+    on_checked: CheckObserver
     _verdicts: OrderedDict[bytes, GrammarChecked] = Factory(OrderedDict)
     _unfinished: dict[tuple[str, bytes], _Check] = Factory(dict)
     _waiting: dict[str, deque[_Check]] = Factory(dict)  # by owner, in the order of their turns
@@ -144,7 +144,7 @@ class GrammarChecks:
                 del self._unfinished[key]
             check.over.set()
             self._changed.unpark_all()
-            self.heard(outcome, trio.current_time() - began_at)
+            self.on_checked(outcome, trio.current_time() - began_at)
         await trio.lowlevel.checkpoint()
 
     async def _checked(self, request: CheckGrammar) -> GrammarChecked:
@@ -167,7 +167,7 @@ class GrammarChecks:
             self._verdicts.popitem(last=False)
 
     def _cancel(self, key: tuple[str, bytes], check: _Check) -> None:
-        """Cancel a check that nobody waits for."""
+        """Cancel a check for which no request waits."""
         self._drop(key, check)
         check.scope.cancel(reason="all who asked for the check have left")
 

@@ -6,7 +6,7 @@ text and the choices of one request are the same on every engine.
 
 Replies are read in the task that puts them, as everywhere, so whatever a client can make long must not be computed
 there: long work goes through `Offload` into threads that take turns between the owners of requests. It knows no engine
-and no worker, keeps nothing of a request that has ended, and never asks for a token that nobody wants.
+and no worker, keeps nothing of a request that has ended, and never asks for a token that is not wanted.
 """
 
 from __future__ import annotations

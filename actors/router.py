@@ -1,4 +1,9 @@
-"""Router: choose who computes, ask both legs at once, and carry on with somebody else when a worker is lost."""
+"""Router: requests of a model to its workers, and on to another worker when one is lost.
+
+It stands between the processor and the workers of all nodes, and is the only actor that knows of more than one of them.
+A request waits in its inbox, where the most urgent is next, until some worker has room; then the policy chooses. From
+then on the request is on its own (`RoutedRequest`), beside a task that moves those that wait at the wrong worker.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ async def router(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Give each request to the worker that the policy names; while all are full, requests wait in the inbox."""
+    """Route each call; calls stay in the inbox while all workers are full."""
     bugs, unstarted = BugCounter(), UnstartedRequests()
 
     async def route_one(call: Call[Generate, Started | Tokens, Finished], route: Route | None) -> None:

@@ -9,7 +9,7 @@ passes through a chain of actors without a task switch for each, and there is no
 
 The asker leaves by leaving the context of `ask`, whatever the reason: that cancels the scope in which the call is
 answered. The answerer ends the call by ending the body of `Call.answering`, whatever the reason: that ends the answer.
-So a call never outlives either end. Nothing here may wait on behalf of a caller, know a clock, or retry.
+So neither end can forget the other. Nothing here retries a call, or knows where it is answered.
 """
 
 from __future__ import annotations

@@ -37,12 +37,12 @@ async def run_inline(function: Callable[[], T], /, *, owner: str, size: int) -> 
 class Offload:
     """The work of one request."""
 
-    aside: RunInThread
+    run_in_thread: RunInThread
     owner: str  # the name of the client's key
 
     async def run(self, size: int, function: Callable[[], T]) -> T:
         """Return the result of a function; raises `Overloaded` as `RunInThread` does. Long work runs in a thread."""
         if size >= OFFLOAD_SIZE_MIN:
-            return await self.aside(function, owner=self.owner, size=size)
+            return await self.run_in_thread(function, owner=self.owner, size=size)
         await trio.lowlevel.checkpoint()
         return function()

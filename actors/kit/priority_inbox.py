@@ -1,6 +1,6 @@
 """An inbox with priorities: the call of the highest priority is taken first, and of equal ones owners take turns.
 
-A channel is first in, first out: behind the thousand requests of one client, everybody else would wait. Here all calls
+A channel is first in, first out: behind the thousand requests of one client, all others would wait. Here all calls
 stand in one `FairQueue`, those that found no room included: room bounds what an actor promises to hold, and must not
 decide who is next. Calls that are inside an engine cannot be overtaken any more, so receivers take a call only when
 they can begin it: `receive` may pass a condition, and `retry` has it evaluated again.
@@ -124,6 +124,6 @@ def priority_inbox(
     owner: Callable[[Req], str] = _no_owner,
     weight: Callable[[Req], int] = _weight_of_one,
 ) -> tuple[Address[Req, Rep, Res], PriorityInbox[Req, Rep, Res]]:
-    """Return the address and the inbox of one actor, or of several that share it; as `PriorityInbox` says."""
+    """Return the address and the inbox of one actor, or of several that share the inbox."""
     inbox: PriorityInbox[Req, Rep, Res] = PriorityInbox(size, priority, owner, weight)
     return Address(inbox), inbox

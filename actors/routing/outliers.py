@@ -105,8 +105,8 @@ class OutlierDetector:
 
         That is one that is half-open, if there is one; else the worker that fails with the most others; else the pair.
         """
-        if aside := [each.name for each in (*both, pair) if each.name in self._open_names]:
-            return next((name for name in aside if self._reopen(name, why, limits, now)), None)
+        if opened := [each.name for each in (*both, pair) if each.name in self._open_names]:
+            return next((name for name in opened if self._reopen(name, why, limits, now)), None)
         one, two = both
         for suspect, other in ((one, two.name), (two, one.name), (pair, ALONE)):
             self._breaker(suspect).note(limits, other)
@@ -163,7 +163,7 @@ class OutlierDetector:
         """Return the number of those that are ejected."""
         return len(self._open_names)
 
-    def aside(self, now: float) -> Iterator[EjectedWorker]:
+    def ejected(self, now: float) -> Iterator[EjectedWorker]:
         """Yield those that are ejected, by name."""
         for name in sorted(self._open_names):
             breaker = self._breakers[name]

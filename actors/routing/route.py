@@ -39,7 +39,7 @@ class Route:
 
     decode: Worker
     prefill: Worker | None
-    _places: Reservations
+    _reservations: Reservations
     _outliers: OutlierDetector
     _wake: Callable[[], None]  # those who wait for a reservation, or for a probe
     _prompt: int  # tokens
@@ -50,10 +50,10 @@ class Route:
     def __attrs_post_init__(self) -> None:
         self._reserved = list(self.names)
         for name in self._reserved:
-            self._places.reserve(name, self._prompt)
+            self._reservations.reserve(name, self._prompt)
         if self.prefill is not None:
             self._pending = self.prefill.load.name, self.decode.load.name
-            self._places.add(*self._pending, self._prompt)
+            self._reservations.add(*self._pending, self._prompt)
         self.probed = [name for name in {*self.names, self.name} if self._outliers.begin_probe(name, self)]
 
     @property
@@ -90,7 +90,7 @@ class Route:
     def begun(self) -> None:
         """Count the prompt as pending no more at the prefill, if there is one."""
         if self._pending is not None:
-            self._places.discard(*self._pending, self._prompt)
+            self._reservations.discard(*self._pending, self._prompt)
             self._pending = None
 
     def end(self) -> None:
@@ -106,7 +106,7 @@ class Route:
 
     def _release(self, name: str) -> None:
         self._reserved.remove(name)
-        self._places.release(name, self._prompt)
+        self._reservations.release(name, self._prompt)
 
 
 def pair_name(prefill: Worker, decode: Worker) -> str:

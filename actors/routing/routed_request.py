@@ -7,8 +7,8 @@ only the rest. It is exact where the next token depends on the tokens before it 
 
 Whether a request goes on depends on what it was lost with. `FAILOVER` names the errors that a worker, its node or the
 link may be to blame for. Losses are counted by cause, since a request may also be the cause: one that crashes engines
-must not be given to all of them. Anything else is the request's own error and ends it. Nothing here is known of how
-workers are chosen (`Routing`), and no error is hidden: what cannot be mended is raised as it came.
+must not be given to all of them. Anything else is the request's own error and ends it. How workers are chosen is the
+matter of `Routing`, not of this file; and no error is hidden: what cannot be mended is raised as it came.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class RoutedRequest:
         await trio.lowlevel.checkpoint()
         if self._moved_to is not None:
             self.route, self._moved_to = self._moved_to, None
-            self.routing.watch.call_resumed(MOVED, len(self._sent))
+            self.routing.observer.call_resumed(MOVED, len(self._sent))
             return None
         assert lost is not None  # else it was moved or answered
         if (other := self._second_opinion(self.route, lost)) is not None:
@@ -147,7 +147,7 @@ class RoutedRequest:
         if (ended := self._complete()) is not None:
             return ended
         self.route = await self._next_route(lost)
-        self.routing.watch.call_resumed(lost.code, len(self._sent))
+        self.routing.observer.call_resumed(lost.code, len(self._sent))
         return None
 
     # One worker, or two ------------------------------------------------------------------
@@ -249,7 +249,7 @@ class RoutedRequest:
             self._blame(route, worker, error)
             raise
         finally:
-            self.routing.watch.call_ended(name, outcome)
+            self.routing.observer.call_ended(name, outcome)
 
     def _handed_over(self, route: Route) -> None:
         """Note that the hand-off succeeded. Only the decode knows: a prefill knows no more than what it has sent."""
@@ -285,7 +285,7 @@ class RoutedRequest:
         other = self.routing.choose(self.remaining, {*self._lost_names, *self._crashed_names, *route.names})
         if other is not None:
             self._second_opinions += 1
-            self.routing.watch.call_resumed(error.code, 0)
+            self.routing.observer.call_resumed(error.code, 0)
         return other
 
     def _acquit(self) -> None:
@@ -323,7 +323,7 @@ class RoutedRequest:
         if self._preemptions > limits.preemptions_max:
             raise lost
         if sent and not resumes_exactly(self.request.sampling):
-            self.routing.watch.call_not_resumed(lost.code)
+            self.routing.observer.call_not_resumed(lost.code)
             raise lost
         self._crashes += isinstance(lost, EngineLost)
         if self._losses > 1 and self._crashes + len(self._left_legs) > limits.crashes_max:

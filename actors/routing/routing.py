@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import product
 
 import trio
 from attrs import define, field
@@ -45,17 +46,17 @@ class Routing:
     new_id: Callable[[], str]
     prefill_tokens_min: int  # a shorter prompt goes to a worker that computes both legs, if there is one
     ends: frozenset[int]  # the token ids that end an answer of the model
-    watch: RoutingObserver = RoutingObserver()
+    observer: RoutingObserver = RoutingObserver()
     ranked: Callable[[Leg], Ranking] | None = None  # the workers of a leg, as `least_loaded` prefers them
     outliers: OutlierDetector = field(init=False, factory=OutlierDetector)
-    _places: Reservations = field(init=False, factory=Reservations)
+    _reservations: Reservations = field(init=False, factory=Reservations)
     _order: trio.StrictFIFOLock = field(init=False, factory=trio.StrictFIFOLock)
 
     def choose(self, request: Generate, excluded: Collection[str] = ()) -> Route | None:
         """Return a route with room for a request, without the workers of some names; None if there is none now."""
         if (workers := self._select(request, excluded)) is None:
             return None
-        return Route(*workers, self._places, self.outliers, self.pool.wake, len(request.tokens))
+        return Route(*workers, self._reservations, self.outliers, self.pool.wake, len(request.tokens))
 
     def has_room(self) -> bool:
         """Whether there is a route for any request now."""
@@ -91,7 +92,7 @@ class Routing:
             if leg is Leg.PREFILL and worker.bootstrap is None:
                 continue
             found.append(worker)
-            if (request is None or load.fits(request)) and load.name not in self._places.requests:
+            if (request is None or load.fits(request)) and load.name not in self._reservations.requests:
                 break
         return found
 
@@ -161,13 +162,13 @@ class Routing:
             ejected = self.outliers.failed_pair(both, suspects, error.code, ejection, now)
         if ejected is not None:
             log.warning("a worker that keeps failing is set aside", extra={"worker": ejected, "code": error.code})
-            self.watch.worker_ejected(ejected, error.code)
+            self.observer.worker_ejected(ejected, error.code)
 
     def answered(self, name: str) -> None:
         """Count a success for a worker or a pair."""
         if self.outliers.answered(name, self.limits.ejection, trio.current_time()):
             log.info("a worker that was set aside is well again", extra={"worker": name})
-            self.watch.readmitted(name)
+            self.observer.readmitted(name)
 
     def _eligible(self, workers: Iterable[Worker], excluded: Collection[str]) -> Iterator[Worker]:
         """Yield workers without those of some names and those that are ejected; if all others are ejected, those.
@@ -202,13 +203,13 @@ class Routing:
             return None
         now, decodes = trio.current_time(), len(self._workers(Leg.DECODE))
 
-        def can_meet(one: Load, other: Load) -> bool:
-            return self._places.has_room(one, other.name, decodes)
+        def can_meet(prefill: Load, decode: Load) -> bool:
+            return self._reservations.has_room(prefill, decode.name, decodes)
 
-        def can_meet_well(one: Load, other: Load) -> bool:
-            return can_meet(one, other) and not self.outliers.avoided(f"{one.name}+{other.name}", now)
+        def can_meet_well(prefill: Load, decode: Load) -> bool:
+            return can_meet(prefill, decode) and not self.outliers.avoided(f"{prefill.name}+{decode.name}", now)
 
-        if can_meet_well(self._places.with_reserved(prefill.load), decode.load):
+        if can_meet_well(self._reservations.with_reserved(prefill.load), decode.load):
             return prefill, decode
         if (others := self._find_pair(request, excluded, can_meet_well)) is not None:
             return others
@@ -232,14 +233,14 @@ class Routing:
         ]
         if (prefill := self._pick(met, request)) is None:
             return None
-        load = self._places.with_reserved(prefill.load)
+        load = self._reservations.with_reserved(prefill.load)
         decode = self._pick([each for each, other in decodes if meet(load, other)], request)
         return None if decode is None else (prefill, decode)
 
     def _with_room(self, leg: Leg, excluded: Collection[str]) -> list[tuple[Worker, Load]]:
         eligible = self._eligible(self._workers(leg), excluded)
         ready = [each for each in eligible if leg is Leg.DECODE or each.bootstrap is not None]
-        loads = ((each, self._places.with_reserved(each.load)) for each in ready)
+        loads = ((each, self._reservations.with_reserved(each.load)) for each in ready)
         return [(each, load) for each, load in loads if not load.full]
 
     def _has_eligible_pair(self, excluded: Collection[str], now: float) -> bool:
@@ -248,13 +249,13 @@ class Routing:
         eligible = [each for each in workers if not self.outliers.avoided(each.load.name, now)]
         prefills = [each for each in eligible if each.leg is Leg.PREFILL and each.bootstrap is not None]
         decodes = [each for each in eligible if each.leg is Leg.DECODE]
-        return any(not self.outliers.avoided(pair_name(one, two), now) for one in prefills for two in decodes)
+        return any(not self.outliers.avoided(pair_name(*both), now) for both in product(prefills, decodes))
 
     def _pick(self, workers: Sequence[Worker], request: Generate | None) -> Worker | None:
         """Return the worker with room that the policy prefers; without a request, any. None if all are full."""
         # A prefill whose rendezvous is not known yet cannot be met there.
         ready = [each for each in workers if each.leg is not Leg.PREFILL or each.bootstrap is not None]
-        loads = [(each, self._places.with_reserved(each.load)) for each in ready]
+        loads = [(each, self._reservations.with_reserved(each.load)) for each in ready]
         with_room = [(each, load) for each, load in loads if not load.full]
         if not with_room or request is None:
             return with_room[0][0] if with_room else None

@@ -21,11 +21,11 @@ Emit = Callable[[Accepted | Started | Text | ChoiceEnded], None]
 class CandidateChoice:
     """One candidate: 4 bytes a token, and 12 for each log probability that the client wants.
 
-    It takes the place of `speak` while the choice is read: it keeps how likely the choice is and how it ended, and
+    It takes the place of `emit` while the choice is read: it keeps how likely the choice is and how it ended, and
     drops its text, which is read again from the token ids if it is wanted.
     """
 
-    speak: Emit
+    emit: Emit
     _ids: array[int] = field(factory=lambda: array("i"))
     _logprobs: array[float] = field(factory=lambda: array("d"))
     _top_counts: array[int] = field(factory=lambda: array("B"))
@@ -44,7 +44,7 @@ class CandidateChoice:
             case ChoiceEnded():
                 self._ended = reply
             case _:
-                self.speak(reply)
+                self.emit(reply)
 
     def note(self, tokens: Tokens, *, scored: bool) -> None:
         """Keep the next tokens, with their log probabilities if `scored`."""
@@ -59,24 +59,24 @@ class CandidateChoice:
         """Return the mean log probability of its tokens."""
         return self._total / self._tokens if self._tokens else 0.0
 
-    async def replay(self, reading: IncrementalDetokenizer, speak: Emit) -> None:
-        """Read it again, a few tokens a turn, and pass on its text under the number of `reading`."""
+    async def replay(self, detokenizer: IncrementalDetokenizer, emit: Emit) -> None:
+        """Read it again, a few tokens a turn, and pass on its text under the number of `detokenizer`."""
         start = 0
         for begin in range(0, len(self._ids), TOKENS_A_TURN):
             end = min(begin + TOKENS_A_TURN, len(self._ids))
-            scores: list[Logprob] = []
+            logprobs: list[Logprob] = []
             for place in range(begin, end) if self._logprobs else ():
                 stop = start + self._top_counts[place]
                 top = tuple(zip(self._top_ids[start:stop], self._top_logprobs[start:stop], strict=True))
-                scores.append(Logprob(self._logprobs[place], top))
+                logprobs.append(Logprob(self._logprobs[place], top))
                 start = stop
-            if (text := reading.feed(self._ids[begin:end], scores)) is not None:
-                speak(text)
+            if (text := detokenizer.feed(self._ids[begin:end], logprobs)) is not None:
+                emit(text)
             await trio.lowlevel.checkpoint()
-        if (text := reading.finish()) is not None:
-            speak(text)
+        if (text := detokenizer.finish()) is not None:
+            emit(text)
         assert self._ended is not None
-        speak(evolve(self._ended, choice=reading.choice))
+        emit(evolve(self._ended, choice=detokenizer.choice))
         await trio.lowlevel.checkpoint()
 
 

@@ -30,12 +30,12 @@ Emit: TypeAlias = Callable[[Accepted | Started | Text | ChoiceEnded], None]
 
 @define(eq=False)
 class Choices:
-    """Passes the choices of one request to `speak` as text while they come, and counts their tokens."""
+    """Passes the choices of one request to `emit` as text while they come, and counts their tokens."""
 
     request: Respond
     model: TextModel
     decode: Decode
-    speak: Emit
+    emit: Emit
     echoes: Sequence[str] = ()  # the text of each prompt, if the choices begin with it
     _cached: int = 0
     _completion: int = 0
@@ -51,8 +51,8 @@ class Choices:
         Raises the error of the first choice that fails; the others are cancelled.
         """
         if len(generations) == len(generations[0]) == 1:  # nearly every request
-            self._echo(0, 0, self.speak)
-            await self._choice(generations[0][0], 0, self.speak)
+            self._echo(0, 0, self.emit)
+            await self._choice(generations[0][0], 0, self.emit)
         else:
             async with trio.open_nursery() as nursery:
                 for place, of_prompt in enumerate(generations):
@@ -62,90 +62,91 @@ class Choices:
     async def _prompt(self, generations: Sequence[Generate], prompt: int) -> None:
         """Read the choices of one prompt; if more are computed than wanted, pass on the likeliest in the end."""
         first = prompt * self.request.n
-        drafts = [CandidateChoice(self.speak) for _ in generations] if len(generations) > self.request.n else []
+        candidates = [CandidateChoice(self.emit) for _ in generations] if len(generations) > self.request.n else []
         async with trio.open_nursery() as nursery:
             for place, generate in enumerate(generations):
-                speak = drafts[place] if drafts else self.speak
-                if self.echoes and not drafts:
-                    self._echo(prompt, first + place, self.speak)
+                emit = candidates[place] if candidates else self.emit
+                if self.echoes and not candidates:
+                    self._echo(prompt, first + place, self.emit)
                     await trio.lowlevel.checkpoint()  # a prompt may be long, and be echoed 128 times
                 if place == 0 and generations[1:]:  # the others find its prompt in the prefix cache
-                    await nursery.start(self._choice, generate, first, speak)
+                    await nursery.start(self._choice, generate, first, emit)
                 else:
-                    nursery.start_soon(self._choice, generate, first + place, speak, place == 0)
-        drafts.sort(key=CandidateChoice.likelihood, reverse=True)
-        for place, draft in enumerate(drafts[: self.request.n]):
-            drafts[place] = CandidateChoice(self.speak)  # so that what has been passed on is freed
-            self._echo(prompt, first + place, self.speak)
-            await draft.replay(self._reading(first + place, scored=self.request.logprobs is not None), self.speak)
+                    nursery.start_soon(self._choice, generate, first + place, emit, place == 0)
+        candidates.sort(key=CandidateChoice.likelihood, reverse=True)
+        for place, candidate in enumerate(candidates[: self.request.n]):
+            candidates[place] = CandidateChoice(self.emit)  # so that what has been passed on is freed
+            self._echo(prompt, first + place, self.emit)
+            detokenizer = self._detokenizer(first + place, scored=self.request.logprobs is not None)
+            await candidate.replay(detokenizer, self.emit)
 
-    def _echo(self, prompt: int, choice: int, speak: Emit) -> None:
+    def _echo(self, prompt: int, choice: int, emit: Emit) -> None:
         if self.echoes:
-            speak(Text(self.echoes[prompt], 0, choice))
+            emit(Text(self.echoes[prompt], 0, choice))
 
     async def _choice(
         self,
         generate: Generate,
         choice: int,
-        speak: Emit,
+        emit: Emit,
         leads: bool = True,  # the first choice of its prompt, whose cached tokens are those of earlier requests
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Read one choice; `task_status.started()` is called when its prompt is computed."""
-        reading = self._reading(choice, scored=generate.logprobs is not None)
-        draft, pieces = speak if isinstance(speak, CandidateChoice) else None, TextPieces()
+        detokenizer = self._detokenizer(choice, scored=generate.logprobs is not None)
+        candidate, pieces = emit if isinstance(emit, CandidateChoice) else None, TextPieces()
 
         def pass_on(reply: Started | Tokens) -> None:
             if isinstance(reply, Started):
                 self._cached += reply.cached_tokens if leads else 0
                 if not self._started:
                     self._started = True
-                    speak(reply)
+                    emit(reply)
                 task_status.started()
                 if self.request.warm_up:
                     generation.abandon()
                 return
-            if draft is not None:
-                draft.note(reply, scored=self.request.logprobs is not None)
+            if candidate is not None:
+                candidate.note(reply, scored=self.request.logprobs is not None)
                 reply = plain(reply)
-            pieces.take(reading.feed(reply.ids, reply.logprobs))
+            pieces.take(detokenizer.feed(reply.ids, reply.logprobs))
             for text in pieces.give(PIECES_A_STEP):
-                speak(text)
-            if reading.matched is not None:
+                emit(text)
+            if detokenizer.matched is not None:
                 generation.abandon()  # leaving aborts the request: further tokens are not wanted
 
         async with self.decode.ask(generate, generate.sampling.tokens_max) as generation:
             finished = await generation.relay(pass_on)
-        await self._rest(reading, pieces, speak)
-        self._ended(reading, finished, speak)
+        await self._rest(detokenizer, pieces, emit)
+        self._ended(detokenizer, finished, emit)
 
-    async def _rest(self, reading: IncrementalDetokenizer, pieces: TextPieces, speak: Emit) -> None:
+    async def _rest(self, detokenizer: IncrementalDetokenizer, pieces: TextPieces, emit: Emit) -> None:
         """Pass on the rest of the text of a choice."""
         if not self.request.warm_up:
-            pieces.take(reading.finish())
+            pieces.take(detokenizer.finish())
         await trio.lowlevel.checkpoint()
         while rest := pieces.give(PIECES_A_STEP):
             for text in rest:
-                speak(text)
+                emit(text)
             await trio.lowlevel.checkpoint()
 
-    def _ended(self, reading: IncrementalDetokenizer, finished: Finished | None, speak: Emit) -> None:
+    def _ended(self, detokenizer: IncrementalDetokenizer, finished: Finished | None, emit: Emit) -> None:
         """Pass on how a choice ended."""
-        choice = reading.choice
+        choice = detokenizer.choice
         if self.request.warm_up:
-            speak(ChoiceEnded(FinishReason.LENGTH, choice))
+            emit(ChoiceEnded(FinishReason.LENGTH, choice))
             return
-        if reading.matched is not None:
-            self._completion += reading.tokens
-            speak(ChoiceEnded(FinishReason.STOP, choice, reading.matched))
+        if detokenizer.matched is not None:
+            self._completion += detokenizer.tokens
+            emit(ChoiceEnded(FinishReason.STOP, choice, detokenizer.matched))
         elif finished is None:
             raise EngineLost("the answer ended without saying how")
         else:
             self._completion += finished.usage.completion_tokens
-            speak(ChoiceEnded(finished.reason, choice, finished.matched))
+            emit(ChoiceEnded(finished.reason, choice, finished.matched))
 
-    def _reading(self, choice: int, *, scored: bool) -> IncrementalDetokenizer:
+    def _detokenizer(self, choice: int, *, scored: bool) -> IncrementalDetokenizer:
         request, model = self.request, self.model
         return IncrementalDetokenizer(
             model.tokenizer,

@@ -91,7 +91,7 @@ class IncrementalDetokenizer:
     tokens_min: int = 0  # before as many, no stop ends the choice
     stop_included: bool = False  # the text ends with the stop string
     choice: int = 0
-    scores: PendingLogprobs | None = None  # if log probabilities are wanted
+    pending_logprobs: PendingLogprobs | None = None  # if log probabilities are wanted
     with_ids: bool = False
     tokens: int = 0
     matched: str | int | None = None
@@ -118,8 +118,8 @@ class IncrementalDetokenizer:
                 out += self._held_back() + self._decoding.flush()
             elif token not in self.eos_ids:
                 new = self._decoding.step(token)
-                if self.scores is not None and logprobs:
-                    self.scores.note(token, logprobs[place], len(new))
+                if self.pending_logprobs is not None and logprobs:
+                    self.pending_logprobs.note(token, logprobs[place], len(new))
                 out += self._scan(new)
         return self._text(out, last=self.matched is not None)
 
@@ -146,11 +146,11 @@ class IncrementalDetokenizer:
         return text
 
     def _text(self, text: str, *, last: bool) -> Text | None:
-        if not text and not (last and (self._ids or self.scores is not None)):
+        if not text and not (last and (self._ids or self.pending_logprobs is not None)):
             return None
         tokens, self._given_tokens = self.tokens - self._given_tokens, self.tokens
-        if self.scores is None and not self.with_ids:
+        if self.pending_logprobs is None and not self.with_ids:
             return Text(text, tokens, self.choice)
-        scores = () if self.scores is None else self.scores.take(len(text), last=last)
+        logprobs = () if self.pending_logprobs is None else self.pending_logprobs.take(len(text), last=last)
         ids, self._ids = tuple(self._ids), []
-        return Text(text, tokens, self.choice, scores, ids) if text or scores or ids else None
+        return Text(text, tokens, self.choice, logprobs, ids) if text or logprobs or ids else None

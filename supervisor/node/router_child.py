@@ -54,7 +54,7 @@ def ejected(routings: Mapping[str, Routing]) -> tuple[EjectionState, ...]:
     return tuple(
         EjectionState(model, each.name, each.why, round(each.for_s, 3))
         for model, routing in routings.items()
-        for each in routing.outliers.aside(now)
+        for each in routing.outliers.ejected(now)
     )
 
 

@@ -205,8 +205,8 @@ class World:
 
     def check_at_rest(self) -> None:
         assert [worker.busy for worker in self.pool.all] == [0] * len(self.pool.all)
-        assert not self.routing._places.requests
-        assert not self.routing._places.pending
+        assert not self.routing._reservations.requests
+        assert not self.routing._reservations.pending
 
 
 @asynccontextmanager

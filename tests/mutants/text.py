@@ -30,8 +30,8 @@ BUGS: Bugs = {
     "actors/text/candidates.py": (
         Bug(
             "drafts are told in one turn",
-            "                speak(text)\n            await trio.lowlevel.checkpoint()\n",
-            "                speak(text)\n",
+            "                emit(text)\n            await trio.lowlevel.checkpoint()\n",
+            "                emit(text)\n",
         ),
     ),
     "actors/text/pieces.py": (

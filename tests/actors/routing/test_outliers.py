@@ -40,7 +40,7 @@ def test_so_many_failures_in_a_row_set_a_worker_aside_for_a_while():
     assert outliers.avoided("a", 9.9)
     assert not outliers.avoided("a", 10)
     assert not outliers.avoided("b", 0)
-    assert [(each.name, each.why, each.for_s) for each in outliers.aside(4)] == [("a", "internal", 6)]
+    assert [(each.name, each.why, each.for_s) for each in outliers.ejected(4)] == [("a", "internal", 6)]
 
 
 def test_an_answer_between_failures_begins_the_row_anew():
@@ -109,14 +109,14 @@ def test_each_time_in_a_row_is_twice_as_long_up_to_a_limit_and_a_quiet_time_forg
     outliers, at, times = OutlierDetector(), 0.0, []
     fail(outliers, times=3)
     for _ in range(5):
-        (aside,) = outliers.aside(at)
+        (aside,) = outliers.ejected(at)
         times.append(aside.for_s)
         at += aside.for_s
         assert fail(outliers, at=at) == [True]
     assert times == [10, 20, 40, 60, 60]
     outliers.answered("a", LIMITS, at + 60)
     fail(outliers, times=3, at=at + 130)
-    assert [each.for_s for each in outliers.aside(at + 130)] == [10]
+    assert [each.for_s for each in outliers.ejected(at + 130)] == [10]
 
 
 @pytest.mark.parametrize(("peers", "most"), [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)])
@@ -124,7 +124,7 @@ def test_no_more_than_a_share_of_those_who_do_the_same_job_is_set_aside(peers, m
     outliers = OutlierDetector()
     for number in range(peers):
         fail(outliers, str(number), times=9, peers=peers)
-    assert len(list(outliers.aside(0))) == most
+    assert len(list(outliers.ejected(0))) == most
 
 
 def test_who_is_not_known_any_more_is_forgotten():
@@ -153,10 +153,10 @@ def test_whatever_happens_a_share_stays_and_each_of_the_others_can_come_back(hap
                     outliers.begin_probe(name, name)
             case "tried":
                 outliers.end_probe(name, name)
-        aside = list(outliers.aside(now))
+        aside = list(outliers.ejected(now))
         assert len(aside) <= share * 4
         assert all(0 <= each.for_s <= 60 for each in aside)
-    for each in list(outliers.aside(now)):
+    for each in list(outliers.ejected(now)):
         outliers.end_probe(each.name, each.name)
         assert not outliers.avoided(each.name, now + 60)
         assert outliers.answered(each.name, limits, now + 60)
@@ -179,11 +179,11 @@ def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_each_of_the_other
         else:
             for each in (prefill, decode, pair):
                 outliers.answered(each, limits, now)
-        aside = [each.name for each in outliers.aside(now)]
+        aside = [each.name for each in outliers.ejected(now)]
         for kind in ("pqr", "def"):
             assert sum(each in kind for each in aside) <= share * 3
         assert sum("+" in each for each in aside) <= share * 9
-    for each in list(outliers.aside(now)):
+    for each in list(outliers.ejected(now)):
         assert not outliers.avoided(each.name, now + 60)
         assert outliers.answered(each.name, limits, now + 60)
     assert not outliers
@@ -220,7 +220,7 @@ async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(error, autojump_
         failed = await many(world, 200)
         assert len(failed) <= 5 + 3
         assert len(world.worker("bad").asked) <= 5 + 3
-        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["bad"]
+        assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == ["bad"]
 
 
 async def test_b11_what_one_engine_alone_refuses_is_answered_by_another_and_counts_against_it(autojump_clock):
@@ -268,7 +268,7 @@ async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_n
         met = [each.rendezvous.host for each in world.worker("d0").asked]
         assert met.count("p0") <= 5 + 10, "and those of the half second before the fifth had failed"
         assert met.count("p1") > 50
-        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["p0+d0"]
+        assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == ["p0+d0"]
 
 
 async def test_b11_a_pair_that_is_set_aside_is_not_asked_while_the_others_are_only_busy(autojump_clock):
@@ -283,7 +283,7 @@ async def test_b11_a_pair_that_is_set_aside_is_not_asked_while_the_others_are_on
     limits = FailoverLimits(resumes_max=20, ejection=Ejection(failures_max=1, ejected_s=3600, ejected_max_s=3600))
     async with routed(prefill, bad, good, limits=limits) as world:
         assert await many(world, 20) == []
-        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["p+d0"]
+        assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == ["p+d0"]
         assert len(bad.asked) == 1
         assert len(good.asked) == 20
 
@@ -316,7 +316,7 @@ async def one_by_one(world, number) -> list[str]:
     for each in range(number):
         wanted = generate(str(each))
         check_whole(await ask(world, wanted), wanted)
-    return [each.name for each in world.routing.outliers.aside(trio.current_time())]
+    return [each.name for each in world.routing.outliers.ejected(trio.current_time())]
 
 
 def met(world, prefill) -> int:
@@ -335,7 +335,7 @@ async def test_b11_a_prefill_that_fails_with_many_decodes_is_set_aside_and_not_p
     async with routed(*workers, limits=FOR_LONG) as world:
         if at_once:
             assert await many(world, 50) == []
-            aside = [each.name for each in world.routing.outliers.aside(trio.current_time())]
+            aside = [each.name for each in world.routing.outliers.ejected(trio.current_time())]
         else:
             aside = await one_by_one(world, 20)
         assert aside == ["p0"]
@@ -348,7 +348,7 @@ async def test_b11_a_decode_that_fails_with_many_prefills_is_set_aside_and_not_p
         each.cut = ("p0", "p1", "p2", "p3") if each.name == "d0" else ()  # type: ignore[attr-defined]
     async with routed(*workers) as world:
         assert await many(world, 50) == []
-        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == ["d0"]
+        assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == ["d0"]
         assert len(world.worker("d0").asked) <= 5 + 10
 
 
@@ -369,7 +369,7 @@ async def test_b11_who_lets_the_other_leg_wait_is_set_aside_whichever_says_so(ba
     decodes = [Waits(f"d{n}", leg=Leg.DECODE, slots=64) for n in range(3)]
     async with routed(*decodes, *prefills, limits=FOR_LONG) as world:
         await many(world, 100)
-        assert [each.name for each in world.routing.outliers.aside(trio.current_time())] == [bad]
+        assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == [bad]
 
 
 async def test_b11_of_two_prefills_that_fail_both_are_set_aside_and_no_decode(autojump_clock):
@@ -455,7 +455,7 @@ async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock):
     prefills = [Fake(f"p{number}", leg=Leg.PREFILL, slots=40, bootstrap=("p", 1)) for number in range(30)]
     decodes = [Fake(f"d{number}", leg=Leg.DECODE, slots=40, more=int(number >= 10)) for number in range(40)]
     routing, _ = await chooses([*prefills, *decodes])
-    routing._places = places = Counted()
+    routing._reservations = places = Counted()
     for one in prefills:
         for two in decodes[:10]:
             places.add(one.name, two.name, 100)
@@ -516,7 +516,7 @@ async def test_whoever_watches_hears_who_is_set_aside_and_who_is_back(autojump_c
             heard.append(worker)
 
     async with routed(*four(InternalError("a bug"))) as world:
-        world.routing.watch = Hears()
+        world.routing.observer = Hears()
         await many(world, 60)
         world.worker("bad").otherwise = Play()
         await trio.sleep(20)

@@ -55,7 +55,7 @@ async def test_whoever_watches_hears_what_nobody_else_could_go_on_with(autojump_
             heard.append(code)
 
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as world:
-        world.routing.watch = Hears()
+        world.routing.observer = Hears()
         with pytest.raises(EngineLost):
             await ask(world, generate(grammar=Grammar(GrammarKind.REGEX, "a*")))
     assert heard == ["engine_lost"]

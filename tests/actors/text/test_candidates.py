@@ -78,7 +78,7 @@ async def asked(body, path="/v1/chat/completions"):
 def texts(count, choice=0):
     line = ids("The oak is old. ")
     reading = IncrementalDetokenizer(
-        TINY.tokenizer, choice=choice, scores=PendingLogprobs(TINY.tokenizer.id_to_token, TINY.data)
+        TINY.tokenizer, choice=choice, pending_logprobs=PendingLogprobs(TINY.tokenizer.id_to_token, TINY.data)
     )
     for place in range(count):
         token = line[place % len(line)]
@@ -210,7 +210,10 @@ async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock):
 async def test_a_draft_is_told_as_it_would_have_been_read(top):
     line, said = ids("The oak is old. wörld 日本 🙂 "), []
     reading = IncrementalDetokenizer(
-        TINY.tokenizer, StopStrings(["old"]), scores=PendingLogprobs(TINY.tokenizer.id_to_token, TINY.data), choice=3
+        TINY.tokenizer,
+        StopStrings(["old"]),
+        pending_logprobs=PendingLogprobs(TINY.tokenizer.id_to_token, TINY.data),
+        choice=3,
     )
     draft, straight = CandidateChoice(said.append), []
     for place, token in enumerate(line * 5):
@@ -222,7 +225,10 @@ async def test_a_draft_is_told_as_it_would_have_been_read(top):
     straight.append(reading.finish())
     draft(ChoiceEnded(FinishReason.STOP, 9, reading.matched))
     again = IncrementalDetokenizer(
-        TINY.tokenizer, StopStrings(["old"]), scores=PendingLogprobs(TINY.tokenizer.id_to_token, TINY.data), choice=3
+        TINY.tokenizer,
+        StopStrings(["old"]),
+        pending_logprobs=PendingLogprobs(TINY.tokenizer.id_to_token, TINY.data),
+        choice=3,
     )
     await draft.replay(again, said.append)
     *pieces, ended = said

@@ -22,7 +22,9 @@ TEXTS = st.text(st.sampled_from("aé日🙂 .END"), min_size=1, max_size=20)
 
 def reading(stops=(), **fields):
     scores = PendingLogprobs(TINY.tokenizer.id_to_token, DATA)
-    return IncrementalDetokenizer(TINY.tokenizer, StopStrings(stops) if stops else None, scores=scores, **fields)
+    return IncrementalDetokenizer(
+        TINY.tokenizer, StopStrings(stops) if stops else None, pending_logprobs=scores, **fields
+    )
 
 
 def fed(made, sequence, size=1):

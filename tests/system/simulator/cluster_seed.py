@@ -206,7 +206,7 @@ class ClusterRun(Run):
             self.shape = self.alone.shape(rng)
         self.new_front = self._system()
         self.system = self.new_front()
-        self.system.routing.watch = Noting(self.note)
+        self.system.routing.observer = Noting(self.note)
         self.faults = ClusterFaults(self.system, rng, self.note)
         self._small_limits()
         self._expect_falls()
@@ -342,7 +342,7 @@ class ClusterRun(Run):
         """Let the gateway's node come back, and demand liveness of that."""
         self.system = again = self.new_front()
         again.faults = before.faults
-        again.routing.watch = Noting(self.note)
+        again.routing.observer = Noting(self.note)
         again.heal()
         async with together(again):
             await self._liveness(again)

@@ -287,7 +287,7 @@ class System(SmallSystem):
     async def let_in(self) -> None:
         """Send requests until every ejected worker has been probed and is used again."""
         for _ in range(LET_IN_WITHIN):
-            if not any("+" not in each.name for each in self.routing.outliers.aside(trio.current_time())):
+            if not any("+" not in each.name for each in self.routing.outliers.ejected(trio.current_time())):
                 return
             await self.probe_all(self.at_once_max)
         raise AssertionError("a worker that is well is not asked again")
@@ -344,7 +344,7 @@ class System(SmallSystem):
 
     def check_routes(self) -> None:
         """Check that no request is on its way through the router, and that no worker counts one."""
-        assert not self.routing._places.requests, "a place is kept for nobody"
+        assert not self.routing._reservations.requests, "a place is kept for nobody"
         for each in (self.routed, *self.inboxes):
             assert each.waiting == (0, 0), "a call waits for ever"
         for worker in (*self.offered.local.values(), *self.directory.workers("tiny")):
