@@ -100,7 +100,7 @@ def _routing(cluster: Cluster, name: str, text: TextModel, directory: Directory,
         new_id=runtime.new_id,
         prefill_tokens_min=section.prefill_tokens_min,
         ends=text.eos_token_ids,
-        watch=RoutingMetrics(runtime.metrics, name),
+        observer=RoutingMetrics(runtime.metrics, name),
         ranked=partial(directory.ranked, name),
     )
 

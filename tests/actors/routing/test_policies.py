@@ -53,7 +53,7 @@ from tests.rig.assembly import built_assembly
 
 async def main():
     assembly, _ = built_assembly(read_cluster(Path({file!r})), "main")
-    routing = assembly.live.routings["tiny"]
+    routing = assembly.reloadable.routings["tiny"]
     assert routing.policy is POLICIES["by_prompt"]
     chosen = []
     with assembly.engines["a"].publish(Up()), assembly.engines["b"].publish(Up()):
