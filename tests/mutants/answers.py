@@ -8,8 +8,8 @@ BUGS: Bugs = {
     "actors/text/choices.py": (
         Bug(
             "the last text of an answer is dropped",
-            "            pieces.take(reading.finish())\n",
-            "            reading.finish()\n",
+            "            pieces.take(detokenizer.finish())\n",
+            "            detokenizer.finish()\n",
         ),
         Bug(
             "the engine is not told that a stop string has come",
@@ -23,8 +23,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "usage counts a token after the stop string",
-            "self._completion += reading.tokens",
-            "self._completion += reading.tokens + 1",
+            "self._completion += detokenizer.tokens",
+            "self._completion += detokenizer.tokens + 1",
         ),
         Bug(
             "usage counts the prompt once a choice",
@@ -33,13 +33,13 @@ BUGS: Bugs = {
         ),
         Bug(
             "a stop string reads as the longest length",
-            "speak(ChoiceEnded(FinishReason.STOP, choice, reading.matched))",
-            "speak(ChoiceEnded(FinishReason.LENGTH, choice, reading.matched))",
+            "emit(ChoiceEnded(FinishReason.STOP, choice, detokenizer.matched))",
+            "emit(ChoiceEnded(FinishReason.LENGTH, choice, detokenizer.matched))",
         ),
         Bug(
             "choices are told under one number",
-            "nursery.start_soon(self._choice, generate, first + place, speak, place == 0)",
-            "nursery.start_soon(self._choice, generate, first, speak, place == 0)",
+            "nursery.start_soon(self._choice, generate, first + place, emit, place == 0)",
+            "nursery.start_soon(self._choice, generate, first, emit, place == 0)",
         ),
     ),
     "actors/text/prompts.py": (

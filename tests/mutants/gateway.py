@@ -4,74 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.bug import Bug, Bugs
 
-TEXT: Bugs = {
-    "actors/text/choices.py": (
-        Bug(
-            "the last text of an answer is dropped",
-            "            pieces.take(detokenizer.finish())\n",
-            "            reading.finish()\n",
-        ),
-        Bug(
-            "the engine is not told that a stop string has come",
-            "generation.abandon()  # leaving aborts",
-            "pass  # leaving aborts",
-        ),
-        Bug(
-            "usage counts the tokens of the last choice only",
-            "self._completion += finished.usage.completion_tokens",
-            "self._completion = finished.usage.completion_tokens",
-        ),
-        Bug(
-            "usage counts a token after the stop string",
-            "self._completion += detokenizer.tokens",
-            "self._completion += detokenizer.tokens + 1",
-        ),
-        Bug(
-            "usage counts the prompt once a choice",
-            "sum(len(of_prompt[0].tokens) for of_prompt in generations)",
-            "sum(len(each.tokens) for of_prompt in generations for each in of_prompt)",
-        ),
-        Bug(
-            "a stop string reads as the longest length",
-            "emit(ChoiceEnded(FinishReason.STOP, choice, detokenizer.matched))",
-            "emit(ChoiceEnded(FinishReason.LENGTH, choice, detokenizer.matched))",
-        ),
-        Bug(
-            "choices are told under one number",
-            "nursery.start_soon(self._choice, generate, first + place, emit, place == 0)",
-            "nursery.start_soon(self._choice, generate, first, emit, place == 0)",
-        ),
-    ),
-    "actors/text/prompts.py": (
-        Bug("choices share their seed", "evolve(sampling, seed=sampling.seed ^ choice)", "sampling"),
-        Bug("choices share their id", "if choice else request_id", "if False else request_id"),
-    ),
-    "actors/text/detokenizer.py": (
-        Bug("half a character is told", "if not text.endswith(REPLACEMENT_CHARACTER):", "if True:"),
-        Bug("what a choice held back is lost", "            out += self._held_back()\n", "            pass\n"),
-        Bug("text is lost behind a stop token", "out += self._held_back() + self._decoding.flush()", "pass"),
-    ),
-    "actors/text/stop_strings.py": (
-        Bug("a stop string leaks", "return whole[:-size], whole[-size:]", "return whole, whole[-size:]"),
-        Bug("the start of a stop string leaks", "strings.depth[state]\n        self._state", "0\n        self._state"),
-        Bug("what may be a stop string is forgotten", "self.held = whole[-keep:]", 'self.held = ""'),
-    ),
-    "actors/text/logprobs.py": (
-        Bug(
-            "the log probability of a text's last token is lost",
-            "self._pending[0].end <= self._given:",
-            "self._pending[0].end < self._given:",
-        ),
-        Bug("log probabilities that are left are lost", "        if last:\n", "        if False:\n"),
-    ),
-    "actors/processor.py": (Bug("a processor's permit leaks", "            free.release()\n", "            pass\n"),),
-    "protocol/dialects/chat.py": (
-        Bug("log probabilities are told to nobody in chunks", "_encode(_logprobs(reply.logprobs))", 'b"null"'),
-    ),
-}
-
-
-DOORS: Bugs = {
+BUGS: Bugs = {
     "supervisor/gateway/outbox.py": (
         Bug("what a socket does not take at once is lost", "            self._append(rest)\n", "            pass\n"),
         Bug(

@@ -279,7 +279,7 @@ async def test_a_request_that_goes_on_elsewhere_is_told_once_and_each_call_as_it
 
     bad, good = Fake("bad", [Play(LinkLost("gone"), tokens=2)]), Fake("good", more=1)
     async with routed(bad, good) as world:
-        world.routing.watch = Hears()
+        world.routing.observer = Hears()
         async with world.address.ask(generate(tokens_max=4), 4) as replies:
             await replies.result()
         with trio.move_on_after(1.5):
