@@ -21,7 +21,7 @@ import trio
 from protocol.errors import ActorError, EspalierError, StartFailed
 from protocol.strict.mistakes import Mistake
 from supervisor.config import load, placement
-from supervisor.engines.kinds import read_cluster
+from supervisor.engines.kinds import load_cluster, read_cluster
 from supervisor.gateway import keys
 from supervisor.launcher import launcher, preflight
 from supervisor.launcher.parent_pipe import ParentPipe
@@ -71,9 +71,9 @@ def main() -> int:
     try:
         if arguments.check:
             return _print(checked(arguments.file, arguments.join, arguments.node))
-        cluster = read_cluster(arguments.file, arguments.join, partial(file_checks.mistakes, environment=os.environ))
-        names = placement.select_nodes(cluster, arguments.node)
-        preflight.check_can_start(cluster, *names)
+        loaded = load_cluster(arguments.file, arguments.join, partial(file_checks.mistakes, environment=os.environ))
+        names = placement.select_nodes(loaded.cluster, arguments.node)
+        preflight.check_can_start(loaded.cluster, *names)
     except ActorError as error:
         if parent is None:
             print(f"espalier: {error}", file=sys.stderr)
@@ -82,21 +82,20 @@ def main() -> int:
             parent.flush(logs.FLUSH_S)
         return 1
     earlier = EarlierFailures(arguments.restarts, arguments.ended_by)
-    return _run(cluster, names, arguments.file, parent, earlier)
+    return _run(loaded, names, parent, earlier)
 
 
-def _run(
-    cluster: load.Cluster, names: tuple[str, ...], file: Path, parent: ParentPipe | None, earlier: EarlierFailures
-) -> int:
+def _run(loaded: load.Loaded, names: tuple[str, ...], parent: ParentPipe | None, earlier: EarlierFailures) -> int:
     """Run nodes of a cluster, and return the exit code; from here on nothing waits for a reader of the log."""
-    alone = names[0] if len(names) == 1 and len(cluster.node) > 1 else None
-    own = cluster.node[names[0]]  # a launcher takes the settings of its first node
+    nodes = loaded.cluster.node
+    alone = names[0] if len(names) == 1 and len(nodes) > 1 else None
+    own = nodes[names[0]]  # a launcher takes the settings of its first node
     terminal = logs.configure_logging(node=alone, lines_max=own.log_queue_lines_max, bytes_max=own.log_queue_bytes_max)
     logs.log_interpreter_warnings()
     gc.collect()
     gc.freeze()  # what is there by now stays: to look through all of it again takes more than a turn, every few seconds
     try:
-        run = _running(cluster, names, file, terminal, parent, earlier)
+        run = _running(loaded, names, terminal, parent, earlier)
         code: int = trio.run(run, strict_exception_groups=True)
     except ActorError as error:
         if parent is None:
@@ -141,9 +140,8 @@ def checked(file: Path, joined: Sequence[str], node_name: str | None) -> str:
 
 
 def _running(
-    cluster: load.Cluster,
+    loaded: load.Loaded,
     names: tuple[str, ...],
-    file: Path,
     terminal: logs.Terminal,
     parent: ParentPipe | None,
     earlier: EarlierFailures,
@@ -151,16 +149,16 @@ def _running(
     """Return the function that runs one node in this process, or several in processes of their own."""
     environment = dict(os.environ)
     if len(names) > 1:
-        joins = [word for at in cluster.joined for word in ("--join", at)]
-        command = (*COMMAND, str(file), *joins)
-        return launcher.Launcher(cluster, names, command, environment, terminal, SystemRandom()).run
+        joins = [word for at in loaded.joined for word in ("--join", at)]
+        command = (*COMMAND, str(loaded.file), *joins)
+        return launcher.Launcher(loaded, names, command, environment, terminal, SystemRandom()).run
     (name,) = names
     if parent is None:
-        return partial(node.run, cluster, name, terminal, environment)
+        return partial(node.run, loaded, name, terminal, environment)
     terminal.announce_to_parent = partial(parent.send, "announce")
     up, reload = (partial(parent.send, kind) for kind in ("up", "reload"))
     launched = node.LauncherHooks(up, reload, parent.heartbeat, earlier)
-    return partial(node.run, cluster, name, terminal, environment, launched)
+    return partial(node.run, loaded, name, terminal, environment, launched)
 
 
 def operated(arguments: list[str]) -> int:

@@ -31,6 +31,7 @@ from protocol.greeting import Greeter
 from protocol.kind import Message
 from protocol.peer import Peer
 from supervisor.cli.status_view import StatusOrError
+from supervisor.config.endpoint import Endpoint
 from supervisor.config.load import Cluster
 from supervisor.control import unix_socket
 from supervisor.deadlines import ANSWER_TIMEOUT_S, INDIRECT_TIMEOUT_S, RELOAD_ANSWER_TIMEOUT_S
@@ -41,7 +42,7 @@ from supervisor.links.link import Link
 from supervisor.links.tls import LinkTls
 from supervisor.links.transport import Transport
 
-Route: TypeAlias = websocket.Endpoint | Path
+Route: TypeAlias = Endpoint | Path
 """How a node is asked: at an address, or by the socket in its run folder."""
 
 NAME_BYTES = 4
@@ -126,7 +127,7 @@ class ClusterClient:
         node = self.cluster.node.get(name)
         if node is None or node.dial_address is None:
             return self.folders.get(name)
-        return websocket.Endpoint.read(node.dial_address)
+        return node.dial_address
 
 
 async def _ask_socket(folder: Path, ask: Callable[[Transport], Awaitable[None]]) -> None:

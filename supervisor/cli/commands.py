@@ -74,7 +74,8 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     reloads = given.command == "reload"  # keys are reloaded in any case
 
     def new_client(cluster: Cluster, folders: Mapping[str, Path]) -> ClusterClient:
-        secret = b"" if cluster.file == Path() else link_credentials.cluster_secret(cluster, environment)
+        # Without a file, nodes are reached by their sockets alone, which ask for no secret.
+        secret = link_credentials.cluster_secret(cluster, environment) if cluster.model else b""
         return ClusterClient(cluster, secret, link_credentials.link_tls(cluster), new_nonce, folders)
 
     client, wrong = _make_client(given.file, folders, new_client, use_broken_file=reloads)

@@ -9,7 +9,6 @@ from protocol.greeting import names_node, shown
 from supervisor.config.load import LOOPBACK_HOSTS, Cluster, Misconfigured
 from supervisor.files import permissions, reading
 from supervisor.links.tls import LinkTls, load_link_tls
-from supervisor.links.websocket import Endpoint
 
 SECRET = "ESPALIER_CLUSTER_SECRET"  # noqa: S105  # the name of a variable
 SECRET_BYTES_MIN = 16
@@ -25,7 +24,7 @@ def cluster_secret(cluster: Cluster, environment: Mapping[str, str]) -> bytes:
         raise Misconfigured("cluster.secret", said)
     listening = [(f"node.{name}.listen", node.listen) for name, node in cluster.node.items() if node.listen]
     joined = [(f"cluster.join[{number}]", at) for number, at in enumerate(section.join)]
-    outside = [(key, at) for key, at in (*listening, *joined) if Endpoint.read(at).host not in LOOPBACK_HOSTS]
+    outside = [(key, at) for key, at in (*listening, *joined) if at.host not in LOOPBACK_HOSTS]
     if not found and section.tls_authority is None and outside:
         key, at = outside[0]
         said = f"{at} is not loopback, so links need a secret: name a file of it as cluster.secret, or set {SECRET}"

@@ -32,6 +32,7 @@ from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.carried_link import CarriedLink, MeshStatistics, process_name
 from supervisor.cluster.directory import FORGET_S, Directory
 from supervisor.cluster.workers import GuardedWorker
+from supervisor.config.endpoint import Endpoint
 from supervisor.config.load import LOOPBACK_HOSTS, WILDCARD_HOSTS, ClusterSection
 from supervisor.links import websocket
 from supervisor.links.heartbeat import Heartbeat, HeartbeatTask
@@ -63,12 +64,12 @@ class Mesh:
     section: ClusterSection
     directory: Directory
     services: Services
-    listen: websocket.Endpoint | None
+    listen: Endpoint | None
     secret: bytes = field(repr=False)  # empty: any node may link
     tls: LinkTls | None  # None: plain
     new_nonce: Callable[[], bytes]
     chance: RandomSource
-    join: Sequence[websocket.Endpoint] = ()
+    join: Sequence[Endpoint] = ()
     dial: websocket.Dial = websocket.dial
     accept: websocket.Accept = websocket.accept
     incarnation: Incarnation = Incarnation()
@@ -133,7 +134,7 @@ class Mesh:
                 self._dialing.add(name)
                 nursery.start_soon(self._keep, name, None)
 
-    async def _keep(self, name: str | None, join: websocket.Endpoint | None) -> None:
+    async def _keep(self, name: str | None, join: Endpoint | None) -> None:
         """Dial a node, or an address to join at, whenever there is no link to it, with a wait that grows."""
         peer, failures, met_at = name, 0, inf
 
@@ -164,9 +165,9 @@ class Mesh:
             backoff = Backoff(min_s=section.retry_min_s, max_s=section.retry_max_s, jitter=1.0)
             await trio.sleep(backoff.wait_s(failures, self.chance.random()))
 
-    def _address(self, name: str | None) -> websocket.Endpoint | None:
+    def _address(self, name: str | None) -> Endpoint | None:
         address = self.directory.node(name or "").address
-        return None if address is None else websocket.Endpoint.read(address)
+        return None if address is None else Endpoint.read(address)
 
     async def _forget(self) -> None:
         """Forget the nodes that nobody names any more, and the traffic with them."""
@@ -175,7 +176,7 @@ class Mesh:
             for name in self.directory.forget():
                 self.traffic.pop(name, None)
 
-    async def _listen(self, nursery: trio.Nursery, at: websocket.Endpoint) -> None:
+    async def _listen(self, nursery: trio.Nursery, at: Endpoint) -> None:
         try:
             listeners = await trio.open_tcp_listeners(at.port, host=at.host)
         except OSError as error:
@@ -184,9 +185,7 @@ class Mesh:
         everywhere = at.host in WILDCARD_HOSTS
         # A node that listens at every address of a host called localhost has no address for others: it dials them.
         nowhere = everywhere and self.host in (*WILDCARD_HOSTS, *LOOPBACK_HOSTS)
-        self.directory.address = (
-            None if nowhere else str(websocket.Endpoint(self.host if everywhere else at.host, self.port))
-        )
+        self.directory.address = None if nowhere else str(Endpoint(self.host if everywhere else at.host, self.port))
         guarded = [GuardedListener(listener, self.reserve) for listener in listeners]
         nursery.start_soon(partial(trio.serve_listeners, self._accepted, guarded))
 
@@ -378,7 +377,7 @@ class Mesh:
 
 def _is_dialable(address: str | None) -> bool:
     """Whether an address names one host, and not every address of some host."""
-    return address is not None and websocket.Endpoint.read(address).host not in WILDCARD_HOSTS
+    return address is not None and Endpoint.read(address).host not in WILDCARD_HOSTS
 
 
 def _service_for(service: object, peer: str) -> Service:

@@ -45,3 +45,13 @@ class GatewayLimits:
     stall_s: Seconds = 30.0  # that a client with a backlog may read nothing
     close_s: Seconds = 2.0
     websocket_s_max: Seconds = 3600.0  # of one WebSocket
+
+
+@frozen
+class TextLimits:
+    """`[gateway.text]`: what reading and writing text may take beside the event loop."""
+
+    threads: Annotated[int, Within(at_least=1, at_most=64)] = 2
+    waiting_max: Count = 512  # for a thread, of all owners together
+    key_waiting_max: Count = 128  # of one owner: a key, or all that come without one
+    tokenize_tokens_max: Count = 262_144  # of one text or conversation at /tokenize, of one list at /detokenize

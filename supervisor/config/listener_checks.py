@@ -52,7 +52,9 @@ def collisions(cluster: Cluster) -> Iterator[Mistake]:
 def _listeners(cluster: Cluster) -> Iterator[_Listener]:
     for name, node in cluster.node.items():
         if node.listen is not None:
-            yield _listener(f"node.{name}.listen", f"node {name} listens", node.host, *_split(node.listen))
+            yield _listener(
+                f"node.{name}.listen", f"node {name} listens", node.host, node.listen.host, node.listen.port
+            )
     gateway = cluster.gateway
     if gateway.node in cluster.node:
         machine = cluster.node[gateway.node].host
@@ -60,12 +62,7 @@ def _listeners(cluster: Cluster) -> Iterator[_Listener]:
     for name, node in cluster.node.items():
         if node.metrics is not None:
             about = f"node {name} tells its numbers"
-            yield _listener(f"node.{name}.metrics", about, node.host, *_split(node.metrics))
-
-
-def _split(listen: str) -> tuple[str, int]:
-    host, _, port = listen.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+            yield _listener(f"node.{name}.metrics", about, node.host, node.metrics.host, node.metrics.port)
 
 
 def _listener(key: str, about: str, machine: str, host: str, port: int) -> _Listener:

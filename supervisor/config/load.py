@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake
@@ -22,6 +22,7 @@ from supervisor.config.schema import (
     GatewaySection,
     Kinds,
     NodeSection,
+    Tables,
 )
 from supervisor.config.toml_lines import line_of, lines_of
 from supervisor.files import reading
@@ -34,9 +35,10 @@ __all__ = [
     "EngineSection",
     "FileMistakes",
     "GatewaySection",
+    "Loaded",
     "Misconfigured",
     "NodeSection",
-    "read",
+    "load",
 ]
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
@@ -61,10 +63,25 @@ class Misconfigured(StartFailed):
         self.path = path
 
 
-def read(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | None = None) -> Cluster:
-    """Read and check a file, with more to `join` than it says; raises `FileMistakes`, or `StartFailed` if it is none.
+@frozen
+class Loaded:
+    """A cluster, and what it was loaded from, so that it can be loaded again."""
 
-    What is wrong in one place hides nothing that is wrong in another, unless the one follows from the other.
+    cluster: Cluster
+    file: Path
+    kinds: Kinds
+    joined: tuple[str, ...] = ()  # what the command line has added to `cluster.join`
+
+    def again(self, examine: Examine | None = None) -> Loaded:
+        """Return what the same file describes now; raises as `load` does."""
+        return load(self.file, self.kinds, self.joined, examine)
+
+
+def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | None = None) -> Loaded:
+    """Read and check a file, and add `join` to its `cluster.join`.
+
+    A mistake in one place hides none in another, unless the second follows from the first. Raises `FileMistakes` with
+    all of them, and `StartFailed` for what is no TOML file.
     """
     text = _text(path)
     try:
@@ -80,16 +97,16 @@ def read(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
             section["join"] = [*section.get("join", ()), *join]
     pruned = structure_what_can_be(data, kinds)
     mistakes = [*pruned.mistakes]
-    cluster = None if pruned.cluster is None else _placed(pruned.cluster, path, join)
+    cluster = None if pruned.tables is None else _in_folder(pruned.tables, path.parent)
     if cluster is not None:
         mistakes += [each for each in cross_check(cluster) if not pruned.explains(each)]
-        known = {each.path for each in mistakes}  # a file that is not there cannot be read either
+        wrong = {each.path for each in mistakes}  # a file that is not there cannot be read either
         examined = () if examine is None else examine(cluster)
-        mistakes += [each for each in examined if each.path not in known and not pruned.explains(each)]
-        cluster = _with_names(cluster)
+        mistakes += [each for each in examined if each.path not in wrong and not pruned.explains(each)]
+        cluster = _with_hosts(cluster)
     if mistakes or cluster is None:
         raise FileMistakes(_report(path, mistakes, lines), cluster)
-    return cluster
+    return Loaded(cluster, path, kinds, tuple(join))
 
 
 def _text(path: Path) -> str:
@@ -112,17 +129,20 @@ def _printable(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
-def _placed(cluster: Cluster, path: Path, joined: Sequence[str]) -> Cluster:
-    object.__setattr__(cluster, "folder", path.parent)
-    object.__setattr__(cluster, "file", path)
-    object.__setattr__(cluster, "joined", tuple(joined))
-    return cluster
+def _in_folder(tables: Tables, folder: Path) -> Cluster:
+    return Cluster(
+        model=tables.model,
+        engine=tables.engine,
+        node=tables.node,
+        gateway=tables.gateway,
+        cluster=tables.cluster,
+        folder=folder,
+    )
 
 
-def _with_names(cluster: Cluster) -> Cluster:
+def _with_hosts(cluster: Cluster) -> Cluster:
     """Return the same cluster with the names that its gateway answers to, as `Host` and `Origin` are compared."""
     gateway = cluster.gateway
     names = gateway.allowed_hosts or dict.fromkeys((*LOOPBACK_HOSTS, gateway.host))
     names, origins = (tuple(each.lower() for each in some) for some in (names, gateway.allowed_origins))
-    changed = evolve(cluster, gateway=evolve(gateway, allowed_hosts=names, allowed_origins=origins))
-    return _placed(changed, cluster.file, cluster.joined)
+    return evolve(cluster, gateway=evolve(gateway, allowed_hosts=names, allowed_origins=origins))

@@ -12,7 +12,7 @@ from attrs import frozen
 from protocol.strict.mistakes import Mistake, Mistakes, join, segment
 from protocol.strict.structure import Hook, structure
 from supervisor.config.engine_sections import read_engine
-from supervisor.config.schema import Cluster, EngineSection, Kinds
+from supervisor.config.schema import EngineSection, Kinds, Tables
 
 Table: TypeAlias = dict[str, object]
 
@@ -24,9 +24,9 @@ MEANT = re.compile(r"did you mean ([a-z_]+)\?")
 
 @frozen
 class Pruned:
-    """What could be made of a file: `mistakes` lists what was left out of `cluster`, and why."""
+    """What could be made of a file: `mistakes` lists what was left out of `tables`, and why."""
 
-    cluster: Cluster | None
+    tables: Tables | None
     mistakes: tuple[Mistake, ...]
     left_out: tuple[str, ...]  # the paths
 
@@ -50,7 +50,7 @@ def structure_what_can_be(data: Table, kinds: Kinds) -> Pruned:
         _leave_out(data, path)
     for _ in range(ROUNDS_MAX):
         try:
-            return Pruned(structure(data, Cluster, hooks), tuple(mistakes), tuple(left_out))
+            return Pruned(structure(data, Tables, hooks), tuple(mistakes), tuple(left_out))
         except Mistakes as error:
             known = tuple(left_out)
             mistakes += [each for each in error.mistakes if not any(_concerns(path, each) for path in known)]

@@ -6,25 +6,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
-from attrs import Factory, field, frozen
+from attrs import Factory, evolve, frozen
 
 from actors.engines.slots import Deadlines
 from actors.routing.outliers import Ejection
 from actors.routing.policies import POLICIES
-from protocol.cluster import PORT
 from protocol.dialects.options import Holds, Matches, Within
 from protocol.strict.checks import OneOf
 from protocol.strict.mistakes import Mistake, join, segment
+from supervisor.config.endpoint import Endpoint
 from supervisor.config.keyfile import GrammarName
-from supervisor.config.limits import Count, GatewayLimits, Seconds
+from supervisor.config.limits import Count, GatewayLimits, Seconds, TextLimits
 from supervisor.config.tls import Certificate
 from supervisor.processes.process import Ladder
-from supervisor.threads.text_threads import TextLimits
 
 NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letters, digits and dashes")]
 EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]
-AT = rf"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):{PORT}"
-ListenAt = Annotated[str, Matches(AT, "like 127.0.0.1:7401 or [::1]:7401")]
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 DEFAULT_KIND = "sglang"
 """The kind of an engine whose section names none."""
@@ -37,8 +34,8 @@ class NodeSection:
     """`[node.NAME]`: one process with one tree."""
 
     host: str = "localhost"  # the machine it runs on
-    listen: ListenAt | None = None  # for other nodes: host:port
-    metrics: ListenAt | None = None  # for probes and scrapers: host:port
+    listen: Endpoint | None = None  # for other nodes: host:port
+    metrics: Endpoint | None = None  # for probes and scrapers: host:port
     drain_s: Seconds = 30.0  # that streams may take to finish after a signal
     logs: str | None = None  # a folder for what engines say; without one it is gone when the node is
     output_log_bytes_max: Count = 4 * 1024 * 1024
@@ -48,14 +45,10 @@ class NodeSection:
     log_queue_bytes_max: Count = 4 * 1024 * 1024
 
     @property
-    def dial_address(self) -> str | None:
-        """Where other nodes find it, None if it does not listen: at its host, if it listens at every address of it."""
-        if self.listen is None:
-            return None
-        host, _, port = self.listen.rpartition(":")
-        if host.strip("[]") not in WILDCARD_HOSTS:
-            return self.listen
-        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+    def dial_address(self) -> Endpoint | None:
+        """Where other nodes reach it, None if it does not listen: at its host, if it listens at every address of it."""
+        everywhere = self.listen is not None and self.listen.host in WILDCARD_HOSTS
+        return evolve(self.listen, host=self.host) if self.listen is not None and everywhere else self.listen
 
 
 @frozen(kw_only=True)
@@ -68,7 +61,7 @@ class ClusterSection:
     tls_key: str | None = None
     tls_authority: str | None = None  # who must have signed the others' certificates
     tls_names: Literal["hosts", "nodes"] = "hosts"  # "nodes": a certificate must also name the node that shows it
-    join: tuple[ListenAt, ...] = ()  # where nodes listen that know of a cluster which this file does not describe
+    join: tuple[Endpoint, ...] = ()  # where nodes listen that know of a cluster which this file does not describe
     streams_max: Count = 1024  # that one node may have open on another
     heartbeat_s: Seconds = 1.0
     silent_s: Seconds = 3.0  # after which a silent node is asked nothing, and is lost if its kernel is silent too
@@ -207,17 +200,21 @@ Kinds: TypeAlias = Mapping[str, type[EngineSection]]
 
 
 @frozen(kw_only=True)
-class Cluster:
-    """The whole file."""
+class Tables:
+    """The tables of the file."""
 
     model: Annotated[dict[str, ModelSection], Holds(1)]
     engine: Annotated[dict[EngineName, EngineSection], Holds(1)]
     node: dict[NodeName, NodeSection] = Factory(lambda: {"main": NodeSection()})
     gateway: GatewaySection = GatewaySection()
     cluster: ClusterSection = ClusterSection()
-    folder: Path = field(default=Path(), init=False)  # where the file stands
-    file: Path = field(default=Path(), init=False)
-    joined: tuple[str, ...] = field(default=(), init=False)  # what the command line has added to `cluster.join`
+
+
+@frozen(kw_only=True)
+class Cluster(Tables):
+    """A cluster as its file describes it; the paths in it are relative to `folder`, where the file stands."""
+
+    folder: Path = Path()
 
     @property
     def keys(self) -> Path | None:
@@ -247,7 +244,7 @@ class Cluster:
         for name, node in self.node.items():
             for key, at in (("listen", node.listen), ("metrics", node.metrics)):
                 if at is not None:
-                    yield f"node.{name}.{key}", node.host, int(at.rpartition(":")[2])
+                    yield f"node.{name}.{key}", node.host, at.port
         if self.gateway.node in self.node:
             yield "gateway.port", self.node[self.gateway.node].host, self.gateway.port
         for name, engine in self.engine.items():

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from supervisor.config import load
-from supervisor.config.load import Cluster, Examine
+from supervisor.config.load import Cluster, Examine, Loaded
 from supervisor.engines.kind import EngineKind
 from supervisor.engines.sglang.children import sglang_children
 from supervisor.engines.sglang.libraries import check_libraries
@@ -21,9 +21,14 @@ KINDS: Mapping[str, EngineKind] = {
 """By the word that stands in `[engine.NAME]` as `kind`."""
 
 
+def load_cluster(path: Path, join: Sequence[str] = (), examine: Examine | None = None) -> Loaded:
+    """Load a `cluster.toml` whose engines may be of every kind; raises as `load.load` does."""
+    return load.load(path, {word: kind.section for word, kind in KINDS.items()}, join, examine)
+
+
 def read_cluster(path: Path, join: Sequence[str] = (), examine: Examine | None = None) -> Cluster:
-    """Read and check a `cluster.toml` whose engines may be of every kind; raises as `load.read` does."""
-    return load.read(path, {word: kind.section for word, kind in KINDS.items()}, join, examine)
+    """Return the cluster alone that `load_cluster` loads."""
+    return load_cluster(path, join, examine).cluster
 
 
 def check_host(cluster: Cluster, *nodes: str) -> None:

@@ -8,7 +8,6 @@ from protocol.errors import StartFailed
 from supervisor.config.limits import WILDCARD
 from supervisor.config.load import LOOPBACK_HOSTS, Cluster, Misconfigured
 from supervisor.gateway.keys import ADMIN, KEYS, Keys, KeySources
-from supervisor.links.websocket import Endpoint
 
 
 def client_keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
@@ -45,7 +44,7 @@ def metrics_keys(cluster: Cluster, name: str, environment: Mapping[str, str]) ->
 def check_metrics_keys(cluster: Cluster, name: str, known: Keys) -> None:
     """Raise `StartFailed` if other hosts could read a node's numbers without a key."""
     at = cluster.node[name].metrics
-    if at is not None and Endpoint.read(at).host not in LOOPBACK_HOSTS and not known.names(admin=True):
+    if at is not None and at.host not in LOOPBACK_HOSTS and not known.names(admin=True):
         raise Misconfigured(
             f"node.{name}.metrics",
             f"node.{name}.metrics {at} is not loopback, so whoever reads /metrics needs an admin's key: set {ADMIN},"

@@ -29,8 +29,7 @@ from attrs import define, field, frozen
 from actors.engines.sglang import shared_memory
 from protocol.errors import ActorError, StartFailed
 from supervisor.config import placement
-from supervisor.config.load import Cluster
-from supervisor.engines.kinds import read_cluster
+from supervisor.config.load import Cluster, Loaded
 from supervisor.files.reading import FileReader
 from supervisor.launcher import node_process, preflight
 from supervisor.launcher.node_process import KeptNode
@@ -55,7 +54,7 @@ FAREWELL_S = 0.2  # for the log to be written after a second signal
 class Launcher:
     """One run of the nodes of this machine."""
 
-    cluster: Cluster  # as its file was at the start
+    loaded: Loaded  # the file as it was at the start
     names: Sequence[str]  # of the nodes that are started then
     command: Sequence[str]  # that runs a node; a node's name and a descriptor are appended
     environment: Mapping[str, str]
@@ -89,7 +88,7 @@ class Launcher:
             async with trio.open_nursery() as self._nursery:
                 self._placed = set(self.names)
                 for name in self.names:
-                    self._start(name, self.cluster, nursery)
+                    self._start(name, self.loaded.cluster, nursery)
             nursery.cancel_scope.cancel(reason="every node has ended")
         ignore_signals()
         _clean_up()
@@ -102,7 +101,7 @@ class Launcher:
         return self.exit_code
 
     async def _watch_turns(self) -> None:
-        with LoopMonitor(self.cluster.node[self.names[0]].turn_max_s).watching():
+        with LoopMonitor(self.loaded.cluster.node[self.names[0]].turn_max_s).watching():
             await trio.sleep_forever()
 
     def _start(self, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
@@ -129,7 +128,7 @@ class Launcher:
                 on_event = self.terminal.on_event
                 await supervise(tree, rng=self.chance, on_event=on_event, task_status=OnStarted(on_up))
         except ActorError as error:
-            if was_up or cluster is self.cluster:
+            if was_up or cluster is self.loaded.cluster:
                 self._failure = self._failure or error
                 self._stop(nursery)
             else:
@@ -162,7 +161,7 @@ class Launcher:
 
         Raises `StartFailed` if the file is wrong.
         """
-        new = read_cluster(self.cluster.file, self.cluster.joined)
+        new = self.loaded.again().cluster
         here = {host: placement.is_local_host(host) for host in {node.host for node in new.node.values()}}
         placed = {name for name, node in new.node.items() if here[node.host]}
         failures = {}
@@ -208,13 +207,13 @@ class Launcher:
 
     def announce(self, name: str, text: str) -> None:
         """Announce to the operator where clients connect; what a node without a gateway announces is in its log."""
-        if name == self.cluster.gateway.node:
+        if name == self.loaded.cluster.gateway.node:
             self._announcements.append(text)
             self._announce_ready()
 
     def _on_up(self, name: str) -> None:
         self._were_up.add(name)
-        if self.cluster.gateway.node not in self.names and self._all_were_up:
+        if self.loaded.cluster.gateway.node not in self.names and self._all_were_up:
             ready = (each for each in self.nodes if each in self._were_up & self._running)
             self._announcements.append(f"Ready: nodes {', '.join(ready)}  (Ctrl-C drains and stops)")
         self._announce_ready()
@@ -258,7 +257,7 @@ class Launcher:
 
     async def _stop_in_order(self) -> None:
         """Let the node with the gateway finish its streams while the others serve them, then stop the others."""
-        if (first := self.nodes.get(self.cluster.gateway.node)) is not None:
+        if (first := self.nodes.get(self.loaded.cluster.gateway.node)) is not None:
             first.scope.cancel(reason="the launcher stops")
             await first.ended.wait()
         self._stop_all()

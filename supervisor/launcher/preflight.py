@@ -9,7 +9,6 @@ from pathlib import Path
 from protocol.errors import StartFailed
 from supervisor.config.load import Cluster
 from supervisor.engines.kinds import check_host
-from supervisor.links.websocket import Endpoint
 from supervisor.node import descriptor_needs
 
 ENGINE_BYTES = 700 * 1024 * 1024  # of an engine's processes beside its weights; what a zygote shares is counted once
@@ -21,11 +20,9 @@ def check_can_start(cluster: Cluster, *names: str) -> None:
         _port_is_free(cluster.gateway.host, cluster.gateway.port, "gateway.port")
     for name in names:
         if (listen := cluster.node[name].listen) is not None:
-            at = Endpoint.read(listen)
-            _port_is_free(at.host, at.port, f"node.{name}.listen")
+            _port_is_free(listen.host, listen.port, f"node.{name}.listen")
         if (metrics := cluster.node[name].metrics) is not None:
-            at = Endpoint.read(metrics)
-            _port_is_free(at.host, at.port, f"node.{name}.metrics")
+            _port_is_free(metrics.host, metrics.port, f"node.{name}.metrics")
         for key, engine in cluster.engines_on(name).items():
             for its, port in engine.fixed_ports.items():
                 _port_is_free("0.0.0.0", port, f"engine.{key}.{its}")  # noqa: S104  # at every address, as SGLang has it

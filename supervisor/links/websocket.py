@@ -14,12 +14,13 @@ from typing import TypeAlias, cast
 
 import trio
 import trio_websocket
-from attrs import define, field, frozen
+from attrs import define, field
 
 from actors.kit.groups import first_leaf
 from protocol.errors import ActorError, PeerLost, PeerRefused, PeerViolation
 from protocol.greeting import Greeter
 from protocol.peer import MESSAGE_BYTES_MAX
+from supervisor.config.endpoint import Endpoint
 from supervisor.links.handshake_stream import LimitedStream
 from supervisor.links.tls import certificate_names
 
@@ -29,28 +30,10 @@ READ_BYTES = 256 * 1024
 CLOSE_S = 0.25
 
 ConnectionHandler: TypeAlias = Callable[["WebSocketTransport"], Awaitable[None]]
-Dial: TypeAlias = Callable[["Endpoint", ssl.SSLContext | None, float, ConnectionHandler], Awaitable[None]]
+Dial: TypeAlias = Callable[[Endpoint, ssl.SSLContext | None, float, ConnectionHandler], Awaitable[None]]
 Accept: TypeAlias = Callable[[trio.SocketStream, ssl.SSLContext | None, float, ConnectionHandler], Awaitable[None]]
 Socket: TypeAlias = trio_websocket.WebSocketConnection
 Handshake: TypeAlias = Callable[[trio.Nursery, LimitedStream], Awaitable[Socket]]
-
-
-@frozen
-class Endpoint:
-    """A host and a port."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def read(cls, text: str) -> Endpoint:
-        """Parse `host:port`; an IPv6 address stands in brackets."""
-        host, _, port = text.rpartition(":")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
-
-    def __str__(self) -> str:
-        """Return `host:port`, with an IPv6 address in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @define(eq=False)

@@ -14,7 +14,6 @@ from supervisor.cluster.workers import GuardedWorker
 from supervisor.config.load import Cluster
 from supervisor.engines.children import offer
 from supervisor.links.serving import Services
-from supervisor.links.websocket import Endpoint
 from supervisor.node.credentials import Credentials
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
@@ -31,8 +30,9 @@ def make_mesh(
     section = cluster.node[node]
     for name in (other for other in cluster.node if other != node):
         offers = [offer(key, each) for key, each in cluster.engines_on(name).items()]
-        directory.configure(name, cluster.node[name].dial_address, offers)
-    join = tuple(map(Endpoint.read, cluster.cluster.join))
+        address = cluster.node[name].dial_address
+        directory.configure(name, None if address is None else str(address), offers)
+    join = cluster.cluster.join
     if section.listen is None and len(cluster.node) == 1 and not join:
         return None
     workers: dict[tuple[str, type[Message]], Askable[Message, Message, Message]] = {
@@ -44,7 +44,7 @@ def make_mesh(
         section=cluster.cluster,
         directory=directory,
         services={**workers, **services},
-        listen=None if section.listen is None else Endpoint.read(section.listen),
+        listen=section.listen,
         host=section.host,
         secret=credentials.secret,
         tls=credentials.tls,

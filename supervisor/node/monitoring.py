@@ -13,6 +13,7 @@ from attrs import evolve
 
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
+from supervisor.config.endpoint import Endpoint
 from supervisor.config.limits import WILDCARD, GatewayLimits
 from supervisor.config.load import LOOPBACK_HOSTS, Cluster
 from supervisor.gateway.admission import AdmissionGate
@@ -21,7 +22,6 @@ from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner
 from supervisor.gateway.server import serve
-from supervisor.links.websocket import Endpoint
 from supervisor.node.credentials import Credentials
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
@@ -42,7 +42,7 @@ def make_monitoring(
     """
     if (listen := cluster.node[directory.name].metrics) is None:
         return None
-    host = Endpoint.read(listen).host
+    host = listen.host
     is_unready: Callable[[], str | None]
     if gateway is None:
         engines = {worker.load.name: worker.engine for worker in directory.local.values()}
@@ -66,10 +66,9 @@ def make_monitoring(
     )
 
 
-def monitoring_child(listen: str | None, endpoint: Gateway) -> Child:
-    """Return the child that runs the monitoring endpoint at the address `listen`."""
-    assert listen is not None  # else there is no endpoint
-    address = Endpoint.read(listen)
+def monitoring_child(address: Endpoint | None, endpoint: Gateway) -> Child:
+    """Return the child that runs the monitoring endpoint at an address."""
+    assert address is not None  # else there is no endpoint
     return Child(
         name="metrics",
         run=serve,

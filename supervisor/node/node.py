@@ -32,7 +32,7 @@ from actors.engines.sglang import shared_memory
 from protocol.errors import ActorError, StartFailed
 from protocol.greeting import NONCE_BYTES
 from supervisor.cluster import link_credentials
-from supervisor.config.load import LOOPBACK_HOSTS, Cluster
+from supervisor.config.load import LOOPBACK_HOSTS, Cluster, Loaded
 from supervisor.control import unix_socket
 from supervisor.gateway.keys import SECRET_VARIABLES
 from supervisor.links.heartbeat import Heartbeat
@@ -78,7 +78,7 @@ NOT_LAUNCHED = LauncherHooks()
 
 
 async def run(
-    cluster: Cluster,
+    loaded: Loaded,
     name: str,
     terminal: Terminal,
     environment: Mapping[str, str],
@@ -88,6 +88,7 @@ async def run(
 
     Raises `StartFailed` or `RestartsExceeded` if its tree does not become ready, or fails too often.
     """
+    cluster = loaded.cluster
     credentials = read_credentials(cluster, name, environment)
     link_credentials.check_certificate_names(cluster, name, credentials.tls)
     base = Path(tempfile.gettempdir())
@@ -117,8 +118,8 @@ async def run(
         runtime.metrics.logs[name] = terminal.log
         assembly = assemble(cluster, name, runtime, credentials)
         assembly.status.earlier_failures = launched.earlier
-        node = _Node(cluster, assembly, runtime, terminal, section.drain_s, launched.pulse)
-        node.obey(Reloader(name, cluster, assembly, environment, node.set_drain_s, launched.reload))
+        node = _Node(loaded, assembly, runtime, terminal, section.drain_s, launched.pulse)
+        node.obey(Reloader(name, loaded, assembly, environment, node.set_drain_s, launched.reload))
         for warning in file_checks.warnings(cluster, runtime.now()):
             log.warning(warning)
         _warn_of_plain_keys(cluster, credentials)
@@ -131,7 +132,7 @@ async def run(
 class _Node:
     """One run of a node; a `SignalHandler`."""
 
-    cluster: Cluster
+    loaded: Loaded
     assembly: Assembly
     runtime: Runtime
     terminal: Terminal
@@ -173,7 +174,9 @@ class _Node:
             nursery.start_soon(self.terminal.run_live_line)
             nursery.start_soon(self._watch_turns)
             if self.pulse is not None:
-                nursery.start_soon(_pulses, self.pulse, self.cluster.node[self.assembly.directory.name].watchdog_s)
+                nursery.start_soon(
+                    _pulses, self.pulse, self.loaded.cluster.node[self.assembly.directory.name].watchdog_s
+                )
             nursery.start_soon(self._answer_operators)
             if self._reloader is not None:
                 nursery.start_soon(self._reloader.run)
@@ -201,13 +204,13 @@ class _Node:
         return self.exit_code
 
     async def _answer_operators(self) -> None:
-        cluster, controls = self.cluster, self.assembly.controls
+        cluster, controls = self.loaded.cluster, self.assembly.controls
         heart = Heartbeat(cluster.cluster.heartbeat_s, cluster.cluster.silent_s)
         name = self.assembly.directory.name
-        await unix_socket.serve(self.runtime.folder, cluster.file, name, controls.serves, heart)
+        await unix_socket.serve(self.runtime.folder, self.loaded.file, name, controls.serves, heart)
 
     async def _watch_turns(self) -> None:
-        monitor = LoopMonitor(self.cluster.node[self.assembly.directory.name].turn_max_s)
+        monitor = LoopMonitor(self.loaded.cluster.node[self.assembly.directory.name].turn_max_s)
         monitor.add_metrics(self.runtime.metrics.registry)
         with monitor.watching():
             await trio.sleep_forever()

@@ -21,9 +21,9 @@ from actors.routing.policies import POLICIES
 from protocol.cluster import Reloaded
 from protocol.errors import InternalError, StartFailed
 from supervisor.cluster import link_credentials
-from supervisor.config.load import Cluster, NodeSection
+from supervisor.config.endpoint import Endpoint
+from supervisor.config.load import Cluster, Loaded, NodeSection
 from supervisor.engines.children import offer
-from supervisor.engines.kinds import read_cluster
 from supervisor.files.reading import FileReader
 from supervisor.gateway import client_keys
 from supervisor.gateway.gateway import Gateway
@@ -60,7 +60,7 @@ class Change:
 
 def changes(old: object, new: object, path: tuple[str, ...] = ()) -> Iterator[Change]:
     """Yield what is different between two values of the same kind, key by key."""
-    if attrs.has(type(old)) and type(old) is type(new):
+    if attrs.has(type(old)) and type(old) is type(new) and not isinstance(old, Endpoint):
         for each in attrs.fields(cast("type[attrs.AttrsInstance]", type(old))):
             if each.init:
                 yield from changes(getattr(old, each.name), getattr(new, each.name), (*path, each.name))
@@ -111,7 +111,7 @@ class Reloader:
     """Reloads the file of one node; `cluster` is the file as it was when the node started."""
 
     name: str
-    cluster: Cluster
+    loaded: Loaded
     assembly: Assembly
     environment: Mapping[str, str] = field(repr=False)
     set_drain_s: Callable[[float], None]
@@ -123,7 +123,7 @@ class Reloader:
     _next: _Next = field(factory=_Next)
 
     def __attrs_post_init__(self) -> None:
-        self._placed = self._placed_by(self.cluster)
+        self._placed = self._placed_by(self.loaded.cluster)
 
     def ask(self) -> None:
         """Ask for a reload of the file, the keys and the certificate, without waiting for it."""
@@ -182,21 +182,21 @@ class Reloader:
     def _read(self) -> _Read:
         """Read the file and all that it names; raises `StartFailed` if this node could not start with it."""
         examine = partial(file_checks.mistakes, environment=self.environment)
-        new = read_cluster(self.cluster.file, self.cluster.joined, examine)
+        new = self.loaded.again(examine).cluster
         if self.name not in new.node:
-            raise _NotInFile(f"there is no node {self.name} in {new.file} any more; drain it if it is to go")
+            raise _NotInFile(f"there is no node {self.name} in {self.loaded.file} any more; drain it if it is to go")
         keys, context = None, None
         if self.assembly.gateway is not None and new.gateway.node == self.name:
             keys = client_keys.client_keys(new, self.environment)
             context = None if new.certificate is None else new.certificate.context()
         secret, tls = link_credentials.cluster_secret(new, self.environment), link_credentials.link_tls(new)
         link_credentials.check_certificate_names(new, self.name, tls)
-        return _Read(new, tuple(changes(self.cluster, new)), secret, tls, keys, context)
+        return _Read(new, tuple(changes(self.loaded.cluster, new)), secret, tls, keys, context)
 
     def _apply_all(self, read: _Read, outcome: _Outcome) -> None:
         differences = {change.path: change for change in read.differences}
         for path in self._applied:  # a value that is again as it was at the start is a change as well
-            differences.setdefault(path, Change(path, None, _at(self.cluster, path)))
+            differences.setdefault(path, Change(path, None, _at(self.loaded.cluster, path)))
         unapplied: dict[str, list[str]] = {}  # keys of engines and models; their values may be secrets
         for difference in differences.values():
             change = evolve(difference, old=self._applied.get(difference.path, difference.old))
@@ -259,7 +259,7 @@ class Reloader:
             case ("model", name, *keys):
                 return self._model(name, tuple(keys), new)
             case ("engine", name, *_):
-                both = (self.cluster.engine.get(name), new.engine.get(name))
+                both = (self.loaded.cluster.engine.get(name), new.engine.get(name))
                 return False if any(each is not None and self.name in each.nodes for each in both) else None
         return False
 
@@ -270,7 +270,7 @@ class Reloader:
         match keys:
             case (key,) if key in AT_THE_GATE:
                 # The processors' own places are as many as there were at the start.
-                most = min(section.requests_max, self.cluster.gateway.requests_max)
+                most = min(section.requests_max, self.loaded.cluster.gateway.requests_max)
                 gateway.gate.change(most, section.admit_s, section.waiting_max)
                 if key == "requests_max":
                     self._applied["gateway", key] = most  # whatever the file says: its next change is judged by this
@@ -317,14 +317,15 @@ class Reloader:
         if section.listen is None and change.old is not None:  # where it listened is never forgotten
             return False
         offers = [offer(key, each) for key, each in new.engines_on(name).items()]
-        assembly.directory.configure(name, section.dial_address, offers)
+        address = section.dial_address
+        assembly.directory.configure(name, None if address is None else str(address), offers)
         assembly.directory.notify()  # the task that dials nodes looks there
         return True
 
     def _model(self, name: str, keys: tuple[str, ...], new: Cluster) -> bool | None:
         routing, section = self.assembly.reloadable.routings.get(name), new.model.get(name)
         if self.assembly.gateway is None:
-            ours = (*self.cluster.engines_on(self.name).values(), *new.engines_on(self.name).values())
+            ours = (*self.loaded.cluster.engines_on(self.name).values(), *new.engines_on(self.name).values())
             return (
                 False
                 if any(each.model == name for each in ours) and keys[:1] not in {(k,) for k in RELOADABLE}

@@ -13,30 +13,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Annotated, TypeVar, cast
+from typing import TypeVar, cast
 
 import trio
 from attrs import define, field, frozen
 
-from protocol.dialects.options import Within
 from protocol.errors import Overloaded
+from supervisor.config.limits import TextLimits
 
 T = TypeVar("T")
 
 NO_THREAD = "can't start new thread"  # the message of Python's own RuntimeError
 HEAVY_CHARACTERS_MIN = 200_000  # to tokenise: about a tenth of a second
-
-Count = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]
-
-
-@frozen
-class TextLimits:
-    """`[gateway.text]`: what reading and writing text may take beside the event loop."""
-
-    threads: Annotated[int, Within(at_least=1, at_most=64)] = 2
-    waiting_max: Count = 512  # for a thread, of all owners together
-    key_waiting_max: Count = 128  # of one owner: a key, or all that come without one
-    tokenize_tokens_max: Count = 262_144  # of one text or conversation at /tokenize, of one list at /detokenize
 
 
 @define(eq=False)

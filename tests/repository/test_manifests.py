@@ -23,7 +23,6 @@ from supervisor.engines.kinds import read_cluster
 from supervisor.gateway import client_keys
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.launcher.node_process import time_limits
-from supervisor.links.websocket import Endpoint
 from supervisor.node import preview
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +103,7 @@ def test_the_grace_period_is_longer_than_a_node_takes_to_end(cluster, name):
 def test_ports_and_names_are_those_of_the_file(cluster, name):
     ports = {port["name"]: port["containerPort"] for port in container(name)["ports"]}
     node = cluster.node[name]
-    wanted = {"link": Endpoint.read(node.listen).port, "metrics": Endpoint.read(node.metrics).port}
+    wanted = {"link": node.listen.port, "metrics": node.metrics.port}
     if cluster.gateway.node == name:
         wanted["http"] = cluster.gateway.port
     for engine in cluster.engines_on(name).values():
@@ -112,7 +111,7 @@ def test_ports_and_names_are_those_of_the_file(cluster, name):
             wanted["bootstrap"] = engine.bootstrap_port
     assert ports == wanted
     service = manifest("StatefulSet", name)["spec"]["serviceName"]
-    assert Endpoint.read(node.listen).host == f"{name}-0.{service}.espalier.svc.cluster.local"
+    assert node.listen.host == f"{name}-0.{service}.espalier.svc.cluster.local"
     assert manifest("Service", service)["spec"]["publishNotReadyAddresses"] is True
 
 

@@ -148,6 +148,14 @@ def test_what_is_called_an_actor_is_one():
     assert not theirs(Path("actors/routing/route.py"), {"actors.routing"})
 
 
+@pytest.mark.parametrize("path", [path for path in FILES if path.parts[:2] == ("supervisor", "config")], ids=str)
+def test_the_configuration_is_a_value_that_knows_nobody_who_reads_it(path):
+    """Limits of actors and of processes stand in it; whoever runs by them imports it, and never the other way round."""
+    below = {"config", "files", "processes", "engines"}
+    rooms = {name.split(".")[1] for name in imports(path) if name.startswith("supervisor.")}
+    assert rooms <= below, f"it imports {sorted(rooms - below)}"
+
+
 @in_room("supervisor")
 def test_the_supervisor_takes_time_and_chance_in_hand_in_few_places(path):
     assert not roots(path) & (UNTAMED | CLOCKS_AND_CHANCE) - HANDS.get(path, set())

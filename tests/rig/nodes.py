@@ -17,6 +17,7 @@ from protocol.messages import Finished, FinishReason, Generate, Started, Tokens,
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import LocalWorker
+from supervisor.config.endpoint import Endpoint
 from supervisor.config.load import ClusterSection
 from supervisor.links import websocket
 from supervisor.supervision.registration import Registration
@@ -65,12 +66,12 @@ class Node:
             section=self.section,
             directory=self.directory,
             services={(offer.name, Generate): self.directory.local[offer.name]},
-            listen=None if self.port is None else websocket.Endpoint(self.host, self.port),
+            listen=None if self.port is None else Endpoint(self.host, self.port),
             secret=self.secret,
             tls=self.tls,
             new_nonce=lambda: f"{id(self)} {next(numbers)}".encode().ljust(32),
             chance=random.Random(self.name),
-            join=tuple(map(websocket.Endpoint.read, self.join)),
+            join=tuple(map(Endpoint.read, self.join)),
         )
 
     @property
@@ -213,5 +214,5 @@ async def handshake_as_peer(node, name, say, *, hello=True):
                 heard.append(data)
         assert not patience.cancelled_caught, "the link was kept"
 
-    await websocket.dial(websocket.Endpoint(LOOPBACK_HOSTS, node.links.port), None, 1.0, talk)
+    await websocket.dial(Endpoint(LOOPBACK_HOSTS, node.links.port), None, 1.0, talk)
     return b"".join(heard)

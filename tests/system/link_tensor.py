@@ -27,6 +27,7 @@ from protocol.greeting import Greeter
 from protocol.messages import Embedded, Finished, FinishReason, Generate, GetInfo, Sampling, Started, Tokens, Usage
 from protocol.peer import Peer
 from protocol.tensors import Dtype, Tensor
+from supervisor.config.endpoint import Endpoint
 from supervisor.links import websocket
 from supervisor.links.encoding import TOKEN_IDS
 from supervisor.links.heartbeat import Heartbeat
@@ -159,7 +160,7 @@ async def linked(port: int) -> AsyncIterator[Link]:
             nursery.cancel_scope.cancel(reason="all is measured")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(websocket.dial, websocket.Endpoint("127.0.0.1", port), None, GREET_S, talk)
+        nursery.start_soon(websocket.dial, Endpoint("127.0.0.1", port), None, GREET_S, talk)
         await up.wait()
         yield made[0]
         over.set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from io import StringIO
 from itertools import chain, pairwise
 from math import inf, nan
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -66,7 +65,7 @@ kv_tokens_max = 4096
 
 def by_secret(cluster, folders):
     """Stands for how an operator greets a cluster."""
-    if cluster.file != Path():
+    if cluster.model:
         link_credentials.cluster_secret(cluster, {})
     return sorted(cluster.node), sorted(folders)
 

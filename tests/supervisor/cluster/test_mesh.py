@@ -39,6 +39,7 @@ from protocol.frames import (
 from protocol.greeting import Incarnation
 from protocol.messages import EngineInfo, Tokens
 from protocol.text_messages import Text
+from supervisor.config.endpoint import Endpoint
 from supervisor.links import websocket
 from supervisor.links.handshake_stream import HANDSHAKE_BYTES_MAX, HANDSHAKE_READ_BYTES, LimitedStream
 from supervisor.links.tls import LinkTls
@@ -134,7 +135,7 @@ async def test_a_node_is_dialed_until_it_is_there(lines):
     async with trio.open_nursery() as nursery:
         with (await trio.open_tcp_listeners(0, host=LOOPBACK_HOSTS))[0].socket as taken:
             port = taken.getsockname()[1]
-        late.links.listen = websocket.Endpoint(LOOPBACK_HOSTS, port)
+        late.links.listen = Endpoint(LOOPBACK_HOSTS, port)
         early.directory.configure("b", f"{LOOPBACK_HOSTS}:{port}")
         await nursery.start(early.run)
         await trio.sleep(0.5)
@@ -298,7 +299,7 @@ async def test_two_that_join_and_may_both_dial_keep_one_steady_link():
 async def test_a_node_of_the_file_that_joins_too_has_one_steady_link():
     a, b = Node("a"), Node("b")
     async with linked_nodes(b) as nursery:
-        a.links.join = (websocket.Endpoint.read(b.at), websocket.Endpoint.read(b.at))
+        a.links.join = (Endpoint.read(b.at), Endpoint.read(b.at))
         a.directory.configure("b", b.at)
         await nursery.start(a.run)
         await all_linked(a, b)
@@ -333,7 +334,7 @@ async def test_a_node_that_does_not_belong_here_is_refused_in_one_sentence_on_bo
 async def test_two_nodes_of_one_name_refuse_each_other(lines):
     a, other = Node("a"), Node("a", port=None)
     async with linked_nodes(a):
-        other.links.join = (websocket.Endpoint.read(a.at),)
+        other.links.join = (Endpoint.read(a.at),)
         with trio.move_on_after(1):
             await other.run()
     said = reasons(lines)
@@ -381,7 +382,7 @@ async def test_another_version_is_refused(lines):
             await wire.receive_some()
             assert "speaks version" in greeting.decode(await wire.receive_some()).detail
 
-        await websocket.dial(websocket.Endpoint.read(b.at), None, 1.0, talk)
+        await websocket.dial(Endpoint.read(b.at), None, 1.0, talk)
         await until(lambda: reasons(lines))
     assert len(reasons(lines)) == 1
     assert f"it speaks version {VERSION + 1} of the protocol, and node b version {VERSION}" in reasons(lines)[0]
@@ -540,9 +541,9 @@ async def test_a_proof_that_was_overheard_proves_nothing(lines):
             refusal = greeting.decode(await wire.receive_some())
             assert refusal.code == "secret"
 
-        await websocket.dial(websocket.Endpoint.read(b.at), None, 1.0, honest)
+        await websocket.dial(Endpoint.read(b.at), None, 1.0, honest)
         assert len(heard) == 2
-        await websocket.dial(websocket.Endpoint.read(b.at), None, 1.0, replay)
+        await websocket.dial(Endpoint.read(b.at), None, 1.0, replay)
         await until(lambda: any("another secret" in each for each in reasons(lines)))
         assert b.linked == set()
 
@@ -557,7 +558,7 @@ async def test_sentences_that_a_stranger_thinks_of_do_not_fill_the_log(lines):
                 while await wire.receive_some():
                     pass
 
-            await websocket.dial(websocket.Endpoint.read(a.at), None, 1.0, talk)
+            await websocket.dial(Endpoint.read(a.at), None, 1.0, talk)
         await until(lambda: not a.links.statistics().unauthenticated)
     assert 10 <= len(reasons(lines)) <= 60
 
@@ -637,7 +638,7 @@ async def test_frames_before_the_greeting_are_refused(lines):
             while await wire.receive_some():
                 pass
 
-        await websocket.dial(websocket.Endpoint.read(a.at), None, 1.0, talk)
+        await websocket.dial(Endpoint.read(a.at), None, 1.0, talk)
         await until(lambda: reasons(lines))
         assert a.asked == []
     assert len(reasons(lines)) == 1

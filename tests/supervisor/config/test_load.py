@@ -12,6 +12,7 @@ import pytest
 
 from protocol.errors import StartFailed
 from supervisor.config import placement
+from supervisor.config.load import Loaded
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway import client_keys
 from supervisor.launcher import preflight
@@ -426,7 +427,12 @@ async def test_what_a_node_starts_does_not_see_the_secrets(written, monkeypatch)
     monkeypatch.setattr(node, "assemble", build)
     environment = {"ESPALIER_API_KEYS": "bob=quetzalcoatl", "ESPALIER_ADMIN_KEY": "xolotl", "HOME": "/root"}
     with pytest.raises(StartFailed, match="that is enough"):
-        await node.run(gateway(written, ""), "main", Terminal(sys.stderr, live=False), environment)
+        await node.run(
+            Loaded(gateway(written, ""), Path("cluster.toml"), {}),
+            "main",
+            Terminal(sys.stderr, live=False),
+            environment,
+        )
     assert seen == {"HOME": "/root"}
 
 
@@ -478,9 +484,10 @@ def test_a_node_that_joins_needs_no_word_of_the_rest_of_the_cluster(written):
     )
     assert mistakes(path) == [(1, "gateway.node: there is no node main; there is extra")]
     cluster = read_cluster(path, ["10.0.0.1:7411"])
-    assert cluster.cluster.join == ("10.0.0.1:7411",)
+    assert [str(each) for each in cluster.cluster.join] == ["10.0.0.1:7411"]
     path.write_text(path.read_text() + '[cluster]\njoin = ["b:1"]\n')
-    assert read_cluster(path, ["10.0.0.1:7411"]).cluster.join == ("b:1", "10.0.0.1:7411")
+    joins = read_cluster(path, ["10.0.0.1:7411"]).cluster.join
+    assert [str(each) for each in joins] == ["b:1", "10.0.0.1:7411"]
     with pytest.raises(StartFailed, match=r"cluster\.join\[1\]: must be like"):
         read_cluster(path, ["nowhere"])
 

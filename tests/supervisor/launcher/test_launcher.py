@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from protocol.errors import StartFailed
-from supervisor.engines.kinds import read_cluster
+from supervisor.engines.kinds import load_cluster, read_cluster
 from supervisor.launcher import launcher, node_process, preflight
 from supervisor.launcher.launcher import Launcher
 from supervisor.launcher.node_process import KeptNode
@@ -52,7 +52,7 @@ def file(tmp_path):
 def one(file):
     """A launcher of the file's nodes that has not run yet."""
     names = ("front", "one", "two")
-    return Launcher(read_cluster(file), names, ("false",), {}, Terminal(io.StringIO(), live=True), random.Random(0))
+    return Launcher(load_cluster(file), names, ("false",), {}, Terminal(io.StringIO(), live=True), random.Random(0))
 
 
 def kept(cluster, name):
@@ -64,7 +64,7 @@ def following(one, monkeypatch):
     """A launcher whose nodes run, as far as it knows; which others it starts is only noted."""
     started = []
     for name in one.names:
-        one.nodes[name] = kept(one.cluster, name)
+        one.nodes[name] = kept(one.loaded.cluster, name)
     one._placed = set(one.names)
     monkeypatch.setattr(preflight, "check_can_start", lambda *_: None)
 
@@ -75,7 +75,7 @@ def following(one, monkeypatch):
     monkeypatch.setattr(Launcher, "_start", start)
 
     def follow(text):
-        one.cluster.file.write_text(text)
+        one.loaded.file.write_text(text)
         started.clear()
         one._apply(*one._read(one._placed | one._running), None)
         return list(started)
@@ -95,7 +95,7 @@ async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(one, monk
         raise OSError(errno.EAGAIN, "no process can be had")
 
     monkeypatch.setattr(node_process, "start", fails)
-    node, before = kept(one.cluster, "one"), descriptors()
+    node, before = kept(one.loaded.cluster, "one"), descriptors()
     for _ in range(5):
         with pytest.raises(ExceptionGroup) as caught:
             await node_process.run(node, one)
@@ -147,7 +147,7 @@ async def test_b7_a_node_that_dies_again_and_again_ends_no_other(one, lives_s, m
 
     monkeypatch.setattr(node_process, "run", run)
     with trio.move_on_after(3600) as hour:
-        tree = node_process.tree(one.cluster, kept(one.cluster, "one"), one)
+        tree = node_process.tree(one.loaded.cluster, kept(one.loaded.cluster, "one"), one)
         await supervise(tree, rng=random.Random(0))
     assert hour.cancelled_caught
     assert lives[1] - lives[0] < lives_s + 1, "the first time it is back at once"
@@ -269,14 +269,14 @@ async def test_a_node_that_may_drain_for_longer_is_given_the_time(one, following
 
 
 async def test_a_file_that_cannot_be_read_changes_nothing(one, following, monkeypatch, caplog, autojump_clock):
-    one.cluster.file.write_text("nonsense")
+    one.loaded.file.write_text("nonsense")
     monkeypatch.setattr(trio.to_thread, "run_sync", _here)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one._follow_file, nursery)
         one.reload()
         await trio.sleep(1)
         assert [each.message for each in caplog.records] == ["the file changes nothing"]
-        one.cluster.file.write_text(FILE + THREE)
+        one.loaded.file.write_text(FILE + THREE)
         one.reload()
         await trio.sleep(1)
         assert "three" in one.nodes

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from actors.kit.groups import first_leaf
-from supervisor.engines.kinds import read_cluster
+from supervisor.engines.kinds import load_cluster
 from supervisor.launcher import node_process
 from supervisor.launcher.launcher import Launcher
 from supervisor.launcher.node_process import KeptNode, NodeDied
@@ -58,7 +58,7 @@ def one(tmp_path):
     file = tmp_path / "cluster.toml"
     file.write_text(SIMULATED.format(ports=(7400, 7401, 7402), tiny=TINY))
     names, terminal = ("front", "one", "two"), Terminal(io.StringIO(), live=True)
-    return Launcher(read_cluster(file), names, ("false",), dict(os.environ), terminal, random.Random(0))
+    return Launcher(load_cluster(file), names, ("false",), dict(os.environ), terminal, random.Random(0))
 
 
 async def test_d8_a_node_that_is_silent_for_too_long_writes_its_stacks_and_is_killed(autojump_clock, caplog):

@@ -14,6 +14,7 @@ from protocol.errors import PeerRefused, StartFailed
 from protocol.greeting import Greeter, names_node, shown
 from supervisor.cluster import link_credentials
 from supervisor.config import placement
+from supervisor.config.endpoint import Endpoint
 from supervisor.config.load import Misconfigured
 from supervisor.engines.kinds import read_cluster
 from supervisor.links import websocket
@@ -127,7 +128,7 @@ async def greeted(node, files):
         )
         peers.append(await websocket.greet(wire, greeter, 1.0))
 
-    await websocket.dial(websocket.Endpoint(LOOPBACK_HOSTS, node.links.port), load_link_tls(*files).dials, 1.0, talk)
+    await websocket.dial(Endpoint(LOOPBACK_HOSTS, node.links.port), load_link_tls(*files).dials, 1.0, talk)
     return peers[0]
 
 

@@ -17,7 +17,7 @@ from supervisor import deadlines
 from supervisor.cluster import link_credentials, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.config import load
-from supervisor.engines.kinds import read_cluster
+from supervisor.engines.kinds import load_cluster, read_cluster
 from supervisor.files import reading
 from supervisor.files.reading import read_inline
 from supervisor.gateway.admission import AdmissionGate
@@ -62,11 +62,12 @@ class Node:
         self.file = tmp_path / "cluster.toml"
         self.file.write_text(text)
         self.text = text
-        self.cluster = read_cluster(self.file)
+        loaded = load_cluster(self.file)
+        self.cluster = loaded.cluster
         self.drain_s = None
         environment = environment or {}
         self.assembly, _ = built_assembly(self.cluster, name, read_credentials(self.cluster, name, environment))
-        self.reloader = Reloader(name, self.cluster, self.assembly, environment, self.set_drain_s, ask_launcher, reads)
+        self.reloader = Reloader(name, loaded, self.assembly, environment, self.set_drain_s, ask_launcher, reads)
 
     def set_drain_s(self, drain_s):
         self.drain_s = drain_s

@@ -10,7 +10,8 @@ import trio
 import trio.testing
 
 from protocol.errors import Overloaded
-from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN, Statistics, TextLimits, TextThreads
+from supervisor.config.limits import TextLimits
+from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN, Statistics, TextThreads
 
 LIGHT = HEAVY_CHARACTERS_MIN - 1
 

@@ -10,7 +10,8 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from protocol.errors import PeerLost
-from supervisor.links.websocket import ConnectionHandler, Endpoint
+from supervisor.config.endpoint import Endpoint
+from supervisor.links.websocket import ConnectionHandler
 from tests.rig.network import SimTransport, sim_pair
 
 SIZE_BYTES = 4
