@@ -10,19 +10,16 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, ClassVar, Literal
 
 import attrs
-import msgspec
 from attrs import frozen
 
-from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, Choice, extend
-from protocol.dialects.choices import ChoiceChunks, in_full, shared
+from protocol.dialects.answer_builder import Choice, extend
+from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
 from protocol.dialects.logprobs import listed
 from protocol.dialects.options import ChoiceOptions, Holds, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.request_body import decode, read_checked
 from protocol.strict.mistakes import Mistake
 from protocol.strict.structure import Harmless, tag
-from protocol.text_messages import Answered, ChoiceEnded, Respond, Role, Text, TokenText, Turn
-
-_encode = msgspec.json.Encoder().encode
+from protocol.text_messages import Respond, Role, Text, Turn
 
 
 @frozen
@@ -141,75 +138,47 @@ def to_respond(request: ChatRequest, *, request_id: str) -> Respond:
 
 
 def completion_id(request_id: str) -> str:
-    """Return how clients know the answer to a request."""
+    """Return the id by which a client knows the answer to its request."""
     return f"chatcmpl-{request_id}"
 
 
 class Chunks(ChoiceChunks):
-    """Tells the choices of one answer as chunks of a chat completion."""
+    """The chunks of a chat completion; the first one of a choice also has its role."""
 
     def __init__(self, request: ChatRequest, *, request_id: str, created: int) -> None:
-        said = shared("chat.completion.chunk", completion_id(request_id), created=created, model=request.model)
-        super().__init__(request, said, choices=request.choices)
-        self._logprobs = bool(request.logprobs)
-        self._heads: dict[int, bytes] = {}  # of each choice that has said its role
+        common = common_fields("chat.completion.chunk", completion_id(request_id), created=created, model=request.model)
+        super().__init__(request, common, choices=request.choices, logprobs=bool(request.logprobs), closing=b"}")
 
-    def text(self, reply: Text) -> bytes:
-        """Say the next piece of a choice."""
-        head = self._heads.get(reply.choice) or self._first(reply.choice)
-        if not self._logprobs and not self._ids:
-            return b'%b%b},"logprobs":null,"finish_reason":null}]}\n\n' % (head, _encode(reply.text))
-        logprobs = _encode(_logprobs(reply.logprobs)) if self._logprobs else b"null"
-        ids = b',"token_ids":' + _encode(reply.ids) if self._ids else b""
-        return b'%b%b},"logprobs":%b,"finish_reason":null%b}]}\n\n' % (head, _encode(reply.text), logprobs, ids)
+    def _begin(self, choice: int) -> bytes:
+        """Return the first chunk of a choice up to its text, after empty ones of those before it that have not begun.
 
-    def choice_ended(self, ended: ChoiceEnded) -> bytes:
-        """Say that a choice is whole."""
-        self._unended -= 1
-        if ended.choice in self._heads:
-            head = b'%b%d,"delta":{' % (self._head, ended.choice)
-        else:
-            head = self._first(ended.choice) + b'""'
-        return b'%b},"logprobs":null,"finish_reason":%b}]}\n\n' % (head, _encode(ended.reason))
-
-    def _first(self, choice: int) -> bytes:
-        """Begin the first chunk of a choice, which takes its role along.
-
-        OpenAI's own client counts on new choices in their order, so those before this one are named, too.
+        OpenAI's own client expects new choices in their order.
         """
         out = b""
         for each in range(len(self._heads), choice + 1):
-            head = b'%b%d,"delta":{"role":"assistant","content":' % (self._head, each)
-            out += head if each == choice else head + b'""},"logprobs":null,"finish_reason":null}]}\n\n'
-            self._heads[each] = b'%b%d,"delta":{"content":' % (self._head, each)
+            head = b'%b%d,"delta":{"role":"assistant","content":' % (self._start, each)
+            out += head if each == choice else head + b'""' + self._plain_end
+            self._heads[each] = b'%b%d,"delta":{"content":' % (self._start, each)
         return out
 
+    def _last_head(self, choice: int) -> bytes:
+        return b'%b%d,"delta":{' % (self._start, choice) if choice in self._heads else self._begin(choice) + b'""'
 
-class Completion(AnswerBuilder):
+    def _logprobs_of(self, reply: Text) -> dict[str, object]:
+        return {"content": listed(reply.logprobs), "refusal": None}
+
+
+class Completion(ChoicesBody):
     """The body that answers a request without a stream."""
 
     def __init__(self, request: ChatRequest, *, request_id: str, created: int) -> None:
-        super().__init__(request.choices, ids=bool(request.return_token_ids), logprobs=bool(request.logprobs))
-        self._shared = shared("chat.completion", completion_id(request_id), created=created, model=request.model)
+        common = common_fields("chat.completion", completion_id(request_id), created=created, model=request.model)
+        around = (b'"message":{"role":"assistant","content":"', b'","refusal":null}')
+        super().__init__(request, common, choices=request.choices, logprobs=bool(request.logprobs), around=around)
 
     def note(self, choice: Choice, text: Text) -> None:
         """Take the log probabilities of the next piece of a choice."""
         extend(choice.logprobs, listed(text.logprobs))
 
-    def finish(self, answered: Answered) -> AnswerBody:
-        """Return the body of the whole answer."""
-        return in_full(self._shared, map(self._parts, self.whole()), answered)
-
-    def _parts(self, choice: Choice) -> Iterator[bytes | bytearray]:
-        yield from (b'"message":{"role":"assistant","content":"', choice.text, b'","refusal":null},"logprobs":')
-        if self._logprobs:
-            yield from (b'{"content":[', choice.logprobs, b'],"refusal":null}')
-        else:
-            yield b"null"
-        yield b',"finish_reason":' + choice.reason
-        if self._ids:
-            yield from (b',"token_ids":[', choice.ids, b"]")
-
-
-def _logprobs(tokens: Iterable[TokenText]) -> dict[str, object]:
-    return {"content": listed(tokens), "refusal": None}
+    def _logprobs_parts(self, _: int, choice: Choice) -> Iterable[bytes | bytearray]:
+        return (b'{"content":[', choice.logprobs, b'],"refusal":null}')

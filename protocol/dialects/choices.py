@@ -1,13 +1,19 @@
-"""What chat completions and completions say alike: all that stands around the choices of an answer."""
+"""The answers of chat completions and of completions, which differ only in what stands around a choice's text.
+
+Both list choices, and each choice has an index, its text in some wrapping, log probabilities, a reason why it ended
+and, if the client asked for them, token ids. That frame is written here once, for a stream (`ChoiceChunks`) and for an
+answer in one piece (`ChoicesBody`); a dialect adds the wrapping and its form of log probabilities. Chunks are put
+together from bytes that are encoded once a choice, because this runs for every piece of text that a client gets.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from protocol.dialects.answer_builder import AnswerBody
+from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, Choice
 from protocol.dialects.http import error_body
 from protocol.dialects.options import ChoiceOptions
 from protocol.errors import RequestError
@@ -17,8 +23,8 @@ from protocol.text_messages import Answered, ChoiceEnded, Text
 _encode = msgspec.json.Encoder().encode
 
 
-def shared(kind: str, answer_id: str, *, created: int, model: str) -> dict[str, object]:
-    """Return what every chunk of an answer says, and so does an answer in one piece, whose `kind`s differ."""
+def common_fields(kind: str, answer_id: str, *, created: int, model: str) -> dict[str, object]:
+    """Return the fields that every chunk of an answer has, and the answer in one piece, under another `kind`."""
     return {
         "id": answer_id,
         "object": kind,
@@ -29,42 +35,108 @@ def shared(kind: str, answer_id: str, *, created: int, model: str) -> dict[str, 
 
 
 class ChoiceChunks(ABC):
-    """Builds the server-sent events of one answer: of each choice text... and its end, and then the end of all."""
+    """Server-sent events of one streamed answer: pieces of its choices, the end of each, and the end of the answer.
 
-    def __init__(self, request: ChoiceOptions, said: dict[str, object], *, choices: int) -> None:
+    `closing` is what closes the wrapping of a choice's text.
+    """
+
+    def __init__(
+        self, request: ChoiceOptions, common: dict[str, object], *, choices: int, logprobs: bool, closing: bytes
+    ) -> None:
         self._includes_usage = request.includes_usage
-        self._ids = bool(request.return_token_ids)
-        self._shared = said
-        every = said | ({"usage": None} if self._includes_usage else {})
-        self._head = b"data: " + _encode(every)[:-1] + b',"choices":[{"index":'
-        self._unended = choices
+        self._logprobs, self._ids = logprobs, bool(request.return_token_ids)
+        self._common = common
+        chunk = common | ({"usage": None} if self._includes_usage else {})
+        self._start = b"data: " + _encode(chunk)[:-1] + b',"choices":[{"index":'
+        self._closing = closing
+        self._plain_end = closing + b',"logprobs":null,"finish_reason":null}]}\n\n'
+        self._heads: dict[int, bytes] = {}  # of each choice that has begun: its chunks up to their text
+        self._running = choices
 
-    @abstractmethod
     def text(self, reply: Text) -> bytes:
-        """Say the next piece of a choice."""
+        """Return the chunk with the next piece of a choice."""
+        head = self._heads.get(reply.choice) or self._begin(reply.choice)
+        if not self._logprobs and not self._ids:
+            return head + _encode(reply.text) + self._plain_end
+        logprobs = _encode(self._logprobs_of(reply)) if self._logprobs else b"null"
+        ids = b',"token_ids":' + _encode(reply.ids) if self._ids else b""
+        return b'%b%b%b,"logprobs":%b,"finish_reason":null%b}]}\n\n' % (
+            head,
+            _encode(reply.text),
+            self._closing,
+            logprobs,
+            ids,
+        )
 
-    @abstractmethod
     def choice_ended(self, ended: ChoiceEnded) -> bytes:
-        """Say that a choice is whole, which makes one less that is not ended."""
+        """Return the chunk that ends a choice."""
+        self._running -= 1
+        head = self._last_head(ended.choice)
+        return b'%b%b,"logprobs":null,"finish_reason":%b}]}\n\n' % (head, self._closing, _encode(ended.reason))
 
     def finish(self, answered: Answered) -> bytes:
-        """Say that the answer is whole, and what it cost if that was asked."""
-        assert self._unended == 0  # else it would look whole and not be
+        """Return the end of a whole answer, with its usage if the client asked for that."""
+        assert self._running == 0  # else it would look whole and not be
         last = b""
         if self._includes_usage:
-            last = b"data: " + b"".join(in_full(self._shared, (), answered).pieces()) + b"\n\n"
+            last = b"data: " + b"".join(_body(self._common, (), answered).pieces()) + b"\n\n"
         return last + b"data: [DONE]\n\n"
 
     def failed(self, error: RequestError) -> bytes:
-        """Say that the answer failed; no `[DONE]` follows, so that it never looks whole."""
+        """Return the event of an answer that failed; no `[DONE]` follows, so that it never looks whole."""
         return b"data: " + error_body(error) + b"\n\n"
 
+    @abstractmethod
+    def _begin(self, choice: int) -> bytes:
+        """Return the first chunk of a choice up to its text, and keep the head of its further chunks."""
 
-def in_full(said: dict[str, object], choices: Iterable[Iterable[bytes | bytearray]], answered: Answered) -> AnswerBody:
-    """Return the body of what is shared, the choices, each as the inside of its object, and what they cost."""
-    parts: list[bytes | bytearray] = [_encode(said)[:-1] + b',"choices":[']
-    for place, choice in enumerate(choices):
-        parts.append(b'%b{"index":%d,' % (b"," if place else b"", place))
+    @abstractmethod
+    def _last_head(self, choice: int) -> bytes:
+        """Return the last chunk of a choice up to `closing`: it has no text."""
+
+    @abstractmethod
+    def _logprobs_of(self, reply: Text) -> object:
+        """Return the log probabilities of a piece, as JSON has them."""
+
+
+class ChoicesBody(AnswerBuilder):
+    """The body of an answer in one piece; `around` stands before and after the inside of a choice's text."""
+
+    def __init__(
+        self,
+        request: ChoiceOptions,
+        common: dict[str, object],
+        *,
+        choices: int,
+        logprobs: bool,
+        around: tuple[bytes, bytes],
+    ) -> None:
+        super().__init__(choices, ids=bool(request.return_token_ids), logprobs=logprobs)
+        self._common = common
+        self._around = around
+
+    def finish(self, answered: Answered) -> AnswerBody:
+        """Return the body of the whole answer."""
+        return _body(self._common, map(self._parts, range(len(self._choices)), self.whole()), answered)
+
+    def _parts(self, index: int, choice: Choice) -> Iterator[bytes | bytearray]:
+        before, after = self._around
+        yield from (before, choice.text, after, b',"logprobs":')
+        yield from self._logprobs_parts(index, choice) if self._logprobs else (b"null",)
+        yield b',"finish_reason":' + choice.reason
+        if self._ids:
+            yield from (b',"token_ids":[', choice.ids, b"]")
+
+    @abstractmethod
+    def _logprobs_parts(self, index: int, choice: Choice) -> Iterable[bytes | bytearray]:
+        """Return the log probabilities of a whole choice as JSON, in pieces."""
+
+
+def _body(common: dict[str, object], choices: Iterable[Iterable[bytes | bytearray]], answered: Answered) -> AnswerBody:
+    """Return the body of an answer: the common fields, the choices, each as the inside of its object, and the usage."""
+    parts: list[bytes | bytearray] = [_encode(common)[:-1] + b',"choices":[']
+    for index, choice in enumerate(choices):
+        parts.append(b'%b{"index":%d,' % (b"," if index else b"", index))
         parts += choice
         parts.append(b"}")
     parts.append(b'],"usage":' + _encode(_usage(answered.usage)) + b"}")

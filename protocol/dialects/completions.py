@@ -5,27 +5,24 @@ What keeps every load tool happy with chat completions does so here too: see `ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 import attrs
-import msgspec
 from attrs import define, field, frozen
 
-from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, Choice, extend
-from protocol.dialects.choices import ChoiceChunks, in_full, shared
+from protocol.dialects.answer_builder import Choice, extend
+from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
 from protocol.dialects.logprobs import Columns, Tabulating
 from protocol.dialects.options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.prompt import Prompts
 from protocol.dialects.request_body import decode, read_checked
 from protocol.strict.mistakes import Mistake
 from protocol.strict.structure import Harmless
-from protocol.text_messages import Answered, ChoiceEnded, Respond, Text
+from protocol.text_messages import Respond, Text
 
 KIND = "text_completion"  # of a chunk, too
 TOKENS_MAX = 16  # where a request names no other number, as with OpenAI
-
-_encode = msgspec.json.Encoder().encode
 
 
 @frozen(kw_only=True)
@@ -106,40 +103,28 @@ def to_respond(request: CompletionRequest, *, request_id: str) -> Respond:
 
 
 def completion_id(request_id: str) -> str:
-    """Return how clients know the answer to a request."""
+    """Return the id by which a client knows the answer to its request."""
     return f"cmpl-{request_id}"
 
 
 class Chunks(ChoiceChunks):
-    """Tells the choices of one answer as chunks of a completion."""
+    """The chunks of a completion."""
 
     def __init__(self, request: CompletionRequest, *, request_id: str, created: int) -> None:
-        said = shared(KIND, completion_id(request_id), created=created, model=request.model)
-        super().__init__(request, said, choices=request.choices_total)
-        self._tabulating: list[Tabulating] = []
-        if request.logprobs is not None:
-            self._tabulating = [Tabulating() for _ in range(request.choices_total)]
+        common = common_fields(KIND, completion_id(request_id), created=created, model=request.model)
+        choices, logprobs = request.choices_total, request.logprobs is not None
+        super().__init__(request, common, choices=choices, logprobs=logprobs, closing=b"")
+        self._tabulating = [Tabulating() for _ in range(choices * logprobs)]
 
-    def text(self, reply: Text) -> bytes:
-        """Say the next piece of a choice."""
-        text = _encode(reply.text)
-        if not self._tabulating and not self._ids:
-            return b'%b%d,"text":%b,"logprobs":null,"finish_reason":null}]}\n\n' % (self._head, reply.choice, text)
-        columns = self._tabulating[reply.choice].add(reply, Columns()) if self._tabulating else None
-        ids = b',"token_ids":' + _encode(reply.ids) if self._ids else b""
-        return b'%b%d,"text":%b,"logprobs":%b,"finish_reason":null%b}]}\n\n' % (
-            self._head,
-            reply.choice,
-            text,
-            _encode(columns),
-            ids,
-        )
+    def _begin(self, choice: int) -> bytes:
+        head = self._heads[choice] = b'%b%d,"text":' % (self._start, choice)
+        return head
 
-    def choice_ended(self, ended: ChoiceEnded) -> bytes:
-        """Say that a choice is whole."""
-        self._unended -= 1
-        reason = _encode(ended.reason)
-        return b'%b%d,"text":"","logprobs":null,"finish_reason":%b}]}\n\n' % (self._head, ended.choice, reason)
+    def _last_head(self, choice: int) -> bytes:
+        return b'%b%d,"text":""' % (self._start, choice)
+
+    def _logprobs_of(self, reply: Text) -> Columns:
+        return self._tabulating[reply.choice].add(reply, Columns())
 
 
 @define(eq=False)
@@ -162,26 +147,18 @@ class _Table:
         yield b"}"
 
 
-class Completion(AnswerBuilder):
+class Completion(ChoicesBody):
     """The body that answers a request without a stream."""
 
     def __init__(self, request: CompletionRequest, *, request_id: str, created: int) -> None:
-        logprobs = request.logprobs is not None
-        super().__init__(request.choices_total, ids=bool(request.return_token_ids), logprobs=logprobs)
-        self._shared = shared(KIND, completion_id(request_id), created=created, model=request.model)
-        self._tables = [_Table() for _ in range(request.choices_total * logprobs)]
+        common = common_fields(KIND, completion_id(request_id), created=created, model=request.model)
+        choices, logprobs = request.choices_total, request.logprobs is not None
+        super().__init__(request, common, choices=choices, logprobs=logprobs, around=(b'"text":"', b'"'))
+        self._tables = [_Table() for _ in range(choices * logprobs)]
 
     def note(self, _: Choice, text: Text) -> None:
         """Take the log probabilities of the next piece of a choice."""
         self._tables[text.choice].add(text)
 
-    def finish(self, answered: Answered) -> AnswerBody:
-        """Return the body of the whole answer."""
-        return in_full(self._shared, map(self._parts, range(len(self._choices)), self.whole()), answered)
-
-    def _parts(self, place: int, choice: Choice) -> Iterator[bytes | bytearray]:
-        yield from (b'"text":"', choice.text, b'","logprobs":')
-        yield from self._tables[place].parts() if self._tables else (b"null",)
-        yield b',"finish_reason":' + choice.reason
-        if self._ids:
-            yield from (b',"token_ids":[', choice.ids, b"]")
+    def _logprobs_parts(self, index: int, _: Choice) -> Iterable[bytes | bytearray]:
+        return self._tables[index].parts()

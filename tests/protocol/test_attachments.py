@@ -6,7 +6,7 @@ import pytest
 
 from protocol import attachments
 from protocol.attachments import PIECE_BYTES, WINDOW_BYTES
-from protocol.errors import Overloaded, PeerViolation, TooLarge
+from protocol.errors import LocalViolation, Overloaded, PeerViolation, TooLarge
 from protocol.frames import (
     VERSION,
     Announce,
@@ -237,7 +237,7 @@ def test_a_reply_that_waits_has_spent_its_credit_already(pair):
     pair.reply(bytes(2 * PIECE_BYTES))
     pair.far.send(Item(1, b"2", 2))
     assert pair.far.served.credit(1) == 0
-    with pytest.raises(PeerViolation, match="has credit for 0"):
+    with pytest.raises(LocalViolation, match="has credit for 0"):
         pair.far.send(Item(1, b"3", 1))
     assert pair.settle()[0][-1] == (Item(1, b"2", 2), b"")
     assert pair.near.asked.credit(1) == 0
@@ -249,7 +249,7 @@ def test_nothing_follows_an_end_that_waits(pair, frame):
     pair.settle()
     pair.reply(bytes(2 * PIECE_BYTES))
     pair.far.send(End(1, b""))
-    with pytest.raises(PeerViolation, match="on stream 1, which has ended"):
+    with pytest.raises(LocalViolation, match="on stream 1, which has ended"):
         pair.far.send(frame)
     assert [type(frame) for frame, _ in pair.settle()[0]] == [Item, End]
     assert pair.at_rest()
@@ -259,7 +259,7 @@ def test_a_step_does_not_wait_and_is_refused_where_it_would_have_to(pair):
     pair.ask(credit=3)
     pair.settle()
     pair.reply(bytes(2 * PIECE_BYTES))
-    with pytest.raises(PeerViolation, match="before 131072 bytes that were to come first"):
+    with pytest.raises(LocalViolation, match="before 131072 bytes that were to come first"):
         pair.far.send(Step([1], [1], [7], [], []))
     assert pair.far.served.credit(1) == 2
 
@@ -445,7 +445,7 @@ def test_replies_that_wait_behind_others_count_too():
     ids=repr,
 )
 def test_as_many_bytes_are_attached_as_the_frame_says(pair, frame, data):
-    with pytest.raises(PeerViolation, match="attached"):
+    with pytest.raises(LocalViolation, match="attached"):
         pair.near.send(frame, views(*data))
     assert pair.near.take() == b""
 

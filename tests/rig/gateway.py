@@ -21,6 +21,7 @@ from actors.processor import processor
 from actors.text.model import TextModel, load
 from actors.text.prompts import PromptLimits
 from protocol.dialects.http import Model
+from protocol.dialects.responses import FINAL_EVENTS
 from protocol.errors import EngineLost
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GrammarKind, Started, Tokens, Usage
 from protocol.model_folder import FILES
@@ -338,7 +339,7 @@ class Client:
         events = []
         while True:
             events.append(await self.event())
-            if events[-1]["type"] in (last or ENDS):
+            if events[-1]["type"] in (last or FINAL_EVENTS):
                 return events
 
     async def say(self, event: object, first: int = 0x81) -> None:
@@ -350,9 +351,6 @@ class Client:
             kind, payload = await self.frame()
             if kind == 0x88:
                 return int.from_bytes(payload[:2], "big")
-
-
-ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
 
 
 def frame(payload: bytes, first: int = 0x81) -> bytes:

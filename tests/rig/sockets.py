@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from protocol.dialects.responses import FINAL_EVENTS
+
 
 def types(events):
     return [event["type"] for event in events]
@@ -23,7 +25,7 @@ async def collected(client, responses):
     while responses:
         event = await client.event()
         lanes.setdefault(event.get("stream_id"), []).append(event)
-        responses -= event["type"] in {"response.completed", "response.incomplete", "response.failed", "error"}
+        responses -= event["type"] in FINAL_EVENTS
     return lanes
 
 

@@ -16,6 +16,7 @@ import trio
 import trio.testing
 from attrs import define
 
+from protocol.dialects.responses import FINAL_EVENTS
 from tests.rig.gateway import LINE, Client, Rig, at_rest, chat, create, frame, head, ids, post, rig
 from tests.system.simulator import tasks
 
@@ -127,7 +128,7 @@ class Crowd:
             if self.rng.random() < 0.3:
                 await client.send(frame(b"ping", 0x89))
             deltas, kind = [], ""
-            while kind not in {"response.completed", "response.incomplete", "response.failed", "error"}:
+            while kind not in FINAL_EVENTS:
                 first, payload = await client.frame()
                 if first == 0x88:
                     return

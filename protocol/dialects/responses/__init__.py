@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.dialects.responses.events import Completion, Events, error_event, response_id
+from protocol.dialects.responses.events import FINAL_EVENTS, Completion, Events, error_event, response_id
 from protocol.dialects.responses.requests import (
     LOGPROBS,
     CancelResponse,
@@ -16,6 +16,7 @@ from protocol.dialects.responses.requests import (
 )
 
 __all__ = [
+    "FINAL_EVENTS",
     "LOGPROBS",
     "CancelResponse",
     "Completion",

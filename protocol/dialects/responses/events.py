@@ -26,6 +26,9 @@ FORMAT_ECHOED_MAX = 16 * 1024
 LOGPROBS_REPEATED_MAX = 64 * 1024  # bytes of JSON
 LOGPROBS_A_DELTA_MAX = 64  # with the likeliest tokens each can have kilobytes
 
+FINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
+"""The types of the events after which nothing follows of the same response."""
+
 _encode = msgspec.json.Encoder().encode
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import trio
 from attrs import Factory, define, field
 
+from protocol.dialects.responses import FINAL_EVENTS
 from supervisor.telemetry.logs import JsonFormatter, TextFormatter
 from tests.system.fuzz.answers import Answer, Unfinished, Wrong, frames, take
 from tests.system.fuzz.inputs import Input, Leave, make
@@ -22,7 +23,6 @@ QUIET_S = 0.2  # of virtual time, in which an answer that is not slow on purpose
 PATIENCE_S = 400.0  # in which a server has had enough of anybody
 EVENTS_A_SOCKET = 40
 IDLE_S = 20.0  # after which a connection is not used again: the server may be about to close it
-ENDS = {"response.completed", "response.failed", "response.incomplete", "error"}
 WAITS = {Leave.QUIET, Leave.STALL}  # who leaves in another way may get no answer
 HEAD = re.compile(rb"\n\r?\n")
 NO_LINGER = struct.pack("ii", 1, 0)
@@ -217,7 +217,7 @@ class Player:
             if code is not None or heard.ended or (made.closes is not None and not coming):
                 raise Wrong(f"one event closed the WebSocket: {code}, not {made.closes}; {events[-1:]!r:.300}")
             theirs = [event for event in events if made.exact is None or event.get("stream_id") == "exact"]
-            if not coming or (theirs and theirs[-1]["type"] in ENDS):
+            if not coming or (theirs and theirs[-1]["type"] in FINAL_EVENTS):
                 break
         self._tell(events)
         self.counts[f"event {events[-1]['type'] if events else 'none'}"] += 1

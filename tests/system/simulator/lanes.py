@@ -10,6 +10,7 @@ from contextlib import suppress
 import trio
 from attrs import Factory, define, field
 
+from protocol.dialects.responses import FINAL_EVENTS
 from tests.rig.gateway import frame
 from tests.system.simulator import judge
 from tests.system.simulator.clients import GONE, HttpClient, Reader, options
@@ -85,7 +86,7 @@ class Transcript:
             assert whole(response.wanted).choices[0].text.startswith(response.text), "wrong text"
         elif kind == "response.output_text.done":
             assert event["text"] == response.text
-        elif kind in {"response.completed", "response.incomplete", "response.failed"}:
+        elif kind in FINAL_EVENTS - {"error"}:
             response.end = self._ended(response, event["response"])
 
     def hear_alone(self, said: dict) -> None:
