@@ -65,7 +65,7 @@ BUGS: Bugs = {
         Bug("log probabilities that are left are lost", "        if last:\n", "        if False:\n"),
     ),
     "actors/processor.py": (Bug("a processor's permit leaks", "            free.release()\n", "            pass\n"),),
-    "protocol/dialects/chat.py": (
-        Bug("log probabilities are told to nobody in chunks", "_encode(_logprobs(reply.logprobs))", 'b"null"'),
+    "protocol/dialects/choices.py": (
+        Bug("log probabilities are left out of chunks", "_encode(self._logprobs_of(reply))", 'b"null"'),
     ),
 }
