@@ -1,1 +1,1 @@
-"""Every message, error, rule and shape of the system, with no I/O, no clock and no tasks."""
+"""Messages, errors, protocol rules and API dialects: pure data and state machines, without I/O, clocks or tasks."""

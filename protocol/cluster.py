@@ -1,4 +1,9 @@
-"""What nodes tell each other about themselves, and what an operator asks of one."""
+"""Messages between nodes: the state that they announce to each other, and what operators ask of them.
+
+An announcement replaces the one before it, so that a lost one costs nothing but time. Every number and name in it was
+chosen by the sender, who may be at fault: `check` and `check_loads` say what can be true, and whoever receives one
+calls them before anything else.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +18,11 @@ from protocol.messages import Done, EngineInfo
 
 COUNT_MAX = 2**53
 OPERATOR_PREFIX = "operator-"
-"""How the names begin by which operators greet nodes; no node has such a name."""
+"""The beginning of the names under which operators greet nodes; no node may have such a name."""
 
 
 class Leg(StrEnum):
-    """Which part of a request an engine computes."""
+    """The part of a request that an engine computes."""
 
     BOTH = "both"
     PREFILL = "prefill"
@@ -26,12 +31,12 @@ class Leg(StrEnum):
 
 @frozen
 class Offer:
-    """One worker that a node has: an engine, and how busy it is.
+    """One worker of a node: an engine and its load.
 
-    `engine` is None until the engine has been ready once; `up` says whether it can be asked now, and `why` how it is if
-    it cannot, as the end of a sentence that begins with its name. `running` and
-    `waiting` count requests, `tokens` the prompt and answer tokens that those may still hold, `kv_used` is from 0 to 1.
-    Of prompts that have not begun it takes `pending_prefill_tokens_max` tokens at a time, 0 for any number.
+    `engine` is None until the engine has been ready once; `up` is whether it can be asked now, and `why` the reason if
+    not, as the end of a sentence that begins with its name. `running` and `waiting` count requests, `tokens` the prompt
+    and answer tokens that those may still hold, `kv_used` is from 0 to 1. Of prompts that have not begun it accepts
+    `pending_prefill_tokens_max` tokens at a time, 0 for any number.
     """
 
     name: str
@@ -50,7 +55,7 @@ class Offer:
 
 @frozen
 class Neighbour:
-    """A node that a node knows, where it listens, if it does, and whether it routes requests to others' workers."""
+    """Another node that the sender knows: its name, its address if it listens, and whether it routes requests."""
 
     name: str
     address: str | None
@@ -59,11 +64,11 @@ class Neighbour:
 
 @frozen
 class NodeState(Message):
-    """How a node is at the moment; a node that drains is not to be asked anything new.
+    """The state of a node; a node that drains must not be asked anything new.
 
-    A node that `routes` is told the offers of others, and of their loads again after `tell_s` at the earliest; others
-    are told none. What an offer counts is what everybody but the hearer asks: of its own requests each node knows best.
-    `elsewhere` names those of the hearer's workers that are down and whose work another one can do.
+    A node that `routes` receives the offers of others, and their loads again after `tell_s` at the earliest; other
+    nodes receive none. The load in an offer leaves out the receiver's own requests, which it counts itself.
+    `elsewhere` names those of the receiver's workers that are down and whose work another one can do.
     """
 
     offers: tuple[Offer, ...] = ()
@@ -76,7 +81,7 @@ class NodeState(Message):
 
 @frozen
 class OfferLoad:
-    """The load of one worker by everybody but the hearer: requests, and the tokens that those may still hold."""
+    """The load of one worker without the receiver's own: requests, and the tokens that those may still hold."""
 
     name: str
     requests: int
@@ -85,7 +90,7 @@ class OfferLoad:
 
 @frozen
 class LoadUpdate(Message):
-    """The loads that have changed since the sender told them last."""
+    """The loads that have changed since the sender announced them last."""
 
     loads: tuple[OfferLoad, ...]
 
@@ -100,7 +105,7 @@ _AT = re.compile(r"(\[[0-9a-fA-F:]{2,45}\]|[A-Za-z0-9._-]{1,253}):" + PORT)
 
 
 def check(state: NodeState) -> NodeState:
-    """Return what a node tells of itself if it can be true, else raise `PeerViolation`."""
+    """Return the announced state of a node if it can be true, else raise `PeerViolation`."""
     if max(len(state.offers), len(state.elsewhere)) > OFFERS_MAX or len(state.neighbours) > NEIGHBOURS_MAX:
         raise PeerViolation(f"{len(state.offers)} offers and {len(state.neighbours)} neighbours of one node")
     if not 0 <= state.tell_s <= TELL_S_MAX:
@@ -141,9 +146,9 @@ def check_loads(loads: LoadUpdate) -> LoadUpdate:
 
 @frozen
 class GetStatus(Message):
-    """Ask for the tree of a node, and for what it knows of the cluster; the result is `Status`.
+    """Ask for the tree of a node, and for its view of the cluster; the result is `Status`.
 
-    `node` names it, the one that is asked if empty; of another node, the one that is asked asks over its link.
+    `node` names it; empty: the node that receives this. A request about another node is forwarded over its link.
     """
 
     node: str = ""
@@ -151,9 +156,9 @@ class GetStatus(Message):
 
 @frozen
 class ChildState:
-    """One child of a tree: where it stands, how it is, how often it was started again, and since how many seconds.
+    """One child of a tree: its path, its state and for how long it has had it, and how often it was restarted.
 
-    `why` says what went wrong last, if anything ever did.
+    `why` is its last failure, empty if there was none.
     """
 
     path: str
@@ -166,7 +171,7 @@ class ChildState:
 
 @frozen
 class LinkState:
-    """One link of a node as it is: to whom, whether it is up, and what has crossed it."""
+    """One link of a node: the node at its other end, whether it is up, and its traffic."""
 
     node: str
     up: bool
@@ -180,7 +185,7 @@ class LinkState:
 
 @frozen
 class GateState:
-    """How many requests of clients a gateway answers and lets wait, and how many it may."""
+    """The requests of clients that a gateway answers and that wait, with the limits of both."""
 
     running: int
     running_max: int
@@ -190,7 +195,7 @@ class GateState:
 
 @frozen
 class EjectionState:
-    """A worker, or a pair of them, that a node's router gives nothing because it keeps failing, and for how long."""
+    """A worker, or a pair of them, that a router has ejected because it keeps failing, and for how many seconds."""
 
     model: str
     worker: str
@@ -200,9 +205,9 @@ class EjectionState:
 
 @frozen
 class Status(Message):
-    """A node's tree and what it knows of the cluster; no other run of the node has the same `run`.
+    """A node's tree and its view of the cluster; no other run of the node has the same `run`.
 
-    `gate` is None where no clients knock; `refused` are sentences about workers of others that are not asked.
+    `gate` is None on a node without a gateway; `refused` has a sentence for each worker of others that is not asked.
     """
 
     node: str
@@ -229,7 +234,7 @@ class Drain(Message):
 
 @frozen
 class Reload(Message):
-    """Tell a node to read its file anew; the result is `Reloaded`. `node` names it as in `GetStatus`."""
+    """Tell a node to read its file again; the result is `Reloaded`. `node` names it as in `GetStatus`."""
 
     node: str = ""
 

@@ -1,7 +1,7 @@
-"""The codec that carries messages inside frames: a kind byte that picks the decoder, and a body in msgpack.
+"""Encoding of messages inside frames: a kind byte that selects the decoder, and a body in msgpack.
 
-The bytes of tensors are not in the body: they are attached to it, so that they can travel in pieces and nobody copies
-them whole.
+The rows of `messages`, `text_messages` and `cluster` are the only source of kinds: what has no row has no encoding. The
+bytes of tensors are not in the body but attached to it, so that they are sent in pieces and never copied whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from protocol.text_messages import (
 )
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that lie: the last two for text that is not UTF-8, and for nesting without end."""
+"""The errors of msgspec for invalid bytes: the last two for text that is not UTF-8, and for endless nesting."""
 
 NOTHING = memoryview(b"")
 
@@ -48,14 +48,14 @@ def encode(message: Message) -> bytes:
 
 
 def attached(message: Message) -> tuple[memoryview, ...]:
-    """Return the bytes that travel beside the body, none of them empty."""
+    """Return the attachment of a message as non-empty buffers."""
     if not isinstance(message, Embedded):
         return ()
     return tuple(memoryview(check(tensor).data).cast("B") for tensor in message.tensors if len(tensor.data))
 
 
 def decode(data: bytes, attached: memoryview = NOTHING) -> Message:
-    """Return the message that `data` and what is attached to it hold; raise `PeerViolation` if they hold none."""
+    """Return the message in `data` and its attachment; raises `PeerViolation` if they hold none."""
     if not data or (decoder := _DECODERS.get(data[0])) is None:
         raise PeerViolation(f"no message is of kind {data[:1].hex() or 'nothing'}")
     try:
@@ -78,7 +78,7 @@ def request_row(request: Message) -> Kind:
 
 
 def units_of(reply: Message) -> int:
-    """Return how much credit a reply takes: one unit a token, one for any other reply, none for a milestone."""
+    """Return the units of credit of a reply: one a token, none for a milestone, one for any other reply."""
     match reply:
         case Tokens():
             return len(reply.ids)
@@ -91,12 +91,12 @@ def units_of(reply: Message) -> int:
 
 
 def _filled(tensors: tuple[Tensor, ...], data: memoryview) -> tuple[Tensor, ...]:
-    """Return the tensors with their bytes, which are as many as their shapes say or a lie."""
-    filled, at = [], 0
+    """Return the tensors with their bytes; raises `PeerViolation` unless their shapes take all of `data`."""
+    filled, offset = [], 0
     for tensor in tensors:
         size = size_bytes(tensor)
-        filled.append(evolve(tensor, data=data[at : at + size]))
-        at += size
-    if at != len(data) or any(len(tensor.data) for tensor in tensors):
-        raise PeerViolation(f"tensors of {at} bytes with {len(data)} attached")
+        filled.append(evolve(tensor, data=data[offset : offset + size]))
+        offset += size
+    if offset != len(data) or any(len(tensor.data) for tensor in tensors):
+        raise PeerViolation(f"tensors of {offset} bytes with {len(data)} attached")
     return tuple(filled)

@@ -1,4 +1,4 @@
-"""What a request may cost, known before it is admitted: pure functions of the request, in one place.
+"""Upper bounds of the cost of a request, known before it is admitted: pure functions of the request.
 
 Everything that weighs requests weighs them by these: the gate and a key's concurrency (generations), the queues between
 owners (the tokens of each generation), the memory of answers that are gathered in one piece (bytes). Each is an upper

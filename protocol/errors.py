@@ -1,4 +1,4 @@
-"""What can go wrong, whose fault it is, and what of it may cross a link or reach a client.
+"""Errors: what can go wrong, whose fault it is, and what of it may cross a link or reach a client.
 
 The taxonomy is closed: a `RequestError` is about one request and crosses links as its code and a sentence; an
 `ActorError` is about an actor and ends in a supervisor. Anything else that is raised is a bug.
@@ -16,7 +16,7 @@ class EspalierError(Exception):
 
 
 class RequestError(EspalierError):
-    """One request failed; `str(error)` is a sentence that may be shown to whoever asked.
+    """One request failed; `str(error)` is a sentence that its asker may see.
 
     `param` names the field of the request that is at fault, as the client spelled it.
     """

@@ -22,7 +22,7 @@ FRAME_BYTES_MAX = 16 * 1024 * 1024
 
 @frozen
 class Hello:
-    """The first frame of either end: what it speaks, who it is, and how many streams it serves at once."""
+    """The first frame of either end: its version of the protocol, its name, and how many streams it serves at once."""
 
     version: int
     name: str
@@ -31,10 +31,10 @@ class Hello:
 
 @frozen
 class Open:
-    """Ask: `body` is an encoded request; the asker promises buffer space for `credit` units of replies.
+    """Send a request: `body` is the encoded message; the asker has buffer space for `credit` units of replies.
 
-    `to` names who is asked, where one end serves several. The asker waits for `within_ms` from now on; clocks of two
-    hosts disagree, so no instant crosses. `attached` bytes of the request follow in `RequestData` frames.
+    `to` names the actor that is asked, where one end serves several. The asker waits for `within_ms` from now on: a
+    duration, because clocks of two hosts disagree. `attached` bytes of the request follow in `RequestData` frames.
     """
 
     stream: int
@@ -47,7 +47,7 @@ class Open:
 
 @frozen
 class Credit:
-    """The asker promises space for `units` more."""
+    """The asker has buffer space for `units` more."""
 
     stream: int
     units: int
@@ -55,7 +55,7 @@ class Credit:
 
 @frozen
 class Cancel:
-    """The asker has left: stop, and say `Fail` or `End` once everything held for the stream is free again."""
+    """The asker cancels the stream: stop, and send `Fail` or `End` once everything held for it has been released."""
 
     stream: int
     reason: str
@@ -73,7 +73,7 @@ class Item:
 
 @frozen
 class RequestData:
-    """The next bytes that are attached to the request of a stream, from its asker."""
+    """The next bytes of the attachment of a request, from its asker."""
 
     stream: int
     data: bytes
@@ -81,7 +81,7 @@ class RequestData:
 
 @frozen
 class ReplyData:
-    """The next bytes that are attached to the latest reply of a stream, from its answerer."""
+    """The next bytes of the attachment of a stream's latest reply, from its answerer."""
 
     stream: int
     data: bytes
@@ -89,19 +89,19 @@ class ReplyData:
 
 @frozen
 class WindowUpdate:
-    """The receiver has taken so many attached bytes: as many more may be on their way to it."""
+    """The receiver has received `size` attached bytes: as many more may be in flight to it."""
 
     size: int
 
 
 @frozen
 class KeepAlive:
-    """The sender is alive, and had nothing else to say."""
+    """The sender is alive, and has sent nothing else for a while."""
 
 
 @frozen
 class Announce:
-    """Something about the sender that nobody has asked for, an encoded message; the latest is the one that counts."""
+    """An encoded message about the sender that was not asked for; the latest of its kind replaces those before it."""
 
     body: bytes
 
@@ -116,7 +116,7 @@ class Begun:
 
 @frozen
 class Ended:
-    """Inside a `Step`: the stream is whole and its slot is free."""
+    """Inside a `Step`: the answer is whole and its slot is free."""
 
     stream: int
     reason: FinishReason
@@ -169,7 +169,7 @@ class Fail:
 
 @frozen
 class Bye:
-    """The sender ends the link, and says why; an engine's host that is told so closes it, else the sender does."""
+    """The sender ends the link, and why; an engine's host that receives it closes the link, else the sender does."""
 
     code: str
     detail: str
@@ -221,30 +221,30 @@ def encode(frame: Frame) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames; bytes that lie raise `PeerViolation`."""
+    """Splits a stream of bytes into frames; raises `PeerViolation` for bytes that are none."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frame_bytes_max = frame_bytes_max
         self._buffer = bytearray()
 
     def feed(self, data: bytes | bytearray) -> Iterator[Frame]:
-        """Yield every frame that is whole by now."""
+        """Yield every frame that is complete."""
         buffer = self._buffer
         buffer += data
-        at, size = 0, len(buffer)
-        while size - at >= _HEAD.size:
-            kind, length = _HEAD.unpack_from(buffer, at)
+        offset, size = 0, len(buffer)
+        while size - offset >= _HEAD.size:
+            kind, length = _HEAD.unpack_from(buffer, offset)
             if kind not in _DECODERS:
                 raise PeerViolation(f"no frame is of kind {kind}")
             if length > self._frame_bytes_max:
                 raise PeerViolation(f"a frame of {length} bytes; the limit is {self._frame_bytes_max}")
-            body = at + _HEAD.size
+            body = offset + _HEAD.size
             if size - body < length:
                 break
             try:
                 frame = _DECODERS[kind].decode(buffer[body : body + length])
             except DECODE_ERRORS as error:
                 raise PeerViolation(f"a {KINDS[kind].__name__} that cannot be read: {error}") from error
-            at = body + length
+            offset = body + length
             yield frame
-        del buffer[:at]
+        del buffer[:offset]

@@ -1,9 +1,9 @@
-"""How two nodes find out that both may talk to each other, with no I/O in it, before the first frame of their link.
+"""The mutual authentication of two nodes before the first frame of their link, as a state machine without I/O.
 
 Both ends send a `Greeting` at once. The dialer then proves that it has the cluster's secret, and only after that proof
-was checked does the listener prove the same: a stranger who dials is told nothing that depends on the secret. The
-secret itself never crosses. A stranger who listens can test guesses against the dialer's proof at leisure, so a secret
-must be too long to guess; what guards the frames that follow is TLS.
+was checked does the listener prove the same: a stranger who dials learns nothing that depends on the secret. The
+secret itself is never sent. A stranger who listens can test guesses against the dialer's proof offline, so a secret
+must be too long to guess; the frames that follow are protected by TLS alone.
 
 On the wire a message is a kind byte and a body in msgpack, and one message of the transport.
 """
@@ -55,7 +55,7 @@ class Incarnation:
 
 @frozen
 class Greeting:
-    """The first message of either end: what it speaks, its cluster, its name, and bytes never used before.
+    """The first message of either end: its version, its cluster, its name, and a nonce.
 
     `incarnation` tells two processes of one name apart. Raises `ValueError` for a name that is empty, too long or not
     printable, and for a nonce of another size.
@@ -78,7 +78,7 @@ class Greeting:
 
 @frozen
 class Proof:
-    """The sender has the secret: an HMAC-SHA256 of its role and of all that both ends have said.
+    """Proof that the sender has the secret: an HMAC-SHA256 over its role and both greetings.
 
     The key is the secret's SHA-256. Raises `ValueError` for a MAC of another size.
     """
@@ -92,7 +92,7 @@ class Proof:
 
 @frozen
 class Refusal:
-    """The last message: why the sender does not talk to the other end, which `detail` calls `it`."""
+    """The last message: why the sender refuses the other end, which `detail` calls `it`."""
 
     code: str  # a `Code`; as a Literal, msgspec's sentence about a wrong one would quote it
     detail: str
@@ -144,28 +144,28 @@ def decode(data: bytes) -> Message | OtherVersion:
 
 
 def names_node(names: frozenset[str], node: str, cluster: str) -> bool:
-    """Whether one of a certificate's names is a node's; a name with a `*` is nobody's."""
+    """Return whether one of a certificate's names is a node's; a name with a `*` is no node's."""
     wanted = {f"DNS:{node}", f"DNS:{node}.{cluster}", f"URI:espalier:{node}"}
     return any((f"DNS:{name[4:].lower()}" if name.startswith("DNS:") else name) in wanted for name in names)
 
 
 def shown(names: frozenset[str]) -> str:
-    """Return the first names of a certificate as a sentence may tell them."""
+    """Return the first names of a certificate, to be shown in a sentence."""
     listed = ", ".join(name for name in sorted(names) if name.isascii() and name.isprintable()) or "nobody"
     return listed if len(listed) <= SHOWN_LENGTH_MAX else f"{listed[:SHOWN_LENGTH_MAX]}..."
 
 
 @define(eq=False)
 class Greeter:
-    """One end of a greeting: what it says, and what it makes of what the other end says.
+    """One end of a greeting: the messages that it sends, and its verdict on those that it receives.
 
     Args:
         role: Which end this is; of two ends one dials and one listens.
         cluster: The cluster that both must be of.
         node: This node's name.
-        secret: What all nodes of the cluster have; no bytes is no secret, and whoever has none is let in.
+        secret: The secret of the cluster; empty: there is none, and only an end that has none either is accepted.
         nonce: 32 bytes that no other greeting has or had, and that nobody could have guessed.
-        expects: The only node that may be at the other end; None: any but this one.
+        expects: The only node that is accepted; None: any but this one.
         incarnation: Which process this one is, of all that ever had its name.
         certified: The names in the certificate that the other end has shown; None: nobody asks for its name there.
 

@@ -1,4 +1,4 @@
-"""What tells one model's folder from another's: a digest of each file that decides what is said, compared by name.
+"""Identity of a model's folder: a digest of each file that decides what the model answers, compared by name.
 
 A node without engines need not have the weights, so they are compared only where both ends have some.
 """
@@ -26,17 +26,17 @@ def digest(files: Mapping[str, bytes]) -> Digest:
     return tuple((name, blake2b(files[name], digest_size=DIGEST_BYTES).hexdigest()) for name in sorted(files))
 
 
-def mismatch(own: Digest, told: Digest) -> str | None:
+def mismatch(own: Digest, other: Digest) -> str | None:
     """Return in which files two folders differ, None if they are of one model as far as both ends know."""
-    if not own or not told:
+    if not own or not other:
         return None
-    ours, theirs = dict(own), dict(told)
+    ours, theirs = dict(own), dict(other)
     names = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
     if WEIGHTS not in ours or WEIGHTS not in theirs:
         names.discard(WEIGHTS)
     return f"its model is another one: it differs in {', '.join(sorted(names))}" if names else None
 
 
-def is_well_formed(told: Digest) -> bool:
-    """Whether this can be a digest: whoever tells it may lie."""
-    return len(told) <= ENTRIES_MAX and all(len(word) <= WORD_MAX for entry in told for word in entry)
+def is_well_formed(digest: Digest) -> bool:
+    """Return whether a digest from another node is within the limits of one."""
+    return len(digest) <= ENTRIES_MAX and all(len(word) <= WORD_MAX for entry in digest for word in entry)

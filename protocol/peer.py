@@ -1,7 +1,8 @@
-"""One end of a link with no I/O in it: what it may say, what it may hear, and the bytes of both.
+"""One end of a link without I/O: the legality and the bytes of the frames that it sends and receives.
 
-Trio's links and the engine host's asyncio drive the same `Peer`: they feed it what they read, act on the frames that it
-yields, and write what it has queued. Long bodies go in pieces between the frames; nobody outside sees the pieces.
+A link in Trio and an engine's host in asyncio drive the same `Peer`: they feed it what they read, act on the frames
+that it yields, and write what it has queued. So the protocol is tested without a network, and two programs cannot
+differ in it. Attachments are sent in pieces between the frames; callers see whole ones only.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from protocol.frames import (
 )
 from protocol.streams import Streams
 
-MESSAGE_BYTES_MAX = 1024 * 1024  # of one message between nodes: what follows it does not wait for longer
-QUEUED_BYTES_MAX = 2**63 - 1  # no queue is longer
+MESSAGE_BYTES_MAX = 1024 * 1024  # of one WebSocket message between nodes: the next one waits no longer than that
+QUEUED_BYTES_MAX = 2**63 - 1  # no limit
 NOTHING = memoryview(b"")
 BUG = "this end was about to break the protocol"
-# A tuple that is there already is found in half the time that it takes to write the union anew for every token.
+# `isinstance` with a tuple made once takes half the time of one with a union that is made for every token.
 OF_ASKER = (Credit, Open, RequestData, Cancel)
 OF_ANSWERER = (Item, ReplyData, End, Fail)
 WITH_ATTACHED = (Item, Open)
 ENDS_EARLY = (Cancel, Fail)
-PASSES = frozenset({Hello, Step, End, Bye, Announce})  # what is attached has nothing to do with these
+PASSES = frozenset({Hello, Step, End, Bye, Announce})  # frames that have nothing to do with attachments
 
 
 class Peer:
@@ -77,19 +78,19 @@ class Peer:
 
     @property
     def queued_bytes(self) -> int:
-        """How many bytes of frames wait to be written; what is attached to them is not counted."""
+        """Bytes of frames that wait to be written, without attachments."""
         return self._queued_bytes + self._outgoing.behind_bytes
 
     @property
     def ready(self) -> bool:
-        """Whether `take` has anything to return; what is received may make it so, without anything being sent."""
+        """Whether `take` has anything to return; receiving may change that, without anything being sent."""
         return bool(self._queued or self._incoming.taken) or self._outgoing.ready
 
     def send(self, frame: Frame, attached: Views = ()) -> None:
-        """Queue a frame, if it is legal now, and after it the bytes that its `attached` counts.
+        """Queue a frame, if it is legal now, and after it the attachment whose size is its `attached`.
 
-        What a stream says while such bytes wait is kept behind them. Raises `TooLarge` or `Overloaded`, before anything
-        has happened, for more bytes than may ever be attached, or may be now.
+        Further frames of the stream are kept until the attachment has been sent. Raises `TooLarge` or `Overloaded`,
+        before anything has changed, for more bytes than may ever be attached, or may be now.
         """
         try:
             size = frame.attached if isinstance(frame, WITH_ATTACHED) else 0
@@ -107,10 +108,9 @@ class Peer:
             raise LocalViolation(f"{BUG}: {error}") from error
 
     def take(self, bytes_max: int = QUEUED_BYTES_MAX) -> bytes:
-        """Return what is queued and a little of what is attached, as one message, and forget it.
+        """Remove and return what is queued, and a few pieces of attachments, as one WebSocket message.
 
-        Of more than `bytes_max` the rest stays queued, be it of a frame. There is nothing to return while `ready` is
-        false.
+        It has at most `bytes_max` bytes, and may end within a frame. It is empty while `ready` is false.
         """
         if self._incoming.taken:
             self._enqueue(WindowUpdate(self._incoming.taken))
@@ -128,9 +128,9 @@ class Peer:
         return data
 
     def receive(self, data: bytes | bytearray) -> Iterator[Frame]:
-        """Yield each frame that is whole by now and legal; the state has followed it when it is yielded.
+        """Yield each complete and legal frame, after the state has been changed by it.
 
-        What was attached to an `Open` or an `Item` is in `attached` while it is yielded. Look at `ready` afterwards.
+        The attachment of an `Open` or an `Item` is in `attached` while it is yielded. Check `ready` afterwards.
         """
         for frame in self._reader.feed(data):
             if isinstance(frame, Hello):
@@ -138,7 +138,7 @@ class Peer:
             elif self.hello is None and not isinstance(frame, Bye):
                 raise PeerViolation(f"{type(frame).__name__} before Hello")
             elif type(frame) is KeepAlive:
-                continue  # that it has come is all that it says
+                continue  # its arrival is its meaning
             else:
                 self._apply(frame, sent=False)
             if type(frame) in PASSES or (isinstance(frame, WITH_ATTACHED) and not frame.attached):
@@ -146,23 +146,23 @@ class Peer:
             else:
                 yield from self._attached(frame)
 
-    # What is attached --------------------------------------------------------------------
+    # Attachments --------------------------------------------------------------------------
 
     def _enqueue_attached(self, bytes_max: int) -> None:
         """Queue the next pieces of what is attached, and the frames that waited behind a last piece."""
         size = PIECE_BYTES
         while size and self._outgoing.ready and self._queued_bytes < bytes_max:
-            (asked, stream), piece, said = self._outgoing.piece(size)
+            (asked, stream), piece, frames = self._outgoing.piece(size)
             size -= len(piece)
             part = RequestData(stream, piece) if asked else ReplyData(stream, piece)
             self._apply(part, sent=True)
             self._enqueue(part)
-            for frame in said:
-                self._apply(evolve(frame, units=0) if isinstance(frame, Item) else frame, sent=True)  # it has spent
+            for frame in frames:  # an `Item` that waited has spent its credit
+                self._apply(evolve(frame, units=0) if isinstance(frame, Item) else frame, sent=True)
                 self._enqueue(frame)
 
     def _waits(self, frame: Frame, views: Views) -> bool:
-        """Keep a frame of a stream whose reply has bytes to come, and return whether that is all to be done with it."""
+        """Keep a frame whose stream has an unsent attachment; return whether nothing more is to be done with it."""
         if not isinstance(frame, OF_ANSWERER) or isinstance(frame, ReplyData):
             return False
         key = _key(frame, sent=True)
@@ -174,12 +174,12 @@ class Peer:
             self.served.spend(frame.stream, frame.units)
         if key in self._outgoing:
             self._outgoing.behind(key, frame, views)
-        elif isinstance(frame, End):  # the asker left, so the bytes will never come, nor what was to follow them
+        elif isinstance(frame, End):  # cancelled: neither the attachment nor what was to follow it is sent
             self._left(frame.stream)
         return True
 
     def _attached(self, frame: Frame) -> Iterator[Frame]:
-        """Yield what a frame makes whole: itself, nothing yet, or the one that it is the last piece of."""
+        """Yield the frame that is complete by this one: itself, the one whose last piece it is, or none."""
         match frame:
             case Credit() if not self._incoming.grant((False, frame.stream), frame.units):
                 yield frame
@@ -205,10 +205,10 @@ class Peer:
                 pass
 
     def _cancelled(self, frame: Cancel) -> Iterator[Frame]:
-        """Let go of what is on its way for an asker who left.
+        """Discard the attachments of a stream that its asker has cancelled.
 
-        Nobody outside knows of a request that is not whole, or has more to do for a reply that has ended but for its
-        bytes; anybody else says how the stream ends.
+        The caller has not seen a request that is incomplete, and has nothing more to do for a reply whose attachment
+        alone is unsent: such a stream is ended here. Any other is ended by the caller.
         """
         key = _key(frame, sent=False)
         if self._incoming.drop(key) or self._outgoing.ended(key):
@@ -218,7 +218,7 @@ class Peer:
             yield frame
 
     def _left(self, stream: int) -> None:
-        """End a stream in the name of an answerer who has nothing more to do with it."""
+        """End a cancelled stream for an answerer that has nothing more to do with it."""
         self._outgoing.drop((False, stream))
         self.send(Fail(stream, AskerLeft.code, "the asker left"))
 
@@ -245,7 +245,7 @@ class Peer:
         self.asked.open_max = hello.streams_max
 
     def _cut(self, size: int) -> bytes:
-        """Take that many bytes off the queue, which has more."""
+        """Remove and return `size` bytes of the queue, which has more."""
         self._queued_bytes -= size
         cut: list[bytes | memoryview] = []
         while size:
@@ -265,5 +265,5 @@ class Peer:
 
 
 def _key(frame: Open | RequestData | Credit | Cancel | Item | ReplyData | End | Fail, *, sent: bool) -> Key:
-    """Return whose stream a frame is about."""
+    """Return the stream of a frame, and whether this end opened it."""
     return isinstance(frame, OF_ASKER) is sent, frame.stream

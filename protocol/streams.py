@@ -1,4 +1,4 @@
-"""The rules of a link: which frame is legal when. No I/O, no clock, no tasks.
+"""The state machine of a link's streams: which frame is legal when. No I/O, no clock, no tasks.
 
 Rule 1: everything that decides whether a frame is legal lives here.
 Rule 2: this file does not know which end it is; both ends run the same table.
@@ -10,7 +10,7 @@ receive, after it has moved on, what the other sent before it knew:
 * the answerer may see `Credit`, `Cancel` and `RequestData` after its own `End` or `Fail`; they are legal and mean
   nothing.
 
-What is attached to a request or a reply follows it piece by piece. Until all of it is there the answerer may say only
+What is attached to a request or a reply follows it piece by piece. Until all of it is there the answerer may send only
 `Fail`, and nothing in a `Step`; the asker may give `Credit`, and `Cancel`. After `Fail` or `Cancel` its sender sends no
 more of it.
 """

@@ -1,4 +1,4 @@
-"""Tensors as described raw bytes: what they are is said and checked, never executed."""
+"""Tensors as raw bytes with a description that is checked and never executed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from protocol.trace import Trace
 
 
 class Role(StrEnum):
-    """Who said a turn of a conversation."""
+    """The author of a turn of a conversation."""
 
     SYSTEM = "system"
     DEVELOPER = "developer"
@@ -25,7 +25,7 @@ class Role(StrEnum):
 
 @frozen
 class Turn:
-    """One thing said in a conversation."""
+    """One message of a conversation."""
 
     role: Role
     content: str

@@ -1,6 +1,6 @@
-"""Where a request stands in a trace, as W3C Trace Context has it: read from HTTP, carried in messages, handed on.
+"""W3C Trace Context of a request: read from HTTP headers, carried in messages, and passed on.
 
-Nothing is drawn here: an id comes in as 32 hexadecimal digits by chance.
+Nothing here is random: a new id is an argument, 32 random hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def child_span(before: Trace | None, drawn: str) -> Trace:
 
 
 def read(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:
-    """Return the span of whoever sends an HTTP request, None if it names none that is valid.
+    """Return the sender's span from the headers of an HTTP request, None if they name no valid one.
 
-    The names of headers are in lower case. Of a version that is not known yet, the part that every version has is read.
+    The names of headers are in lower case. Of a later version, the part that every version has is read.
     """
     parents = [value for name, value in headers if name == b"traceparent"]
     found = _PARENT.fullmatch(parents[0]) if len(parents) == 1 else None
@@ -72,17 +72,17 @@ def read(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:
 
 
 def as_headers(trace: Trace) -> dict[str, str]:
-    """Return what tells another system about a span that asks it for something."""
-    said = {"traceparent": f"00-{trace.id}-{trace.span}-{trace.sampled:02x}"}
-    return {**said, "tracestate": trace.state} if trace.state else said
+    """Return the HTTP headers that pass a span on to another system."""
+    headers = {"traceparent": f"00-{trace.id}-{trace.span}-{trace.sampled:02x}"}
+    return {**headers, "tracestate": trace.state} if trace.state else headers
 
 
 def fields(trace: Trace | None) -> dict[str, str]:
-    """Return what a log line says of a span, by which lines are joined."""
+    """Return the log fields of a span, by which log lines are joined to traces."""
     if trace is None:
         return {}
-    said = {"trace": trace.id, "span": trace.span}
-    return said if trace.parent is None else {**said, "parent": trace.parent}
+    named = {"trace": trace.id, "span": trace.span}
+    return named if trace.parent is None else {**named, "parent": trace.parent}
 
 
 def _state(values: Iterable[str]) -> str:

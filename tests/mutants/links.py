@@ -161,7 +161,7 @@ BUGS: Bugs = {
     ),
     "protocol/frames.py": (
         Bug("half a frame is read as a whole one", "if size - body < length:", "if size - body < length - 1:"),
-        Bug("bytes stay behind in the buffer", "del buffer[:at]", "del buffer[: max(at - 1, 0)]"),
+        Bug("bytes stay behind in the buffer", "del buffer[:offset]", "del buffer[: max(offset - 1, 0)]"),
     ),
     "protocol/codec.py": (
         Bug("deep nesting breaks the decoder", "UnicodeDecodeError, RecursionError)", "UnicodeDecodeError)"),
