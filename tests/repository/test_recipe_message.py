@@ -88,7 +88,7 @@ async def run(link):
 async def main():
     assembly, _ = built_assembly(read_cluster(Path({file!r})), "main")
     near, far = sim_pair(Random(0))
-    other, main = Link(near, Peer("other", serves_max=0)), Link(far, Peer("main", serves_max=8), assembly.links.serves)
+    other, main = Link(near, Peer("other", serves_max=0)), Link(far, Peer("main", serves_max=8), assembly.links.services)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(main.run)
         nursery.start_soon(run, other)
