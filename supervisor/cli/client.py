@@ -31,12 +31,12 @@ from protocol.greeting import Greeter
 from protocol.kind import Message
 from protocol.peer import Peer
 from supervisor.cli.status_view import StatusOrError
-from supervisor.config.endpoint import Endpoint
 from supervisor.config.load import Cluster
 from supervisor.control import unix_socket
 from supervisor.deadlines import ANSWER_TIMEOUT_S, INDIRECT_TIMEOUT_S, RELOAD_ANSWER_TIMEOUT_S
 from supervisor.engines.sglang.engine import SocketTransport
 from supervisor.links import websocket
+from supervisor.links.endpoint import Endpoint
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import Link
 from supervisor.links.tls import LinkTls

@@ -32,9 +32,9 @@ from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.carried_link import CarriedLink, MeshStatistics, process_name
 from supervisor.cluster.directory import FORGET_S, Directory
 from supervisor.cluster.workers import GuardedWorker
-from supervisor.config.endpoint import Endpoint
 from supervisor.config.load import LOOPBACK_HOSTS, WILDCARD_HOSTS, ClusterSection
 from supervisor.links import websocket
+from supervisor.links.endpoint import Endpoint
 from supervisor.links.heartbeat import Heartbeat, HeartbeatTask
 from supervisor.links.link import Link
 from supervisor.links.link_log import LinkLog

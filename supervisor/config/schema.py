@@ -14,10 +14,10 @@ from actors.routing.policies import POLICIES
 from protocol.dialects.options import Holds, Matches, Within
 from protocol.strict.checks import OneOf
 from protocol.strict.mistakes import Mistake, join, segment
-from supervisor.config.endpoint import Endpoint
 from supervisor.config.keyfile import GrammarName
 from supervisor.config.limits import Count, GatewayLimits, Seconds, TextLimits
 from supervisor.config.tls import Certificate
+from supervisor.links.endpoint import Endpoint
 from supervisor.processes.process import Ladder
 
 NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letters, digits and dashes")]

@@ -20,7 +20,7 @@ from actors.kit.groups import first_leaf
 from protocol.errors import ActorError, PeerLost, PeerRefused, PeerViolation
 from protocol.greeting import Greeter
 from protocol.peer import MESSAGE_BYTES_MAX
-from supervisor.config.endpoint import Endpoint
+from supervisor.links.endpoint import Endpoint
 from supervisor.links.handshake_stream import LimitedStream
 from supervisor.links.tls import certificate_names
 

@@ -13,7 +13,6 @@ from attrs import evolve
 
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
-from supervisor.config.endpoint import Endpoint
 from supervisor.config.limits import WILDCARD, GatewayLimits
 from supervisor.config.load import LOOPBACK_HOSTS, Cluster
 from supervisor.gateway.admission import AdmissionGate
@@ -22,6 +21,7 @@ from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner
 from supervisor.gateway.server import serve
+from supervisor.links.endpoint import Endpoint
 from supervisor.node.credentials import Credentials
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child

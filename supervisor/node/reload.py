@@ -21,7 +21,6 @@ from actors.routing.policies import POLICIES
 from protocol.cluster import Reloaded
 from protocol.errors import InternalError, StartFailed
 from supervisor.cluster import link_credentials
-from supervisor.config.endpoint import Endpoint
 from supervisor.config.load import Cluster, Loaded, NodeSection
 from supervisor.engines.children import offer
 from supervisor.files.reading import FileReader
@@ -29,6 +28,7 @@ from supervisor.gateway import client_keys
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import Keys
 from supervisor.gateway.origins import Origins
+from supervisor.links.endpoint import Endpoint
 from supervisor.links.tls import LinkTls
 from supervisor.node import file_checks
 from supervisor.node.assembly import Assembly

@@ -13,18 +13,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import trio
 from attrs import define, field, frozen
 
 from protocol.errors import Overloaded
-from supervisor.config.limits import TextLimits
 
 T = TypeVar("T")
 
 NO_THREAD = "can't start new thread"  # the message of Python's own RuntimeError
 HEAVY_CHARACTERS_MIN = 200_000  # to tokenise: about a tenth of a second
+
+
+class Limits(Protocol):
+    """How many threads there are, and how many callers may wait for one: of all owners together, and of each."""
+
+    @property
+    def threads(self) -> int:
+        """Return the number of threads."""
+
+    @property
+    def waiting_max(self) -> int:
+        """Return how many callers may wait, of all owners together."""
+
+    @property
+    def key_waiting_max(self) -> int:
+        """Return how many callers of one owner may wait."""
 
 
 @define(eq=False)
@@ -55,7 +70,7 @@ class Statistics:
 class TextThreads:
     """A pool of threads, shared fairly between owners; an `actors.text.offload.RunInThread`."""
 
-    limits: TextLimits = TextLimits()
+    limits: Limits
     running: int = 0  # abandoned threads included
     waiting: int = 0
     _heavy: int = 0  # running

@@ -138,7 +138,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "supervisor/gateway/websocket/replayed_stream.py",
     ),
     "supervisor/launcher/test_launcher.py": ("supervisor/processes/signals.py",),
-    "supervisor/links/test_encoding.py": ("supervisor/printable.py",),
+    "supervisor/links/test_encoding.py": ("supervisor/links/endpoint.py", "supervisor/printable.py"),
     "supervisor/links/test_link.py": (
         "supervisor/links/asking.py",
         "supervisor/links/frame_writer.py",

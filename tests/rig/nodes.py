@@ -17,9 +17,9 @@ from protocol.messages import Finished, FinishReason, Generate, Started, Tokens,
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import LocalWorker
-from supervisor.config.endpoint import Endpoint
 from supervisor.config.load import ClusterSection
 from supervisor.links import websocket
+from supervisor.links.endpoint import Endpoint
 from supervisor.supervision.registration import Registration
 from tests.rig.fake_engine import generate
 

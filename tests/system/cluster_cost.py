@@ -31,8 +31,8 @@ from supervisor.cluster import models, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import LocalWorker
-from supervisor.config.endpoint import Endpoint
 from supervisor.config.load import ClusterSection
+from supervisor.links.endpoint import Endpoint
 from supervisor.supervision.registration import Registration
 from tests.system.simulator.node_network import NodeNetwork
 

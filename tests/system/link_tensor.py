@@ -27,9 +27,9 @@ from protocol.greeting import Greeter
 from protocol.messages import Embedded, Finished, FinishReason, Generate, GetInfo, Sampling, Started, Tokens, Usage
 from protocol.peer import Peer
 from protocol.tensors import Dtype, Tensor
-from supervisor.config.endpoint import Endpoint
 from supervisor.links import websocket
 from supervisor.links.encoding import TOKEN_IDS
+from supervisor.links.endpoint import Endpoint
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import Link
 

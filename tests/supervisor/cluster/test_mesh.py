@@ -39,8 +39,8 @@ from protocol.frames import (
 from protocol.greeting import Incarnation
 from protocol.messages import EngineInfo, Tokens
 from protocol.text_messages import Text
-from supervisor.config.endpoint import Endpoint
 from supervisor.links import websocket
+from supervisor.links.endpoint import Endpoint
 from supervisor.links.handshake_stream import HANDSHAKE_BYTES_MAX, HANDSHAKE_READ_BYTES, LimitedStream
 from supervisor.links.tls import LinkTls
 from tests.rig import certificate

@@ -17,7 +17,7 @@ from protocol.frames import VERSION, Bye, FrameReader, Hello, encode
 from protocol.greeting import Incarnation
 from supervisor.cluster import readiness
 from supervisor.cluster.mesh import NAME_CONFLICT, Mesh
-from supervisor.config.endpoint import Endpoint
+from supervisor.links.endpoint import Endpoint
 from supervisor.node.node import _Node
 from tests.rig.nodes import Node
 

@@ -357,7 +357,7 @@ class Reloading(Reloader):
     """What a node needs to read its file anew, but for the file."""
 
     def __init__(self, reload):
-        super().__init__("main", SimpleNamespace(node={"main": NodeSection()}), None, {}, None)
+        super().__init__("main", SimpleNamespace(cluster=SimpleNamespace(node={"main": NodeSection()})), None, {}, None)
         self.does = reload
 
     async def _reload(self):

@@ -14,10 +14,10 @@ from protocol.errors import PeerRefused, StartFailed
 from protocol.greeting import Greeter, names_node, shown
 from supervisor.cluster import link_credentials
 from supervisor.config import placement
-from supervisor.config.endpoint import Endpoint
 from supervisor.config.load import Misconfigured
 from supervisor.engines.kinds import read_cluster
 from supervisor.links import websocket
+from supervisor.links.endpoint import Endpoint
 from supervisor.links.tls import load_link_tls
 from supervisor.node import preview
 from tests.rig import certificate

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from protocol.errors import Overloaded, StartFailed
+from supervisor.config.limits import TextLimits
 from supervisor.engines.kinds import read_cluster
 from supervisor.launcher import preflight
 from supervisor.node import descriptor_needs, preview
@@ -226,7 +227,7 @@ async def test_an_error_of_a_listener_that_is_no_famine_is_its_own(monkeypatch, 
 
 async def test_b6_without_a_thread_a_request_fails_as_overloaded_and_the_next_may_have_one(monkeypatch):
     """Nobody counts it as a bug: a rate of those would restart the processor, and in the end the node."""
-    threads, failing = TextThreads(), [True]
+    threads, failing = TextThreads(TextLimits()), [True]
     start_new = threading.Thread.start
 
     def start(self):

@@ -12,7 +12,7 @@ from attrs import define, evolve, field
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from protocol.errors import HandOffFailed, InternalError
-from supervisor.config.endpoint import Endpoint
+from supervisor.links.endpoint import Endpoint
 from supervisor.supervision.supervise import supervise
 from tests.system.simulator.cluster import SECTION, Cluster
 from tests.system.simulator.nodes import NodeLife

@@ -10,7 +10,7 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from protocol.errors import PeerLost
-from supervisor.config.endpoint import Endpoint
+from supervisor.links.endpoint import Endpoint
 from supervisor.links.websocket import ConnectionHandler
 from tests.rig.network import SimTransport, sim_pair
 

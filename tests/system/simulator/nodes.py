@@ -20,8 +20,8 @@ from protocol.messages import Generate
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import GuardedWorker
-from supervisor.config.endpoint import Endpoint
 from supervisor.config.load import ClusterSection
+from supervisor.links.endpoint import Endpoint
 from supervisor.node.assembly import in_order
 from supervisor.node.node import BYE_S, _Node
 from supervisor.processes.process import GracePeriods
