@@ -19,7 +19,7 @@ from tests.mutants.table import MUTANTS
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "actors", "supervisor", "bench")
 FILES = [path.relative_to(ROOT) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-LINES_MAX = 420
+LINES_MAX = 407
 ACTORS = {f"actors.{path.stem}" for path in FILES if path.parent == Path("actors")} - {"actors.__init__"}
 FOLDERS = {f"actors.{path.parts[1]}" for path in FILES if path.parts[0] == "actors" and path.parts[2:]}
 TRADE_OF = {"processor": ("text",), "router": ("routing",), "decode": ("engines",), "prefill": ("engines",)}
