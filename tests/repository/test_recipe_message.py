@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.rig.scratch import ROOT, scratch
+from tests.rig.scratch import CLUSTER, ROOT, scratch
 
 CLASSES = '''
 @frozen
@@ -53,18 +53,6 @@ async def zone_of(link: Link) -> str:
     assert isinstance(result, Zone)
     return result.name
 '''
-CLUSTER = """
-[gateway]
-port = 0
-[node.main]
-listen = "127.0.0.1:7401"
-[model.tiny]
-path = "{tiny}"
-[engine.tiny]
-model = "tiny"
-kind = "simulated"
-kv_tokens_max = 4096
-"""
 ASKED = """
 from pathlib import Path
 from random import Random

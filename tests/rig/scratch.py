@@ -13,6 +13,18 @@ from attrs import Factory, define
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("protocol", "actors", "supervisor")
+CLUSTER = """
+[gateway]
+port = 0
+[node.main]
+listen = "127.0.0.1:7401"
+[model.tiny]
+path = "{tiny}"
+[engine.tiny]
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 4096
+"""
 
 
 @define
